@@ -1,0 +1,78 @@
+"""Quantise a tensor to a format, or pack it into the format's bits."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dsq import kernels
+from dsq.formats import BFP, FixedPoint, Format, Identity
+
+Rounding = Literal["nearest", "stochastic"]
+
+
+def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Tensor:
+    """``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``. Not differentiable: the result is detached.
+
+    Args:
+        x: floating tensor of any shape; float64 is rounded to float32 first.
+        fmt: BFP, FixedPoint or Identity.
+        dim: the axis along which the boxes of a BFP run.
+        rounding: "nearest" (ties to even) or "stochastic" (unbiased; the same ``seed`` gives the same bits anywhere).
+        seed: 64-bit seed of stochastic rounding.
+    Raises:
+        TypeError: ``x`` is no floating tensor, or ``fmt`` no format.
+        ValueError: ``dim`` or ``rounding`` is out of range.
+    """
+    _check(x, fmt, rounding)
+    if fmt.grid is None:
+        return x.detach()
+    return kernels.quantize(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tensor in the bits of its format: what ``pack`` gives."""
+
+    codes: Tensor  #: uint8 bitstream, a row of bytes for each row of the tensor (kernels.Layout); Identity: the values
+    exponents: Tensor | None  #: uint8, one a box; None where values are kept as they are
+    fmt: Format
+    shape: torch.Size
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the packed tensor occupies."""
+        return self.codes.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
+
+    def unpack(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The quantised values, in ``dtype`` (default: that of the packed tensor)."""
+        dtype = dtype or self.dtype
+        grid = self.fmt.grid
+        if grid is None or self.exponents is None:
+            return self.codes.to(dtype)
+        return kernels.unpack(self.codes, self.exponents, grid, tuple(self.shape), self.dim, dtype)
+
+
+def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Packed:
+    """``x`` packed into the bits of ``fmt``: ``pack(x, ...).unpack()`` equals ``quantize(x, ...)`` bit for bit.
+
+    A value costs ``bits`` bits, a box one byte more: 4.5 bits a value at 4 bits and boxes of 16. Formats wider than 16
+    bits keep ``x`` itself. Arguments and errors are those of ``quantize``.
+    """
+    _check(x, fmt, rounding)
+    codes, exponents = x.detach(), None
+    if fmt.grid is not None:
+        codes, exponents = kernels.pack(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
+    return Packed(codes, exponents, fmt, x.shape, dim, x.dtype)
+
+
+def _check(x: Tensor, fmt: Format, rounding: Rounding) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if not isinstance(fmt, (BFP, FixedPoint, Identity)):
+        raise TypeError(f"fmt must be a BFP, FixedPoint or Identity, got {fmt!r}")
+    if rounding not in get_args(Rounding):
+        raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")

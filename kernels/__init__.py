@@ -1,0 +1,28 @@
+"""Quantise, pack and unpack on every backend, to the same bits. Imported as ``dsq.kernels``.
+
+grid.py       what a format looks like to a kernel, and how a packed tensor lies in memory
+reference.py  the oracle, in plain PyTorch
+philox.py     the random numbers of stochastic rounding
+backends.py   which backend serves which device
+ops.py        the registered operators, which the rest of dsq calls
+"""
+
+from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
+from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
+from .ops import pack, quantize, unpack
+
+__all__ = [
+    "BIAS",
+    "MAX_BITS",
+    "NAN_EXPONENT",
+    "REFERENCE",
+    "Backend",
+    "Grid",
+    "Layout",
+    "backend_for",
+    "pack",
+    "quantize",
+    "register_backend",
+    "unpack",
+    "use_backend",
+]

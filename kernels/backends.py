@@ -1,0 +1,52 @@
+"""One registry: which implementation of the kernels serves which kind of device."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .grid import Grid, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An implementation of the kernels. Inputs are contiguous; see kernels.reference for what each must compute."""
+
+    name: str
+    #: (x, grid, layout, seed, dtype) -> values
+    quantize: Callable[[Tensor, Grid, Layout, int | None, torch.dtype], Tensor]
+    #: (x, grid, layout, seed) -> codes, exponents
+    pack: Callable[[Tensor, Grid, Layout, int | None], tuple[Tensor, Tensor]]
+    #: (codes, exponents, grid, layout, dtype) -> values
+    unpack: Callable[[Tensor, Tensor, Grid, Layout, torch.dtype], Tensor]
+
+
+REFERENCE = Backend("reference", reference.quantize, reference.pack, reference.unpack)
+
+_by_device: dict[str, Backend] = {}
+
+
+def register_backend(device_type: str, backend: Backend) -> None:
+    """Let ``backend`` serve tensors whose ``device.type`` is ``device_type``, instead of the reference."""
+    _by_device[device_type] = backend
+
+
+def backend_for(device: torch.device) -> Backend:
+    return _by_device.get(device.type, REFERENCE)
+
+
+@contextmanager
+def use_backend(backend: Backend, device_type: str = "cpu") -> Iterator[None]:
+    """Serve ``device_type`` with ``backend`` inside the context (tests, benchmarks)."""
+    before = _by_device.get(device_type)
+    _by_device[device_type] = backend
+    try:
+        yield
+    finally:
+        if before is None:
+            del _by_device[device_type]
+        else:
+            _by_device[device_type] = before

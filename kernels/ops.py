@@ -1,0 +1,72 @@
+"""The kernels as registered PyTorch operators (dsq::quantize, dsq::pack, dsq::unpack), with fake implementations.
+
+The functions here are what the rest of dsq calls: any floating tensor in, any axis for the boxes; they take no part in
+autograd. ``seed`` None rounds to nearest, ties to even; a number rounds stochastically.
+"""
+
+import torch
+from torch import Tensor
+
+from .backends import backend_for
+from .grid import Grid, Layout
+
+_library = torch.library.Library("dsq", "DEF")
+_GRID = "int bits, int box, int? exponent"
+_library.define(f"quantize(Tensor x, {_GRID}, int dim, int? seed, ScalarType dtype) -> Tensor")
+_library.define(f"pack(Tensor x, {_GRID}, int dim, int? seed) -> (Tensor, Tensor)")
+_library.define(f"unpack(Tensor codes, Tensor exponents, {_GRID}, SymInt[] shape, int dim, ScalarType dtype) -> Tensor")
+
+
+def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """``x`` rounded to ``grid`` with boxes along ``dim``; same shape, in ``dtype`` (default: that of ``x``)."""
+    return torch.ops.dsq.quantize(x.detach(), grid.bits, grid.box, grid.exponent, dim, seed, dtype or x.dtype)
+
+
+def pack(x: Tensor, grid: Grid, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
+    """Codes and exponents of ``x``: uint8 tensors of the shapes that ``Layout`` gives."""
+    return torch.ops.dsq.pack(x.detach(), grid.bits, grid.box, grid.exponent, dim, seed)
+
+
+def unpack(
+    codes: Tensor, exponents: Tensor, grid: Grid, shape: tuple[int, ...], dim: int, dtype: torch.dtype
+) -> Tensor:
+    """The values packed in ``codes`` and ``exponents``, as a tensor of ``shape`` and ``dtype``."""
+    return torch.ops.dsq.unpack(codes, exponents, grid.bits, grid.box, grid.exponent, shape, dim, dtype)
+
+
+def _quantize(x, bits, box, exponent, dim, seed, dtype):
+    grid, layout = Grid(bits, box, exponent), Layout.of(x.shape, dim)
+    return backend_for(x.device).quantize(x.contiguous(), grid, layout, seed, dtype)
+
+
+def _pack(x, bits, box, exponent, dim, seed):
+    grid, layout = Grid(bits, box, exponent), Layout.of(x.shape, dim)
+    return backend_for(x.device).pack(x.contiguous(), grid, layout, seed)
+
+
+def _unpack(codes, exponents, bits, box, exponent, shape, dim, dtype):
+    grid, layout = Grid(bits, box, exponent), Layout.of(shape, dim)
+    return backend_for(codes.device).unpack(codes, exponents, grid, layout, dtype).view(shape)
+
+
+def _fake_quantize(x, bits, box, exponent, dim, seed, dtype):
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+def _fake_pack(x, bits, box, exponent, dim, seed):
+    layout = Layout.of(x.shape, dim)
+    codes = x.new_empty(layout.code_shape(bits), dtype=torch.uint8)
+    return codes, x.new_empty(layout.exponent_shape(box), dtype=torch.uint8)
+
+
+def _fake_unpack(codes, exponents, bits, box, exponent, shape, dim, dtype):
+    return codes.new_empty(shape, dtype=dtype)
+
+
+for _name, _implementation, _fake in [
+    ("quantize", _quantize, _fake_quantize),
+    ("pack", _pack, _fake_pack),
+    ("unpack", _unpack, _fake_unpack),
+]:
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dsq::{_name}", _fake, lib=_library)
