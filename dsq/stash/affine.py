@@ -3,8 +3,8 @@
     step = (max - min) / (2^b - 1)        q = clip(floor((x - min) / step + u), 0, 2^b - 1)        x^ = q step + min
 
 u is uniform in [0, 1) for stochastic rounding (so E[x^] = x inside the range) and 1/2 for nearest. This is the
-quantiser of GACT (appendix A.4; groups of consecutive values) and of Mesa (equations 3 to 5; groups along an axis, ranges
-from running estimates).
+quantiser of GACT (appendix A.4; groups of consecutive values) and of Mesa (equations 3 to 5; groups along an axis,
+ranges from running estimates).
 
 A group without spread has step 0 and comes back exact. A group that holds a NaN or an infinity, or whose spread
 overflows, comes back as NaN: a loss scaler still sees it.
