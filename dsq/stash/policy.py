@@ -1,0 +1,220 @@
+"""What every stash policy is: a registered function that attaches to a model and hands back a controller.
+
+    @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"))
+    def attach(model: nn.Module, *, bits: int = 4, rounding: str = "nearest") -> Controller: ...
+
+A policy's file holds one such function. Its keyword-only parameters ARE the policy's options: `apply` derives names,
+defaults and the error messages from the signature, so they are written once.
+
+Three mechanisms exist, from the inside out, and each policy uses the helpers of hooks.py or swap.py for its own:
+    ops      a rule around one op's saved tensors (selective; the exact masks of bfp)
+    modules  `__class__` of a module replaced in place (mesa, wtacrs, checkpoint)
+    model    saved-tensor hooks while the model's forward runs (bfp, gact)
+A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one outwards,
+so policies compose by being applied one after another, IN ANY ORDER:
+    apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
+    apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
+    apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
+    apply(model, "gact", format="bfp")                      GACT's bit allocation over BFP codes: an option, not a pair
+What a policy keeps already packed (uint8 codes, 1-bit masks, a dsq.Packed on ctx) is never packed again: hook policies
+touch floating tensors only. Pairs that no policy names in `composes_with` are refused: two quantisers of one stash make no
+sense.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+_APPLIED = "_dsq_stash"  # attribute of the root module: {policy name: controller}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a policy did in the model's latest training forward.
+
+    raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0 before
+    a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text, for a person.
+    """
+
+    policy: str
+    attached: tuple[
+        str, ...
+    ] = ()  #: names of the modules the policy changed; () for a policy that acts on the whole model
+    raw_bytes: int = 0
+    kept_bytes: int = 0
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"{len(self.attached)} modules" if self.attached else "whole model"
+        head = f"{self.policy}: {where}, {self.raw_bytes / 2**20:.1f} MiB kept as {self.kept_bytes / 2**20:.1f} MiB"
+        return "\n".join((head, *self.details))
+
+
+@dataclass(eq=False)
+class Controller:
+    """A policy at work on one model. Policies subclass it to add what they keep between steps.
+
+    `undo` collects what remove() takes back, in reverse order; helpers push onto it (hooks.around_forward,
+    swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
+    """
+
+    model: nn.Module
+    name: str = ""  # set by apply
+    attached: tuple[str, ...] = ()
+    undo: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def report(self) -> Summary:
+        """The latest training forward in numbers."""
+        return Summary(self.name, self.attached)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; {} where the policy keeps nothing between steps."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what state_dict gave; ValueError names missing or unexpected keys."""
+        check_keys(self.name, state, ())
+
+    def remove(self) -> None:
+        """Restore the model exactly: classes, attributes, hooks. A second call does nothing."""
+        self.undo.close()
+
+
+def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
+    """ValueError when a policy's state has missing or unexpected keys."""
+    if set(state) != set(expected):
+        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {sorted(state)}")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One registry entry."""
+
+    name: str
+    attach: Callable[..., Controller]
+    composes_with: frozenset[str]
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The options of the policy: attach's parameters after the model."""
+        parameters = inspect.signature(self.attach).parameters
+        return dict(list(parameters.items())[1:])
+
+
+_POLICIES: dict[str, Policy] = {}
+
+
+def register(
+    name: str, composes_with: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Controller]], Callable[..., Controller]]:
+    """Enter `attach(model, *, options...) -> Controller` under a name; a pair is allowed when either names the other.
+
+    attach checks its options and what it finds in the model BEFORE it changes anything, and raises ValueError.
+    """
+
+    def enter(attach: Callable[..., Controller]) -> Callable[..., Controller]:
+        assert name not in _POLICIES, f"policy {name} registered twice"
+        _POLICIES[name] = Policy(name, attach, frozenset(composes_with))
+        return attach
+
+    return enter
+
+
+def policies() -> tuple[str, ...]:
+    """The registered names."""
+    return tuple(sorted(_POLICIES))
+
+
+def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
+    """Attach a stash policy to a model, in place, and return its controller.
+
+    The training loop stays a plain one: model(x), loss, backward. Parameters, state dict and module names stay.
+
+    Raises:
+        TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
+        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied; a torch.compile'd
+            model; an option out of range; a model in which the policy finds nothing to stash.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if policy not in _POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(policies())}, got {policy!r}")
+    entry = _POLICIES[policy]
+    _check_options(entry, options)
+    _check_others(model, entry)
+    _check_not_compiled(model)
+    controller = entry.attach(model, **options)
+    controller.name = policy
+    controller.undo.callback(_forget, model, policy)
+    controller.undo.callback(model.register_forward_pre_hook(_refuse_compile).remove)
+    applied(model)[policy] = controller
+    return controller
+
+
+class Applied(dict[str, Controller]):
+    """The policies of one root module. A deep copy or a pickle of the model carries the names, not the controllers."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
+        return Applied(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Applied, (dict.fromkeys(self),))
+
+
+def applied(model: nn.Module) -> Applied:
+    """The policies applied to this very module (not to its children), name to controller."""
+    return model.__dict__.setdefault(_APPLIED, Applied())
+
+
+def _forget(model: nn.Module, policy: str) -> None:
+    here = model.__dict__.get(_APPLIED, Applied())
+    here.pop(policy, None)
+    if not here:
+        model.__dict__.pop(_APPLIED, None)
+
+
+def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
+    accepted = entry.options()
+    for name in options:
+        if name not in accepted:
+            forms = ", ".join(f"{p.name}={p.default!r}" for p in accepted.values()) or "no option"
+            raise TypeError(f"policy {entry.name!r} has no option {name!r}; it takes {forms}")
+
+
+def _check_others(model: nn.Module, entry: Policy) -> None:
+    for name, module in model.named_modules():
+        for other in module.__dict__.get(_APPLIED, ()):
+            where = f"submodule {name!r} of the model" if name else "model"
+            if other == entry.name:
+                raise ValueError(
+                    f"policy {other!r} is already applied to this {where}; call remove() on its controller first"
+                )
+            if other not in entry.composes_with and entry.name not in _POLICIES[other].composes_with:
+                partners = sorted(
+                    p for p in policies() if p in entry.composes_with or entry.name in _POLICIES[p].composes_with
+                )
+                goes_with = ", ".join(partners) or "none"
+                raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
+
+
+_COMPILE_MESSAGE = (
+    "dsq.stash does not work inside torch.compile: a compiled backward unpacks its whole stash at once, so nothing would "
+    "be saved; use the eager model"
+)
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    for module in model.modules():  # by name: importing torch._dynamo to ask takes a second
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            raise ValueError(_COMPILE_MESSAGE)
+
+
+def _refuse_compile(module: nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():
+        raise RuntimeError(_COMPILE_MESSAGE)
