@@ -7,6 +7,7 @@ print(controller.report()); controller.remove()
 print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by tensor and module; peak memory
 """
 
+# Importing a policy's file registers it: one name a line here.
 from dsq.stash.policy import Controller, Summary, apply, policies, register
 
 __all__ = ["Controller", "Summary", "apply", "policies", "register"]

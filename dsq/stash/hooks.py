@@ -1,9 +1,10 @@
 """Contexts that are active while a model's forward runs: the one helper of policies that use saved-tensor hooks.
 
 Facts of PyTorch this file is written around (2.13):
-- Of nested saved_tensors_hooks only the innermost pair sees a tensor; tensors given to ctx.save_for_backward are seen too.
-- pack gets the tensor itself, outputs (softmax, ReLU, ...) included: what pack returns must hold no reference to it, only
-  to a detached alias, or node -> saved -> grad_fn -> node is a cycle that keeps the stash alive.
+- Of nested saved_tensors_hooks only the innermost pair sees a tensor; tensors given to ctx.save_for_backward are seen
+  too.
+- pack gets the tensor itself, outputs (softmax, ReLU, ...) included: what pack returns must hold no reference to it,
+  only to a detached alias, or node -> saved -> grad_fn -> node is a cycle that keeps the stash alive.
 - With hooks PyTorch no longer checks that a saved tensor was left unmodified: whoever keeps one as it is must (`Kept`).
 """
 
@@ -38,7 +39,8 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
     """Enter factory() by a forward pre-hook of the model and leave it after the forward, also when that raises.
 
     Nested calls of the same model enter once; a forward with gradients disabled enters nothing. The hooks are plain
-    closures, so that a deep copy of the model works (it shares the controller's state). controller.remove() takes them away.
+    closures, so that a deep copy of the model works (it shares the controller's state). controller.remove() takes
+    them away.
     """
     calls = threading.local()
 
@@ -99,8 +101,8 @@ class Kept:
         """The tensor; RuntimeError when it was modified in place after it was saved."""
         if self.tensor._version != self.version:
             raise RuntimeError(
-                f"a tensor of shape {tuple(self.tensor.shape)} needed for the gradient was modified in place after it was "
-                f"saved (version {self.tensor._version}, saved at {self.version})"
+                f"a tensor of shape {tuple(self.tensor.shape)} needed for the gradient was modified in place after it "
+                f"was saved (version {self.tensor._version}, saved at {self.version})"
             )
         return self.tensor
 
@@ -108,8 +110,9 @@ class Kept:
 def storage_key(tensor: Tensor) -> tuple[int, int]:
     """(storage, version): equal for two live tensors exactly when they hold the same memory in the same state.
 
-    Safe as a dictionary key only while a StorageWeakRef of that storage is held beside it (it keeps the address from being
-    reused): let the cached object hold `StorageWeakRef(tensor.untyped_storage())` and the cache be a WeakValueDictionary.
+    Safe as a dictionary key only while a StorageWeakRef of that storage is held beside it (it keeps the address from
+    being reused): let the cached object hold `StorageWeakRef(tensor.untyped_storage())` and the cache be a
+    WeakValueDictionary.
     """
     return StorageWeakRef(tensor.untyped_storage()).cdata, tensor._version
 

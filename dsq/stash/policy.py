@@ -10,15 +10,15 @@ Three mechanisms exist, from the inside out, and each policy uses the helpers of
     ops      a rule around one op's saved tensors (selective; the exact masks of bfp)
     modules  `__class__` of a module replaced in place (mesa, wtacrs, checkpoint)
     model    saved-tensor hooks while the model's forward runs (bfp, gact)
-A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one outwards,
-so policies compose by being applied one after another, IN ANY ORDER:
+A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one
+outwards, so policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
     apply(model, "gact", format="bfp")                      GACT's bit allocation over BFP codes: an option, not a pair
 What a policy keeps already packed (uint8 codes, 1-bit masks, a dsq.Packed on ctx) is never packed again: hook policies
-touch floating tensors only. Pairs that no policy names in `composes_with` are refused: two quantisers of one stash make no
-sense.
+touch floating tensors only. Pairs that no policy names in `composes_with` are refused: two quantisers of one stash
+make no sense.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _APPLIED = "_dsq_stash"  # attribute of the root module: {policy name: controlle
 class Summary:
     """What a policy did in the model's latest training forward.
 
-    raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0 before
-    a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text, for a person.
+    raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0
+    before a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text,
+    for a person.
     """
 
     policy: str
@@ -62,7 +63,8 @@ class Controller:
     """A policy at work on one model. Policies subclass it to add what they keep between steps.
 
     `undo` collects what remove() takes back, in reverse order; helpers push onto it (hooks.around_forward,
-    swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
+    swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches,
+    seeds).
     """
 
     model: nn.Module
@@ -138,7 +140,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
 
     Raises:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
-        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied; a torch.compile'd
+        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied; a
+        torch.compile'd
             model; an option out of range; a model in which the policy finds nothing to stash.
     """
     if not isinstance(model, nn.Module):
@@ -204,8 +207,8 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
 
 
 _COMPILE_MESSAGE = (
-    "dsq.stash does not work inside torch.compile: a compiled backward unpacks its whole stash at once, so nothing would "
-    "be saved; use the eager model"
+    "dsq.stash does not work inside torch.compile: a compiled backward unpacks its whole stash at once, so nothing "
+    "would be saved; use the eager model"
 )
 
 

@@ -1,7 +1,7 @@
 """Modules replaced in place: the one helper of policies that change what a layer keeps.
 
-`module.__class__` is set to a subclass of its own class: names, parameters, hooks, tying, device, training flag and every
-option stay, isinstance still holds, a deep copy works, and restoring is setting the class back.
+`module.__class__` is set to a subclass of its own class: names, parameters, hooks, tying, device, training flag and
+every option stay, isinstance still holds, a deep copy works, and restoring is setting the class back.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ def swap_classes(
     table: Mapping[type[nn.Module], type[nn.Module]],
     where: Callable[[str, nn.Module], bool] = lambda name, module: True,
 ) -> list[tuple[str, nn.Module]]:
-    """Give each module whose EXACT type is a key of the table the class beside it; return (name, module) of the changed.
+    """Give each module whose EXACT type is a key of the table the class beside it; return (name, module) of the
+    changed.
 
-    A user's subclass (its forward may differ) and a parametrised module are left alone; a module shared by several parents
-    is changed once. Classes in the table must be importable (top level of a file), so that torch.save(model) works.
+    A user's subclass (its forward may differ) and a parametrised module are left alone; a module shared by several
+    parents is changed once. Classes in the table must be importable (top level of a file), so that torch.save(model)
+    works.
     """
     changed = [(n, m) for n, m in model.named_modules() if type(m) in table and where(n, m)]
     for _, module in changed:
