@@ -13,7 +13,7 @@ Rounding = Literal["nearest", "stochastic"]
 
 
 def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Tensor:
-    """``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``. Not differentiable: the result is detached.
+    """``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``; detached: autograd sees a constant.
 
     Args:
         x: floating tensor of any shape; float64 is rounded to float32 first.

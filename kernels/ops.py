@@ -4,6 +4,8 @@ The functions here are what the rest of dsq calls: any floating tensor in, any a
 autograd. ``seed`` None rounds to nearest, ties to even; a number rounds stochastically.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -63,10 +65,11 @@ def _fake_unpack(codes, exponents, bits, box, exponent, shape, dim, dtype):
     return codes.new_empty(shape, dtype=dtype)
 
 
-for _name, _implementation, _fake in [
-    ("quantize", _quantize, _fake_quantize),
-    ("pack", _pack, _fake_pack),
-    ("unpack", _unpack, _fake_unpack),
-]:
-    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"dsq::{_name}", _fake, lib=_library)
+def _register(name: str, implementation: Callable, fake: Callable) -> None:
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
+
+
+_register("quantize", _quantize, _fake_quantize)
+_register("pack", _pack, _fake_pack)
+_register("unpack", _unpack, _fake_unpack)

@@ -1,0 +1,97 @@
+"""What a user asks for (DSQConfig), and what one linear layer computes with (Quantizers)."""
+
+import re
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from dsq.formats import BFP, FixedPoint, Format
+from dsq.packing import Rounding
+from dsq.precision import Precision, check_levels
+
+FormatName = Literal["bfp", "fixed"]
+BoxAxis = Literal["contraction", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizers:
+    """The four formats of a linear layer, and how they are applied."""
+
+    q0: Format
+    q1: Format
+    q2: Format
+    q3: Format
+    rounding: Rounding = "nearest"
+    box_axis: BoxAxis = "contraction"
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(self.q0.bits, self.q1.bits, self.q2.bits, self.q3.bits)
+
+    @staticmethod
+    def of(precision: "Precision | str | Quantizers") -> "Quantizers":
+        """BFP at ``precision`` with every default; quantizers pass through."""
+        if isinstance(precision, Quantizers):
+            return precision
+        return _bfp(precision if isinstance(precision, Precision) else Precision.parse(precision))
+
+
+@lru_cache
+def _bfp(precision: Precision) -> Quantizers:
+    q0, q1, q2, q3 = map(BFP, precision)
+    return Quantizers(q0, q1, q2, q3)
+
+
+@dataclass(frozen=True, slots=True)
+class DSQConfig:
+    """Dynamic stashing quantization of a model.
+
+    Raises ValueError for a value out of its range; warns where a q3 lies under 16.
+    """
+
+    #: the schedule, lowest first; one level is a static precision. A string or Precision stands for one level
+    levels: tuple[Precision, ...] = (Precision(2, 2, 2, 16), Precision(16, 4, 4, 16))
+    format: FormatName = "bfp"
+    box: int = 16  #: values that share an exponent (bfp)
+    fraction_bits: int | None = None  #: the static binary point (fixed); None: placed by the largest value
+    rounding: Rounding = "nearest"
+    #: "contraction": boxes run along the contraction axis of the GEMM that consumes the tensor; "last": the last axis
+    box_axis: BoxAxis = "contraction"
+    exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
+    patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
+    eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
+
+    def __post_init__(self) -> None:
+        levels = (self.levels,) if isinstance(self.levels, (Precision, str)) else self.levels
+        object.__setattr__(self, "levels", check_levels(levels))
+        _check_choice("format", self.format, FormatName)
+        _check_choice("rounding", self.rounding, Rounding)
+        _check_choice("box_axis", self.box_axis, BoxAxis)
+        if self.format == "bfp" and self.fraction_bits is not None:
+            raise ValueError("fraction_bits goes with format='fixed'; a BFP's point follows its boxes")
+        if not isinstance(self.patience, int) or self.patience < 1:
+            raise ValueError(f"patience must be a whole number of validations, at least 1, got {self.patience!r}")
+        try:
+            re.compile(self.exclude or "")
+        except re.error as error:
+            raise ValueError(f"exclude must be a regular expression, got {self.exclude!r} ({error})") from None
+        for level in range(len(self.levels)):
+            self.at(level)
+        low = " ".join(str(level) for level in self.levels if level.q3 < 16)
+        if low:
+            text = f"q3 is under 16 bits in {low}: the paper's Appendix C finds that training can then fail"
+            warnings.warn(text, stacklevel=3)
+
+    def at(self, level: int) -> Quantizers:
+        """The quantizers of every converted layer at ``level`` (0 is the first)."""
+        q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
+        return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis)
+
+    def _format(self, bits: int) -> Format:
+        return BFP(bits, self.box) if self.format == "bfp" else FixedPoint(bits, self.fraction_bits)
+
+
+def _check_choice(name: str, value: object, choices: object) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")

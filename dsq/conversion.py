@@ -1,0 +1,49 @@
+"""Let a model that nobody rewrote train with DSQ."""
+
+import re
+import warnings
+
+from torch import nn
+
+from dsq.config import DSQConfig
+from dsq.linear import Linear
+
+
+def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
+    """Turn every ``nn.Linear`` of ``model`` into a ``dsq.Linear`` at the first level of ``config``, in place.
+
+    Only the class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose
+    name matches ``config.exclude`` and subclasses of nn.Linear are left alone. Warns where nothing was converted.
+
+    Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
+    model has been converted before.
+    """
+    config = DSQConfig() if config is None else config
+    if not isinstance(model, nn.Module) or not isinstance(config, DSQConfig):
+        raise TypeError(f"convert takes a torch.nn.Module and a DSQConfig, got {type(model)} and {type(config)}")
+    if converted(model):
+        raise ValueError("model has been converted before; use dsq.set_level to change its precision")
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and not (config.exclude and re.search(config.exclude, name)):
+            module.__class__ = Linear
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            # its fused evaluation path reads the weights and never calls the Linears
+            module.activation_relu_or_gelu = 0
+    for linear in converted(model).values():
+        linear.eval_full_precision = config.eval_full_precision
+    set_level(model, config, 0)
+    if not converted(model):
+        warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
+    return model
+
+
+def converted(model: nn.Module) -> dict[str, Linear]:
+    """The converted layers of ``model`` by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
+    """Set every converted layer of ``model`` to the precision of ``config.levels[level]``."""
+    quantizers = config.at(level)
+    for module in converted(model).values():
+        module.quantizers = quantizers

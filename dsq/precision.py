@@ -1,0 +1,69 @@
+"""[q0, q1, q2, q3]: the four bit widths of a layer, and the schedule of such widths."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+
+from dsq.formats import WIDEST
+
+ACCEPTED = f"four whole numbers in 2..{WIDEST}, as in [16,4,4,16]"
+ACCEPTED_LEVELS = "precisions that never decrease, as in [2,2,2,16] [16,4,4,16]"
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bits at the four points of a linear layer where DSQ quantises (DSQ, section 3, figure 2).
+
+    Raises ValueError where a width is not a whole number in 2..32. A width above 16 leaves values in floating point.
+    """
+
+    q0: int  #: the forward GEMM: x and w
+    q1: int  #: the stash: x and w as the backward reads them
+    q2: int  #: the gradient dy entering the GEMM for dx
+    q3: int  #: the gradient dy entering the GEMM for dw, and dx leaving the layer
+
+    def __post_init__(self) -> None:
+        for width in self:
+            if not isinstance(width, int) or isinstance(width, bool) or not 2 <= width <= WIDEST:
+                raise ValueError(f"precision must be {ACCEPTED}, got {_show(self)}")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(astuple(self))
+
+    def __str__(self) -> str:
+        return _show(self)
+
+    @staticmethod
+    def parse(text: str) -> "Precision":
+        """The precision written ``[16,4,4,16]`` (brackets optional). Raises ValueError for anything else."""
+        body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
+        widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
+        if len(widths) != 4 or not all(width.isdecimal() for width in widths):
+            raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
+        return Precision(*map(int, widths))
+
+
+def parse_levels(text: str) -> tuple[Precision, ...]:
+    """The schedule written ``[2,2,2,16] [16,4,4,16]`` (spaces, commas or semicolons between). Raises ValueError."""
+    if not re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])*\s*", text):
+        raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
+    return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))
+
+
+def check_levels(levels: Iterable[Precision | str]) -> tuple[Precision, ...]:
+    """``levels`` as a schedule: at least one, each width of a level at least that of the level before.
+
+    Raises ValueError for an empty or decreasing schedule.
+    """
+    schedule = tuple(level if isinstance(level, Precision) else Precision.parse(level) for level in levels)
+    if not schedule:
+        raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")
+    for before, after in pairwise(schedule):
+        if any(b > a for b, a in zip(before, after, strict=True)):
+            raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {before} before {after}")
+    return schedule
+
+
+def _show(precision: Precision) -> str:
+    return "[" + ",".join(map(str, astuple(precision))) + "]"

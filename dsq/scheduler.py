@@ -1,0 +1,89 @@
+"""When to raise the precision: at a plateau of the validation loss (DSQ, section 6)."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsq.precision import Precision, check_levels
+
+
+@dataclass(slots=True)
+class Work:
+    """What was done at one level."""
+
+    updates: int = 0
+    tokens: int = 0
+
+
+class PrecisionScheduler:
+    """Moves to the next level when the validation loss has not improved for ``patience`` validations; never back.
+
+    The best loss and the count start afresh at each level: losses at different precisions are not comparable. The cost
+    of a DSQ run is the work-weighted mean of its levels' costs, so the work done at each level is recorded.
+
+    Args:
+        levels: the schedule, lowest first; no width may decrease.
+        patience: validations without improvement before the next level.
+    Raises:
+        ValueError: an empty or decreasing schedule, or a patience under 1.
+    """
+
+    def __init__(self, levels: Iterable[Precision | str], patience: int = 5) -> None:
+        self.levels = check_levels(levels)
+        if not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"patience must be a whole number of validations, at least 1, got {patience!r}")
+        self.patience = patience
+        self.level = 0
+        self.best = math.inf
+        self.stale = 0  #: validations since the loss last improved
+        self.work = [Work() for _ in self.levels]
+
+    @property
+    def precision(self) -> Precision:
+        return self.levels[self.level]
+
+    def step(self, loss: float) -> bool:
+        """Take note of a validation loss; True if the level rose. A NaN is no improvement."""
+        if loss < self.best:
+            self.best, self.stale = loss, 0
+            return False
+        self.stale += 1
+        if self.stale < self.patience or self.level + 1 == len(self.levels):
+            return False
+        self.level += 1
+        self.best, self.stale = math.inf, 0
+        return True
+
+    def record(self, updates: int = 1, tokens: int = 0) -> None:
+        """Count work done at the present level."""
+        self.work[self.level].updates += updates
+        self.work[self.level].tokens += tokens
+
+    def state_dict(self) -> dict:
+        """Everything a resumed run needs to go on as an unbroken one would."""
+        return {
+            "levels": [list(precision) for precision in self.levels],
+            "level": self.level,
+            "best": self.best,
+            "stale": self.stale,
+            "work": [(work.updates, work.tokens) for work in self.work],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from ``state``. Raises ValueError where it belongs to another schedule."""
+        saved = tuple(Precision(*widths) for widths in state["levels"])
+        if saved != self.levels:
+            raise ValueError(
+                f"levels must be those of the checkpoint, {' '.join(map(str, saved))}, "
+                f"got {' '.join(map(str, self.levels))}"
+            )
+        self.level, self.best, self.stale = state["level"], state["best"], state["stale"]
+        self.work = [Work(*work) for work in state["work"]]
+
+    def history(self) -> dict:
+        """The work at each level, as plain data: what ``dsq-cost estimate --history`` weighs its mean by."""
+        levels = [
+            {"precision": list(precision), "updates": work.updates, "tokens": work.tokens}
+            for precision, work in zip(self.levels, self.work, strict=True)
+        ]
+        return {"levels": levels}

@@ -1,0 +1,29 @@
+"""One stash for all layers that read the same input: q, k and v of an attention, or a decoder's view of the encoder."""
+
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from dsq import kernels
+from dsq.formats import Format
+
+#: input -> (its version, how it was packed, weak references to codes and exponents); nothing is kept alive by it
+_stashes = WeakTensorKeyDictionary()
+
+
+def shared_stash(source: Tensor, x_TK: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, Tensor | None]:
+    """Codes and exponents of ``x_TK``: those of an earlier call with the same ``source`` where they are still alive.
+
+    ``source`` is the tensor object that the layers were given, of which ``x_TK`` is a reshaped (or autocast) copy or
+    view. A format too wide to pack keeps ``x_TK`` itself.
+    """
+    if fmt.grid is None:
+        return x_TK.detach(), None
+    how = (source._version, fmt, dim, x_TK.dtype)
+    entry = _stashes.get(source)
+    if entry is not None and entry[0] == how:
+        codes, exponents = entry[1](), entry[2]()
+        if codes is not None and exponents is not None:
+            return codes, exponents
+    codes, exponents = kernels.pack(x_TK, fmt.grid, dim, seed)
+    _stashes[source] = (how, TensorWeakRef(codes), TensorWeakRef(exponents))
+    return codes, exponents
