@@ -12,7 +12,6 @@ which still exists then: the same numbers, and no bytes in the stash.
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dsq import kernels
 from dsq.config import Quantizers
@@ -73,8 +72,9 @@ class _Linear(torch.autograd.Function):
         return _forward(x_TK, w_NK, bias, quantizers, seed)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy_TN):
+        if torch.is_grad_enabled():
+            raise RuntimeError("dsq.functional.linear is differentiable once: create_graph=True is not supported")
         w_NK, codes, exponents = ctx.saved_tensors
         q, seed = ctx.quantizers, ctx.seed
         dx_TK = dw_NK = db_N = None

@@ -1,0 +1,57 @@
+import pytest
+
+import dsq
+
+
+def test_parse_and_print():
+    assert dsq.Precision.parse(" [16, 4,4,16] ") == dsq.Precision(16, 4, 4, 16)
+    assert str(dsq.Precision(2, 2, 2, 16)) == "[2,2,2,16]"
+    assert tuple(dsq.Precision.parse("16,4,4,16")) == (16, 4, 4, 16)
+    assert dsq.parse_levels("[2,2,2,16], [16,4,4,16]") == (dsq.Precision(2, 2, 2, 16), dsq.Precision(16, 4, 4, 16))
+
+
+@pytest.mark.parametrize("text", ["[2,2]", "[2,2,2,0]", "[a,b,c,d]", "[2,2,2,1]", "[2,2,2,33]", "", "[2,2,2,16", "4"])
+def test_a_malformed_precision_says_what_is_accepted(text):
+    with pytest.raises(ValueError, match=r"precision must be four whole numbers in 2\.\.32, as in \[16,4,4,16\]"):
+        dsq.Precision.parse(text)
+    with pytest.raises(ValueError, match="precision must be four whole numbers"):
+        dsq.parse_levels(text)
+
+
+def test_levels_never_decrease():
+    with pytest.raises(ValueError, match=r"never decrease.*\[16,4,4,16\] before \[2,2,2,16\]"):
+        dsq.DSQConfig(levels=("[16,4,4,16]", "[2,2,2,16]"))
+    with pytest.raises(ValueError, match="got none"):
+        dsq.DSQConfig(levels=())
+
+
+def test_a_low_q3_is_allowed_with_one_warning():
+    with pytest.warns(UserWarning, match=r"\[8,8,8,8\].*Appendix C") as caught:
+        dsq.DSQConfig(levels=("[8,8,8,8]", "[16,8,8,16]"))
+    assert len(caught) == 1
+
+
+def test_quantizers_of_a_level():
+    config = dsq.DSQConfig(format="fixed", fraction_bits=4, rounding="stochastic", box_axis="last")
+    q = config.at(1)
+    assert q.precision == dsq.Precision(16, 4, 4, 16)
+    assert q.q1 == dsq.FixedPoint(4, 4)
+    assert (q.rounding, q.box_axis) == ("stochastic", "last")
+    assert dsq.DSQConfig(levels="[8,8,8,16]", box=32).at(0).q0 == dsq.BFP(8, box=32)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"format": "float"},
+        {"rounding": "up"},
+        {"box_axis": "first"},
+        {"box": 0},
+        {"patience": 0},
+        {"exclude": "("},
+        {"fraction_bits": 4},
+    ],
+)
+def test_a_bad_option_is_named(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        dsq.DSQConfig(**option)

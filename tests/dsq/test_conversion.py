@@ -1,0 +1,96 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dsq
+
+
+def model():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10, bias=False))
+    net[3].weight = net[0].weight  # tied
+    return net
+
+
+def test_conversion_is_in_place_and_changes_only_classes():
+    net, before = model(), model().state_dict()
+    assert dsq.convert(net) is net
+    assert type(net[1]) is dsq.Linear
+    assert type(net[3]) is dsq.Linear
+    assert net[3].weight is net[0].weight
+    assert net.state_dict().keys() == before.keys()
+    assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
+    assert list(dsq.converted(net)) == ["1", "3"]
+    assert "precision=[2,2,2,16], format=BFP" in repr(net)
+    model().load_state_dict(net.state_dict())
+
+
+def test_exclude_is_a_pattern_on_names():
+    net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$"))
+    assert list(dsq.converted(net)) == ["1"]
+
+
+def test_a_lone_linear_and_a_copy_convert():
+    layer = dsq.convert(nn.Linear(4, 4))
+    assert type(copy.deepcopy(layer)) is dsq.Linear
+    assert copy.deepcopy(layer).quantizers == layer.quantizers
+
+
+def test_set_level_moves_every_layer():
+    config = dsq.DSQConfig()
+    net = dsq.convert(model(), config)
+    dsq.set_level(net, config, 1)
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[16,4,4,16]"}
+
+
+def test_twice_is_an_error_and_nothing_to_convert_says_so():
+    with pytest.raises(ValueError, match="converted before"):
+        dsq.convert(dsq.convert(model()))
+    with pytest.warns(UserWarning, match=r"no nn\.Linear"):
+        dsq.convert(nn.ReLU())
+    with pytest.raises(TypeError, match="Module and a DSQConfig"):
+        dsq.convert(model(), "[2,2,2,16]")
+
+
+def test_evaluation_runs_at_q0_and_stashes_nothing():
+    net = dsq.convert(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig(levels="[2,4,4,16]")).eval()
+    plain = nn.Sequential(nn.Linear(16, 16))
+    plain.load_state_dict(net.state_dict())
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        y = net(x)
+    assert y.grad_fn is None
+    assert not torch.allclose(y, plain(x))
+    quantised = [dsq.quantize(t, dsq.BFP(2)) for t in (x, net[0].weight)]
+    torch.testing.assert_close(y, nn.functional.linear(*quantised, net[0].bias.detach()))
+    full = dsq.convert(plain, dsq.DSQConfig(levels="[2,4,4,16]", eval_full_precision=True)).eval()
+    torch.testing.assert_close(full(x), nn.functional.linear(x, net[0].weight, net[0].bias))
+
+
+def test_the_fused_encoder_layer_does_not_bypass_its_linears():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    plain, called = copy.deepcopy(layer), []
+    dsq.convert(layer, dsq.DSQConfig(levels="[2,2,2,16]"))
+    layer.linear1.register_forward_hook(lambda *_: called.append(1))
+    x = torch.randn(2, 3, 16)
+    with torch.no_grad():
+        assert not torch.allclose(layer(x), plain(x))
+    assert called
+
+
+def test_a_converted_model_learns():
+    torch.manual_seed(0)
+    net = dsq.convert(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)), dsq.DSQConfig(levels="[4,4,4,16]"))
+    x = torch.randn(256, 8)
+    target = (x[:, 0] * x[:, 1] > 0).long()
+    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    losses = []
+    for _ in range(150):
+        loss = nn.functional.cross_entropy(net(x), target)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.4 * losses[0]

@@ -1,0 +1,210 @@
+"""dsq.functional.linear against a float64 statement of its equations, written without dsq."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import dsq
+from dsq.functional import linear
+
+#: every point on alone, then off alone, then the paper's settings
+PRECISIONS = [
+    *("[4,32,32,32]", "[32,4,32,32]", "[32,32,4,32]", "[32,32,32,4]"),
+    *("[32,4,4,4]", "[4,32,4,4]", "[4,4,32,4]", "[4,4,4,32]"),
+    *("[2,2,2,16]", "[16,4,4,16]", "[32,32,32,32]", "[9,9,9,9]", "[16,3,5,11]"),
+]
+
+
+def rounded(x, bits, dim, box=16):
+    """x on the BFP grid, value by value, in Python's own float64."""
+    if bits > 16:
+        return x.double()
+    lines = x.double().movedim(dim, -1)
+    flat = lines.reshape(-1, lines.shape[-1]).tolist()
+    for line in flat:
+        for start in range(0, len(line), box):
+            values = line[start : start + box]
+            largest = max(abs(v) for v in values)
+            exponent = math.frexp(largest)[1] - 1 if largest else 0
+            step = 2.0 ** (exponent - (bits - 2))
+            limit = 2 ** (bits - 1) - 1
+            line[start : start + box] = [max(-limit, min(limit, round(v / step))) * step for v in values]
+    return torch.tensor(flat, dtype=torch.float64).reshape(lines.shape).movedim(-1, dim)
+
+
+def statement(x_TK, w_NK, b_N, dy_TN, precision, axis):
+    """y, dx, dw, db by the equations of notes and paper, in float64. ``axis`` maps a contraction axis to a box axis."""
+    q0, q1, q2, q3 = dsq.Precision.parse(precision)
+    y = rounded(x_TK, q0, axis(1)) @ rounded(w_NK, q0, axis(1)).T + b_N.double()
+    dx = rounded(rounded(dy_TN, q2, axis(1)) @ rounded(w_NK, q1, axis(0)), q3, 1)
+    dw = rounded(dy_TN, q3, axis(0)).T @ rounded(x_TK, q1, axis(0))
+    return y, dx, dw, dy_TN.double().sum(0)
+
+
+def inputs(tokens=37, k=24, n=40):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(tokens, k, generator=generator).requires_grad_()
+    w = torch.randn(n, k, generator=generator).requires_grad_()
+    b = torch.randn(n, generator=generator).requires_grad_()
+    return x, w, b, torch.randn(tokens, n, generator=generator)
+
+
+def quantizers(precision, **options):
+    return dsq.DSQConfig(levels=(dsq.Precision.parse(precision),), **options).at(0)
+
+
+@pytest.mark.filterwarnings("ignore:q3 is under 16")
+@pytest.mark.parametrize("box_axis", ["contraction", "last"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_values_and_gradients_follow_the_equations(precision, box_axis):
+    x, w, b, dy = inputs()
+    y = linear(x, w, b, quantizers(precision, box_axis=box_axis))
+    y.backward(dy)
+    axis = (lambda contraction: contraction) if box_axis == "contraction" else (lambda contraction: 1)
+    expected = statement(x.detach(), w.detach(), b.detach(), dy, precision, axis)
+    got = (y, x.grad, w.grad, b.grad)
+    # Q3(dx) may round a value that the fp32 GEMM moved across a tie to the next step
+    steps = 0.0 if dsq.Precision.parse(precision).q3 > 16 else 2.0 ** (4 - dsq.Precision.parse(precision).q3)
+    for name, a, e, slack in zip(("y", "dx", "dw", "db"), got, expected, (0, steps, 0, 0), strict=True):
+        tolerance = 2e-5 * e.abs().max() + slack * e.abs().max() / 4
+        assert (a.double() - e).abs().max() <= tolerance, name
+        assert F.cosine_similarity(a.double().flatten(), e.flatten(), dim=0) > 1 - 1e-6, name
+
+
+def test_wide_precision_is_the_plain_layer():
+    x, w, b, dy = inputs()
+    ours = torch.autograd.grad(linear(x, w, b, "[32,32,32,32]"), (x, w, b), dy)
+    plain = torch.autograd.grad(F.linear(x, w, b), (x, w, b), dy)
+    for a, e in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_double_inputs_pass_gradcheck_at_wide_precision():
+    x, w, b, _ = (t.detach().double().requires_grad_() for t in inputs(5, 3, 4))
+    assert torch.autograd.gradcheck(lambda x, w, b: linear(x, w, b, "[32,32,32,32]"), (x, w, b))
+
+
+@pytest.mark.parametrize("shape", [(24,), (5, 24), (2, 3, 24), (2, 3, 4, 24), (0, 24), (3, 0, 24)])
+def test_any_number_of_leading_dimensions(shape):
+    _, w, b, _ = inputs()
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    y = linear(x, w, b, "[4,4,4,16]")
+    y.sum().backward()
+    assert y.shape == (*shape[:-1], 40)
+    assert x.grad.shape == x.shape
+    flat = x.detach().reshape(-1, 24)
+    torch.testing.assert_close(y.detach().reshape(-1, 40), linear(flat, w.detach(), b.detach(), "[4,4,4,16]"))
+
+
+def test_non_contiguous_input_gives_the_same_numbers():
+    x, w, b, dy = inputs()
+    transposed = x.detach().t().contiguous().t().requires_grad_()
+    assert not transposed.is_contiguous()
+    for a, e in zip(
+        torch.autograd.grad(linear(transposed, w, b, "[4,4,4,16]"), (transposed, w, b), dy),
+        torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy),
+        strict=True,
+    ):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("needs", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
+def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(needs):
+    x, w, b, dy = inputs()
+    tensors = [t.detach().requires_grad_(i in needs) for i, t in enumerate((x, w, b))]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = linear(*tensors, "[4,4,4,16]")
+    y.backward(dy)
+    full = torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy)
+    for i, tensor in enumerate(tensors):
+        assert (tensor.grad is not None) == (i in needs)
+        if i in needs:
+            assert torch.equal(tensor.grad, full[i])
+    assert any(t.dtype == torch.uint8 for t in kept) == (1 in needs)
+
+
+def test_no_bias():
+    x, w, _, dy = inputs()
+    y = linear(x, w, None, "[4,4,4,16]")
+    y.backward(dy)
+    expected = statement(x.detach(), w.detach(), torch.zeros(40), dy, "[4,4,4,16]", lambda c: c)
+    torch.testing.assert_close(y.double(), expected[0], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(w.grad.double(), expected[2], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("[2,2,2,16]", 2.5), ("[16,4,4,16]", 4.5), ("[8,8,8,16]", 8.5)])
+def test_the_stash_is_the_packed_tensor(precision, bits):
+    kept = {}
+    x = torch.randn(64, 32, requires_grad=True)
+    w = torch.nn.Parameter(torch.randn(16, 32))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+        linear(x, w, None, precision)
+    del kept[w.data_ptr()]
+    assert sum(t.nbytes for t in kept.values()) == x.numel() * bits / 8
+
+
+def test_layers_that_share_an_input_stash_it_once():
+    x = torch.randn(64, 32, requires_grad=True)
+    weights = [torch.nn.Parameter(torch.randn(16, 32)) for _ in range(3)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        ys = [linear(x, w, None, "[4,4,4,16]") for w in weights]
+    assert len({t.data_ptr() for t in kept if t.dtype == torch.uint8}) == 2  # codes and exponents
+    sum(y.sum() for y in ys).backward()
+    alone = linear(x.detach(), weights[2], None, "[4,4,4,16]")
+    (expected,) = torch.autograd.grad(alone.sum(), weights[2])
+    assert torch.equal(weights[2].grad, expected)
+
+
+def test_a_shared_stash_is_not_reused_after_the_input_changed():
+    x = torch.randn(64, 32)
+    w = torch.nn.Parameter(torch.randn(16, 32))
+    first = linear(x, w, None, "[4,4,4,16]")
+    x.mul_(2)
+    second = linear(x, w, None, "[4,4,4,16]")
+    (g1,) = torch.autograd.grad(first.sum(), w)
+    (g2,) = torch.autograd.grad(second.sum(), w)
+    torch.testing.assert_close(2 * g1, g2)
+
+
+def test_autocast_computes_in_its_dtype():
+    x, w, b, dy = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = linear(x, w, b, "[4,4,4,16]")
+    assert y.dtype == torch.bfloat16
+    y.backward(dy.bfloat16())
+    assert w.grad.dtype == torch.float32
+    expected = statement(x.detach(), w.detach(), b.detach(), dy, "[4,4,4,16]", lambda c: c)
+    for a, e in zip((y, x.grad, w.grad), expected[:3], strict=True):
+        assert F.cosine_similarity(a.double().flatten(), e.flatten(), dim=0) > 0.999
+
+
+def test_stochastic_rounding_is_repeatable_and_unbiased():
+    x, w, b, _ = (t.detach() for t in inputs(8, 16, 4))
+    q = quantizers("[6,6,6,16]", rounding="stochastic")
+    torch.manual_seed(3)
+    first = linear(x, w, b, q)
+    torch.manual_seed(3)
+    assert torch.equal(first, linear(x, w, b, q))
+    mean = torch.stack([linear(x, w, b, q) for _ in range(2000)]).double().mean(0)
+    nearest_error = (linear(x, w, b, quantizers("[6,6,6,16]")) - F.linear(x, w, b)).abs().max()
+    assert (mean - F.linear(x, w, b)).abs().max() < nearest_error / 4
+
+
+def test_backward_of_the_backward_is_refused():
+    x, w, b, _ = inputs()
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(linear(x, w, b, "[4,4,4,16]").sum(), x, create_graph=True)
+
+
+def test_bad_arguments_are_named():
+    x, w, b, _ = inputs()
+    with pytest.raises(TypeError, match="share a floating dtype"):
+        linear(x.half(), w, b, "[4,4,4,16]")
+    with pytest.raises(ValueError, match=r"x must be \(\.\.\., K\)"):
+        linear(x[:, :3], w, b, "[4,4,4,16]")
+    with pytest.raises(ValueError, match="precision must be"):
+        linear(x, w, b, "[4,4,4]")

@@ -1,0 +1,86 @@
+"""Formats, quantize and pack: what a user sees. The grid itself is tested in tests/kernels."""
+
+import pytest
+import torch
+
+import dsq
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_unpack_gives_the_quantised_values(bits, dim, rounding):
+    x = torch.randn(35, 41, generator=torch.Generator().manual_seed(bits))
+    packed = dsq.pack(x, dsq.BFP(bits), dim, rounding, seed=5)
+    assert torch.equal(packed.unpack(), dsq.quantize(x, dsq.BFP(bits), dim, rounding, seed=5))
+    assert packed.unpack(torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("bits", "bits_a_value"), [(2, 2.5), (4, 4.5), (7, 7.5), (8, 8.5), (16, 16.5)])
+def test_a_box_takes_2m_bytes_and_one(bits, bits_a_value):
+    x = torch.randn(32, 64)
+    for dim in (0, 1):
+        assert dsq.pack(x, dsq.BFP(bits), dim).nbytes == x.numel() * bits_a_value / 8
+    assert dsq.pack(x, dsq.FixedPoint(bits)).nbytes == x.numel() * bits / 8 + 1
+
+
+def test_wide_formats_keep_the_tensor():
+    x = torch.randn(3, 5)
+    for fmt in (dsq.BFP(17), dsq.BFP(32), dsq.FixedPoint(32), dsq.Identity()):
+        assert torch.equal(dsq.quantize(x, fmt), x)
+        assert dsq.pack(x, fmt).codes.data_ptr() == x.data_ptr()
+        assert dsq.pack(x, fmt).nbytes == x.nbytes
+
+
+def test_the_grid_by_hand():
+    # E = 1 (largest 3.0), step 2**(1 - 2) = 0.5, codes -7..7; ties go to the even code
+    x = torch.tensor([3.0, 0.25, 0.75, -0.25, -1.3, 100.0])
+    assert dsq.quantize(x[:5], dsq.BFP(4)).tolist() == [3.0, 0.0, 1.0, 0.0, -1.5]
+    # one bit for the sign, one for the value: -1, 0, 1 times 2**E
+    assert dsq.quantize(x[:5], dsq.BFP(2)).tolist() == [2.0, 0.0, 0.0, 0.0, -2.0]
+    # static point: step 1/4, codes -7..7
+    assert dsq.quantize(x, dsq.FixedPoint(4, fraction_bits=2)).tolist() == [1.75, 0.25, 0.75, -0.25, -1.25, 1.75]
+
+
+def test_an_overflow_stays_visible():
+    x = torch.ones(2, 32)
+    x[0, 3] = torch.inf
+    assert dsq.quantize(x, dsq.BFP(4)).isnan().tolist() == [[True] * 16 + [False] * 16, [False] * 32]
+    assert dsq.quantize(x, dsq.FixedPoint(4)).isnan().all()
+    assert dsq.quantize(x, dsq.FixedPoint(4, fraction_bits=2)).isnan().all()
+
+
+def test_dtype_is_kept():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        assert dsq.quantize(torch.randn(4, 4).to(dtype), dsq.BFP(4)).dtype == dtype
+
+
+def test_stochastic_rounding_is_unbiased_and_follows_its_seed():
+    x = torch.full((1000, 16), 0.3)
+    x[:, 0] = 1.0
+    q = dsq.quantize(x, dsq.BFP(4), rounding="stochastic", seed=1)
+    assert abs(q[:, 1:].mean() - 0.3) < 0.003
+    assert set(q[:, 1:].unique().tolist()) == {0.25, 0.5}
+    assert torch.equal(q, dsq.quantize(x, dsq.BFP(4), rounding="stochastic", seed=1))
+    assert not torch.equal(q, dsq.quantize(x, dsq.BFP(4), rounding="stochastic", seed=2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: dsq.BFP(1), ValueError, "bits"),
+        (lambda: dsq.BFP(33), ValueError, "bits"),
+        (lambda: dsq.BFP(4.0), ValueError, "bits"),
+        (lambda: dsq.BFP(4, box=0), ValueError, "box"),
+        (lambda: dsq.BFP(4, exponent_bits=5), ValueError, "exponent_bits"),
+        (lambda: dsq.FixedPoint(8, fraction_bits=400), ValueError, "fraction_bits"),
+        (lambda: dsq.quantize([1.0], dsq.BFP(4)), TypeError, "x must be a floating tensor"),
+        (lambda: dsq.quantize(torch.arange(4), dsq.BFP(4)), TypeError, "x must be a floating tensor"),
+        (lambda: dsq.pack(torch.ones(4), 4), TypeError, "fmt"),
+        (lambda: dsq.quantize(torch.ones(4), dsq.BFP(4), dim=1), ValueError, "dim"),
+        (lambda: dsq.quantize(torch.ones(4), dsq.BFP(4), rounding="up"), ValueError, "rounding"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, named):
+    with pytest.raises(error, match=named):
+        call()

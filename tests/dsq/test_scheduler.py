@@ -1,0 +1,77 @@
+import math
+
+import pytest
+
+import dsq
+
+LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
+
+
+def test_the_level_rises_after_patience_validations_without_improvement():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=3)
+    losses = [5, 4, 4.5, 4.2, 3.9, 3.9, 4, 3.95]
+    assert [scheduler.step(loss) for loss in losses] == [False] * 7 + [True]
+    assert scheduler.precision == dsq.Precision(4, 4, 4, 16)
+
+
+def test_a_new_level_starts_with_a_clean_slate():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=1)
+    scheduler.step(1.0)
+    assert scheduler.step(1.0)
+    assert not scheduler.step(9.0)
+    assert not scheduler.step(8.0)
+
+
+def test_the_last_level_is_never_left():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=1)
+    rises = [scheduler.step(1.0) for _ in range(20)]
+    assert sum(rises) == 2
+    assert scheduler.level == 2
+
+
+def test_nan_is_no_improvement():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=2)
+    assert [scheduler.step(math.nan) for _ in range(2)] == [False, True]
+
+
+def test_work_is_recorded_where_it_was_done():
+    scheduler = dsq.PrecisionScheduler(LEVELS[:2], patience=1)
+    scheduler.record(updates=1, tokens=100)
+    scheduler.record(tokens=50)
+    scheduler.step(1.0)
+    scheduler.step(1.0)
+    scheduler.record(updates=7, tokens=9)
+    assert scheduler.history() == {
+        "levels": [
+            {"precision": [2, 2, 2, 16], "updates": 2, "tokens": 150},
+            {"precision": [4, 4, 4, 16], "updates": 7, "tokens": 9},
+        ]
+    }
+
+
+def test_a_resumed_scheduler_goes_on_as_an_unbroken_one():
+    losses = [5, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2]
+    unbroken = dsq.PrecisionScheduler(LEVELS, patience=2)
+    expected = []
+    for loss in losses:
+        unbroken.record(tokens=10)
+        expected.append((unbroken.step(loss), unbroken.level))
+    for cut in range(len(losses)):
+        scheduler, got = dsq.PrecisionScheduler(LEVELS, patience=2), []
+        for i, loss in enumerate(losses):
+            if i == cut:
+                state = scheduler.state_dict()
+                scheduler = dsq.PrecisionScheduler(LEVELS, patience=2)
+                scheduler.load_state_dict(state)
+            scheduler.record(tokens=10)
+            got.append((scheduler.step(loss), scheduler.level))
+        assert got == expected
+        assert scheduler.history() == unbroken.history()
+
+
+def test_another_schedule_is_refused():
+    state = dsq.PrecisionScheduler(LEVELS).state_dict()
+    with pytest.raises(ValueError, match="levels must be those of the checkpoint"):
+        dsq.PrecisionScheduler(LEVELS[:2]).load_state_dict(state)
+    with pytest.raises(ValueError, match="patience"):
+        dsq.PrecisionScheduler(LEVELS, patience=0)
