@@ -1,0 +1,95 @@
+"""dsq-preprocess, dsq-train and dsq-generate: fairseq's own commands on this Python, with the --dsq-* flags.
+
+Also ``python -m fairseq_plugin.commands preprocess|train|generate``. What a user got wrong ends in one line and exit
+status 2; what went wrong inside, in a traceback.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+INSTALL = (
+    'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
+    "(fairseq's metadata names a version that pip no longer takes, hence --no-deps)"
+)
+COMMANDS = ("preprocess", "train", "generate")
+
+
+def preprocess() -> None:
+    """fairseq-preprocess: parallel text to binary data."""
+    _run("preprocess")
+
+
+def train() -> None:
+    """fairseq-train, with the flags --dsq-*."""
+    _run("train")
+
+
+def generate() -> None:
+    """fairseq-generate; a checkpoint trained with DSQ generates at the level it was trained at."""
+    _run("generate")
+
+
+def _run(command: str) -> None:
+    prog = f"dsq-{command}"
+    sys.argv[0] = prog
+    argparse.ArgumentParser.error = _one_line  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
+    try:
+        _fairseq_main(command)()
+    except Exception as error:
+        message = next(filter(None, map(_explain, _causes(error))), None)
+        if message is None:
+            raise
+        print(f"{prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _fairseq_main(command: str) -> Callable[[], None]:
+    import importlib
+
+    import fairseq_plugin
+
+    if not hasattr(fairseq_plugin, "shims"):
+        print(f"dsq-{command}: error: {INSTALL}", file=sys.stderr)
+        raise SystemExit(2)
+    if not any(argument.split("=")[0] == "--user-dir" for argument in sys.argv[1:]):
+        sys.argv[1:1] = ["--user-dir", str(Path(fairseq_plugin.__file__).parent)]
+    return importlib.import_module(f"fairseq_cli.{command}").cli_main
+
+
+def _one_line(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    print(f"{parser.prog}: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it came of, the first cause first."""
+    if error is not None:
+        yield from _causes(error.__cause__ or error.__context__)
+        yield error
+
+
+def _explain(error: BaseException) -> str | None:
+    """What to tell the user of ``error``; None if it is no mistake of theirs."""
+    from fairseq_plugin.flags import InputError
+
+    text = str(error)
+    if isinstance(error, InputError):
+        return text
+    if isinstance(error, FileNotFoundError):
+        return f"data: {error.filename or text} does not exist: give a directory that dsq-preprocess wrote"
+    if "Error(s) in loading state_dict" in text:
+        return (
+            "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: "
+            + text.splitlines()[1].strip()
+            + "; give its own --arch and data, or another --save-dir"
+        )
+    return None
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        raise SystemExit(f"usage: python -m fairseq_plugin.commands {{{','.join(COMMANDS)}}} ...")
+    _run(sys.argv.pop(1))

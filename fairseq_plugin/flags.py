@@ -1,0 +1,164 @@
+"""The --dsq-* flags: one table, from which come the command line, --help, the task's options and a DSQConfig."""
+
+import argparse
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
+
+from dsq.config import DSQConfig
+from dsq.precision import parse_levels
+
+_DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
+
+
+ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A
+checkpoint holds the level; generation runs at the level the checkpoint was trained at, and needs none of these flags.
+dsq-train works as it is; the unmodified fairseq-train --user-dir fairseq_plugin cannot import fairseq 0.12.2 on Python
+3.11 and later before "python -m fairseq_plugin.startup install" was run once."""
+
+
+class InputError(ValueError):
+    """A user's input that cannot be used: one line that names the flag and the accepted form."""
+
+
+def _flag(default: Any, metavar: str | None, help: str, check: bool = True) -> Any:
+    """A field of DSQFlags; ``check``: DSQConfig can judge a value by itself, without the other flags."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "check": check})
+
+
+@dataclass
+class DSQFlags(FairseqDataclass):
+    """Dynamic stashing quantization: dsq_x is the flag --dsq-x and DSQConfig's field x."""
+
+    # ruff: noqa: UP045 - fairseq's parser reads Optional[...], not "X | None"
+    dsq_levels: Optional[str] = _flag(
+        None,
+        "LEVELS",
+        "the precision schedule, lowest level first, each level [q0,q1,q2,q3] in bits of 2..32: "
+        '"[2,2,2,16] [16,4,4,16]". One level is a static precision. Absent: no DSQ',
+    )
+    dsq_format: str = _flag(
+        _DEFAULT["format"], "{bfp,fixed}", "number format: bfp (block floating point) or fixed (fixed point)"
+    )
+    dsq_fraction_bits: Optional[int] = _flag(
+        _DEFAULT["fraction_bits"],
+        "N",
+        "static binary point of --dsq-format fixed: the step is 2^-N. Absent: placed by each tensor's largest value",
+        check=False,
+    )
+    dsq_box: int = _flag(_DEFAULT["box"], "N", "values that share one exponent (bfp)")
+    dsq_box_axis: str = _flag(
+        _DEFAULT["box_axis"],
+        "{contraction,last}",
+        "axis of the boxes: contraction (that of the GEMM that reads the tensor) or last (the tensor's own last axis)",
+    )
+    dsq_rounding: str = _flag(
+        _DEFAULT["rounding"], "{nearest,stochastic}", "rounding: nearest (ties to even) or stochastic"
+    )
+    dsq_exclude: Optional[str] = _flag(
+        _DEFAULT["exclude"],
+        "REGEX",
+        "linears whose name it matches anywhere stay in floating point, as in output_projection",
+    )
+    dsq_patience: int = _flag(
+        _DEFAULT["patience"], "N", "validations without a better validation loss before the next level"
+    )
+    dsq_eval_full_precision: bool = _flag(
+        _DEFAULT["eval_full_precision"], None, "validate and generate in floating point, not at q0"
+    )
+    dsq_reset: bool = _flag(
+        False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
+    )
+    dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
+
+
+_FLAGS = [option for option in dataclasses.fields(DSQFlags) if "help" in option.metadata]
+
+
+def flag_of(name: str) -> str:
+    """``box_axis`` -> ``--dsq-box-axis``."""
+    return "--dsq-" + name.removeprefix("dsq_").replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to ``parser`` as a group of their own; values are checked one by one as they are read."""
+    group = parser.add_argument_group("DSQ (dynamic stashing quantization)", ABOUT)
+    for option in _FLAGS:
+        text = option.metadata["help"] + ("" if option.default in (None, False) else f" (default: {option.default})")
+        if option.type is bool:
+            group.add_argument(flag_of(option.name), action="store_true", help=text)
+        else:
+            group.add_argument(
+                flag_of(option.name),
+                type=_reader(option),
+                default=option.default,
+                metavar=option.metadata["metavar"],
+                help=text,
+            )
+
+
+def config_of(options: object) -> DSQConfig | None:
+    """The DSQConfig that ``options`` (argparse's namespace or a task's config) ask for; None without --dsq-levels.
+
+    Warns of flags that do nothing without --dsq-levels. Raises InputError for values that no run can use.
+    """
+    given: dict[str, Any] = {
+        option.name.removeprefix("dsq_"): getattr(options, option.name, option.default) for option in _FLAGS
+    }
+    given.pop("reset")
+    levels = given.pop("levels")
+    if levels is None:
+        idle = [flag_of(name) for name, value in given.items() if value != _DEFAULT[name]]
+        if idle:
+            warnings.warn(f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing", stacklevel=2)
+        return None
+    with _flags_named():
+        return DSQConfig(levels=quiet(parse_levels, levels), **given)
+
+
+def _reader(option: dataclasses.Field) -> Callable[[str], Any]:
+    """What turns the flag's text into its value, for argparse."""
+    name = option.name.removeprefix("dsq_")
+
+    def read(text: str) -> Any:
+        value: Any = text
+        if option.type in (int, Optional[int]):
+            try:
+                value = int(text)
+            except ValueError:
+                raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        try:
+            if name == "levels":
+                return " ".join(map(str, quiet(parse_levels, text)))
+            if option.metadata["check"]:
+                quiet(DSQConfig, **{name: value})
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return value
+
+    return read
+
+
+def quiet(call: Callable, *args: Any, **kwargs: Any) -> Any:
+    """``call`` without its warnings: argparse reads a flag twice, and the run's one DSQConfig warns by itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _flags_named() -> Iterator[None]:
+    """Turns a ValueError of DSQConfig, which names its own field, into an InputError that names the flag."""
+    try:
+        yield
+    except ValueError as error:
+        field_name, _, rest = str(error).partition(" ")
+        raise InputError(
+            f"{flag_of(field_name)} {rest}" if field_name in _DEFAULT else f"--dsq-levels: {error}"
+        ) from None

@@ -1,0 +1,71 @@
+"""DSQ in a fairseq model: conversion, and what happens when a checkpoint is loaded into it."""
+
+import functools
+import logging
+from typing import Any
+
+from fairseq.modules import MultiheadAttention
+from torch import nn
+
+import dsq
+from fairseq_plugin.flags import InputError
+from fairseq_plugin.state import KEY, NAME, DSQState, check_same, config_from
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(model: nn.Module, config: dsq.DSQConfig | None, *, reset: bool = False, inference: bool = False) -> None:
+    """Convert ``model`` in place if there is a ``config``, and make it ready for checkpoints with and without DSQ.
+
+    Args:
+        reset: start at the first level whatever a checkpoint says.
+        inference: the model is built for a checkpoint (generation): without ``config`` it becomes what that holds.
+    """
+    if config is not None:
+        _convert(model, config)
+    model.register_load_state_dict_pre_hook(functools.partial(_before_load, reset=reset, inference=inference))
+    model.register_load_state_dict_post_hook(functools.partial(_after_load, inference=inference))
+
+
+def state_of(model: nn.Module) -> DSQState | None:
+    """The DSQ state of ``model``; None where it has not been converted."""
+    return getattr(model, NAME, None)
+
+
+def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
+    dsq.convert(model, config)
+    for module in model.modules():
+        if isinstance(module, MultiheadAttention):
+            # otherwise self-attention hands its weights to PyTorch's function, and its four Linears are never called
+            module.skip_embed_dim_check = True
+    model.add_module(NAME, DSQState(config))
+
+
+def _before_load(
+    model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object, reset: bool, inference: bool
+) -> None:
+    saved, state = state_dict.get(prefix + KEY), state_of(model)
+    if state is None and saved is not None:
+        if not inference:
+            raise InputError(
+                f"--dsq-levels is absent, but the checkpoint was trained with {_levels(saved)}: give these levels, "
+                "or another --save-dir"
+            )
+        _convert(model, config_from(saved["config"]))
+    elif state is not None and (saved is None or reset):
+        logger.info("DSQ starts at its first level (%s)", "--dsq-reset" if saved else "no DSQ state in the checkpoint")
+        state_dict[prefix + KEY] = state.get_extra_state()
+    elif state is not None and saved is not None:
+        check_same(state.config, saved["config"])
+
+
+def _after_load(model: nn.Module, _: object, inference: bool) -> None:
+    state = state_of(model)
+    if state is not None:
+        level = state.trained_level if inference else state.scheduler.level
+        dsq.set_level(model, state.config, level)
+        logger.info("DSQ level %d %s, from the checkpoint", level, state.config.levels[level])
+
+
+def _levels(saved: dict[str, Any]) -> str:
+    return '--dsq-levels "' + " ".join(map(str, config_from(saved["config"]).levels)) + '"'

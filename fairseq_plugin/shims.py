@@ -1,0 +1,91 @@
+"""What fairseq 0.12.2 needs to work on today's Python and torch. Applied when this module is imported.
+
+Import this before anything of fairseq, and in every process: workers that are spawned import it again.
+
+1. Python 3.11 refuses fairseq's dataclasses: see startup.py.
+2. torch.load reads tensors and plain values only, where fairseq's checkpoints hold a few classes more.
+3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
+   parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
+4. checkpoint_last.pt is copied in place: a run killed during the copy has no checkpoint to go on from.
+5. --bf16 is taken for --tpu.
+"""
+
+import argparse
+import functools
+import importlib.util
+import os
+import shutil
+from typing import Any
+
+from fairseq_plugin import startup
+
+startup.apply()
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from fairseq import options  # noqa: E402
+from fairseq.file_io import PathManager  # noqa: E402
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase  # noqa: E402
+
+FUSED_PARAMETERS = tuple(
+    f"{name}_{kind}" for name in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
+)
+
+
+def _trust_checkpoint_classes() -> None:
+    makers: list[Any] = [one.__reduce__()[0] for one in (np.float64(0), np.empty(0))]  # their module's name varies
+    bleu_counts = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType, *makers]  # of --eval-bleu
+    torch.serialization.add_safe_globals([argparse.Namespace, *bleu_counts])
+
+
+def _without_fused_copy(init):
+    @functools.wraps(init)
+    def build(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.can_use_fastpath = False
+        for name in FUSED_PARAMETERS:
+            delattr(self, name)
+
+    return build
+
+
+def _load_without_fused_copy(self, state_dict, prefix, *args):
+    for name in FUSED_PARAMETERS:
+        state_dict.pop(prefix + name, None)
+    torch.nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
+
+
+def _drop_fused_encoder() -> None:
+    layer = TransformerEncoderLayerBase
+    layer.__init__ = _without_fused_copy(layer.__init__)  # type: ignore[method-assign]
+    layer._load_from_state_dict = _load_without_fused_copy
+
+
+def _copy_atomically(copy):
+    @functools.wraps(copy)
+    def whole_or_not(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+        if not PathManager.supports_rename(dst_path):
+            return copy(src_path, dst_path, overwrite=overwrite)
+        shutil.copyfile(src_path, dst_path + ".tmp")
+        os.replace(dst_path + ".tmp", dst_path)
+        return True
+
+    return staticmethod(whole_or_not)
+
+
+def _bf16_without_tpu(parse):
+    @functools.wraps(parse)
+    def parse_args_and_arch(*args, **kwargs):
+        parsed = parse(*args, **kwargs)
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+        if getattr(namespace, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
+            namespace.tpu = False
+        return parsed
+
+    return parse_args_and_arch
+
+
+_trust_checkpoint_classes()
+_drop_fused_encoder()
+PathManager.copy = _copy_atomically(PathManager.copy)
+options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)

@@ -1,0 +1,85 @@
+"""What a checkpoint carries of a DSQ run, in a submodule of the model: all else is not restored everywhere.
+
+fairseq saves the task's state but never restores it on resume; the model's state dict it restores on resume, on
+generation and on fine-tuning. The state is Python data (get_extra_state): buffers would be halved by --fp16.
+"""
+
+import dataclasses
+import logging
+from typing import Any
+
+from torch import nn
+
+import dsq
+from dsq.precision import Precision
+from fairseq_plugin.flags import InputError, flag_of, quiet
+
+logger = logging.getLogger(__name__)
+
+#: the name of the submodule, and of its entry in a state dict
+NAME = "dsq"
+KEY = f"{NAME}._extra_state"
+
+#: options that a resumed run may change: they say when the next level comes, not what was computed so far
+_FREE = {"patience", "eval_full_precision"}
+
+
+class DSQState(nn.Module):
+    """The schedule of a run, the work and the stash at each level, and every validation loss. No parameters."""
+
+    def __init__(self, config: dsq.DSQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.scheduler = quiet(dsq.PrecisionScheduler, config.levels, config.patience)
+        self.trained_level = 0  #: that of the last update: a checkpoint may already hold the level of the next
+        self.stash: list[dict[str, int] | None] = [None for _ in config.levels]  #: stash.Measured, a level
+        self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
+
+    def record(self, tokens: int) -> None:
+        """Take note of one update."""
+        self.scheduler.record(1, tokens)
+        self.trained_level = self.scheduler.level
+
+    def validated(self, update: int, loss: float) -> bool:
+        """Take note of a validation loss; True if the level rose."""
+        self.validations.append({"update": update, "level": self.scheduler.level, "loss": loss})
+        return self.scheduler.step(loss)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "config": plain(self.config),
+            "scheduler": self.scheduler.state_dict(),
+            "trained_level": self.trained_level,
+            "stash": list(self.stash),
+            "validations": list(self.validations),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.trained_level = state["trained_level"]
+        self.stash = list(state["stash"])
+        self.validations = list(state["validations"])
+
+
+def plain(config: dsq.DSQConfig) -> dict[str, Any]:
+    """``config`` as plain data: levels as lists of four numbers."""
+    return {**dataclasses.asdict(config), "levels": [list(level) for level in config.levels]}
+
+
+def config_from(saved: dict[str, Any]) -> dsq.DSQConfig:
+    """The config that ``plain`` made ``saved`` of."""
+    return quiet(dsq.DSQConfig, **{**saved, "levels": [Precision(*level) for level in saved["levels"]]})
+
+
+def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
+    """Raises InputError where a run with ``config`` cannot go on from a checkpoint whose config is ``saved``."""
+    for name, value in plain(config).items():
+        if name not in _FREE and value != saved[name]:
+            raise InputError(
+                f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(saved[name])}: "
+                "give the checkpoint's, another --save-dir, or --dsq-reset to start at the first level"
+            )
+
+
+def _shown(value: Any) -> str:
+    return f'"{" ".join(map(str, value))}"'.replace(", ", ",") if isinstance(value, list) else repr(value)

@@ -1,0 +1,146 @@
+"""Every fairseq task, with DSQ: the task converts its model, measures and records its training, and steps the schedule.
+
+The tasks are replaced in fairseq's registry under their own names, so that ``--task translation`` is what it was and
+takes the --dsq-* flags too. The task is the right place: fairseq asks it for the model in training and in generation
+alike (sentence_prediction adds its classification head there), and tells it of each update and each validation.
+"""
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import options
+from fairseq.logging import metrics
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
+from fairseq.trainer import Trainer
+from hydra.core.config_store import ConfigStore
+
+import dsq
+from fairseq_plugin import stash
+from fairseq_plugin.flags import DSQFlags, add_flags, config_of
+from fairseq_plugin.history import write_history
+from fairseq_plugin.model import prepare, state_of
+from fairseq_plugin.state import DSQState
+
+logger = logging.getLogger(__name__)
+
+
+class DSQTask(FairseqTask):
+    """What DSQ adds to a task; without --dsq-levels, nothing. Comes before the task's own class."""
+
+    dsq_config: dsq.DSQConfig | None = None
+    dsq_reset = False
+    dsq_save_dir = ""
+    dsq_state: DSQState | None = None
+    _validation_is_new = False
+
+    @classmethod
+    def setup_task(cls, cfg: Any, **kwargs: Any) -> FairseqTask:
+        config = config_of(cfg)
+        task = super().setup_task(cfg, **kwargs)
+        task.dsq_config = config
+        task.dsq_reset = getattr(cfg, "dsq_reset", False)
+        # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
+        task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
+        return task
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        build = super().build_model
+        takes_it = "from_checkpoint" in inspect.signature(build).parameters
+        model = build(cfg, from_checkpoint) if takes_it else build(cfg)
+        prepare(model, self.dsq_config, reset=self.dsq_reset, inference=from_checkpoint)
+        self.dsq_state = state_of(model)
+        if self.dsq_state is not None:
+            levels = " ".join(map(str, self.dsq_state.config.levels))
+            logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
+        return model
+
+    def train_step(self, sample: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self.dsq_state
+        if state is None or state.stash[state.scheduler.level] is not None:
+            return super().train_step(sample, model, *args, **kwargs)
+        with stash.measured(model) as measured:
+            result = super().train_step(sample, model, *args, **kwargs)
+        state.stash[state.scheduler.level] = dataclasses.asdict(measured)
+        return result
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        super().reduce_metrics(logging_outputs, criterion)
+        state = self.dsq_state
+        if state is None:
+            return
+        if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
+            state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs)))
+        metrics.log_scalar("dsq_level", state.scheduler.level, weight=0, priority=150)
+
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+        super().begin_valid_epoch(epoch, model)
+        self._validation_is_new = True
+
+    def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
+        if hasattr(super(), "post_validate"):
+            super().post_validate(model, stats, agg)  # type: ignore[misc]
+        if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
+            return
+        self._validation_is_new = False
+        # stats["loss"] is rounded for the log; the meter is not, and it has summed up all workers
+        step_schedule(self.dsq_state, model, stats["num_updates"], float(agg["loss"].avg))
+        write_history(self.dsq_state, self.dsq_save_dir)
+
+
+def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None:
+    """Give a validation loss to the schedule of ``model``, and raise its precision if that says so."""
+    before = state.scheduler.level
+    if not state.validated(update, loss):
+        return
+    dsq.set_level(model, state.config, state.scheduler.level)
+    logger.info(
+        "DSQ level %d %s -> %d %s at update %d: no better validation loss in %d validations",
+        before,
+        state.config.levels[before],
+        state.scheduler.level,
+        state.scheduler.precision,
+        update,
+        state.config.patience,
+    )
+
+
+def extend_fairseq() -> None:
+    """Give all of fairseq's tasks, its training parser and its trainer what DSQ adds."""
+    for name in list(TASK_REGISTRY):
+        _extend_task(name)
+    options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
+    Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
+
+
+def _extend_task(name: str) -> None:
+    task = TASK_REGISTRY[name]
+    extended = type(f"DSQ{task.__name__}", (DSQTask, task), {"__module__": __name__})
+    if name in TASK_DATACLASS_REGISTRY:
+        options_class = TASK_DATACLASS_REGISTRY[name]
+        with_flags = dataclasses.make_dataclass(f"DSQ{options_class.__name__}", [], bases=(DSQFlags, options_class))
+        TASK_DATACLASS_REGISTRY[name] = with_flags
+        setattr(extended, "__dataclass", with_flags)
+        node = with_flags()
+        node._name = name
+        ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
+    TASK_REGISTRY[name] = extended
+
+
+def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:
+    state = getattr(trainer.task, "dsq_state", None)
+    if state is not None:
+        write_history(state, trainer.cfg.checkpoint.save_dir)
+
+
+def _and_then(first: Callable, then: Callable) -> Callable:
+    """A function that calls ``first``, and then ``then`` with its result and the same arguments."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = first(*args, **kwargs)
+        then(result, *args)
+        return result
+
+    return both
