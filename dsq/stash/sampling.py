@@ -9,8 +9,8 @@ Shapes: T rows (tokens) of the product, k of them kept.
 import torch
 from torch import Tensor
 
-#: Cached gradient norms are raised to this part of their mean. A cached norm of zero says nothing of this step's gradient:
-#: a row that could never be drawn would bias the estimate, and one that hardly ever is would make its variance boundless.
+#: Cached gradient norms are raised to this part of their mean. A cached zero says nothing certain of this step: a row
+#: that could never be drawn would bias the estimate, and one that hardly ever is would make its variance boundless.
 NORM_FLOOR = 0.1
 
 
@@ -41,9 +41,9 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
     """The kept rows and their scales: X Y ~ sum_t scale_t X[:, row_t] Y[row_t, :], unbiased (equation 6, algorithm 2).
 
     The winners C, the |C| likeliest rows, are kept with scale 1. The other k - |C| are drawn with replacement from the
-    rest, row j with probability q_j = p_j / (1 - sum_C p). An average of n = k - |C| draws of X_j Y_j / q_j has the mean
-    sum_{j not in C} X_j Y_j, so a drawn row's scale is 1 / (n q_j) = (1 - sum_C p) / ((k - |C|) p_j): algorithm 2's;
-    the 1 / p_j, hidden in equation 6's f(j), is what the text of section 3.2 drops.
+    rest, row j with probability q_j = p_j / (1 - sum_C p). The average of n = k - |C| draws of X_j Y_j / q_j has the
+    mean sum_{j not in C} X_j Y_j, so a drawn row's scale is 1 / (n q_j) = (1 - sum_C p) / ((k - |C|) p_j), algorithm
+    2's; the text of section 3.2 drops the 1 / p_j that equation 6 hides in f(j).
 
     Args:
         p_T: probabilities of the rows; any positive multiple of them does as well.
