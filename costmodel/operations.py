@@ -1,0 +1,151 @@
+"""A workload as plain data: the matrix products and pointwise passes of one training step, with their shapes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+#: operation classes of the roofline (paper, table 7)
+CLASSES = ("attention", "fc", "other")
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """y_MN = x_MK w_NK^T, `batch` times. Training adds dx_MK = dy_MN w_NK and dw_NK = dy_MN^T x_MK.
+
+    A linear layer has batch 1, M tokens, K in-features, N out-features and a weight; attention's two products have
+    activations on both sides and a batch of heads.
+    """
+
+    name: str
+    M: int
+    K: int
+    N: int
+    batch: int = 1
+    cls: str = "fc"
+    weight: bool = True  #: the second operand is a parameter (a linear layer), not an activation
+    bias: bool = False
+    tied: bool = False  #: the weight is counted elsewhere (a tied output projection)
+    quantised: bool = True  #: a converted layer: q0..q3 apply; otherwise everything moves at the activation width
+    input: str = ""  #: name of the input tensor; layers that share one stash it once
+    x_grad: bool = True  #: the input needs a gradient (there is a dx GEMM)
+    w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
+    recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
+    on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one product; forward, dx and dw each cost this many."""
+        return self.batch * self.M * self.K * self.N
+
+    @property
+    def products(self) -> int:
+        """Products a training step runs: forward, dx, dw and any recomputation."""
+        return 1 + self.x_grad + self.w_grad + self.recompute
+
+    @property
+    def parameters(self) -> int:
+        return (0 if self.tied or not self.weight else self.K * self.N) + (self.N if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, embedding, loss..."""
+
+    name: str
+    kind: str  #: a key of traffic.POINTWISE
+    rows: int
+    width: int
+    cls: str = "other"
+    parameters: int = 0
+
+
+Operation = Gemm | Pointwise
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step of a model: its operations in order, and where its shapes come from."""
+
+    name: str
+    operations: tuple[Operation, ...]
+    tokens: int  #: tokens a step
+    source: str = ""
+
+    @property
+    def parameters(self) -> int:
+        return sum(op.parameters for op in self.operations)
+
+    @property
+    def gemms(self) -> list[Gemm]:
+        return [op for op in self.operations if isinstance(op, Gemm)]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of a training step, forward and backward; FLOPs are twice this."""
+        return sum(g.macs * g.products for g in self.gemms)
+
+    def excluding(self, pattern: str) -> Workload:
+        """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
+        try:
+            regex = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"exclude {pattern!r} is not a regular expression: {error}") from None
+        return replace(
+            self,
+            operations=tuple(
+                replace(op, quantised=False) if isinstance(op, Gemm) and regex.search(op.name) else op for op in self.operations
+            ),
+        )
+
+    def quantising_attention(self) -> Workload:
+        """The workload with attention's two products quantised like linear layers."""
+        return replace(
+            self, operations=tuple(replace(op, quantised=True) if isinstance(op, Gemm) else op for op in self.operations)
+        )
+
+    def fusing_attention(self) -> Workload:
+        """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do."""
+        operations = []
+        for op in self.operations:
+            if isinstance(op, Gemm) and not op.weight:
+                op = replace(op, on_chip="y", recompute=1) if op.name.endswith("scores") else replace(op, on_chip="x")
+            elif op.cls == "attention":
+                continue  # scaling, masking and softmax happen inside the fused kernel
+            operations.append(op)
+        return replace(self, operations=tuple(operations))
+
+    def gemms_only(self) -> Workload:
+        return replace(self, operations=tuple(self.gemms))
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` operations alike in everything but their names; `owner`: a GEMM that stashes its input (the first to use it)."""
+
+    operation: Operation
+    owner: bool
+    count: int
+    names: tuple[str, ...]
+
+
+def grouped(workload: Workload) -> list[Group]:
+    """The workload's operations with equal ones merged, in order of first appearance. A converted GEMM owns its stash
+    unless an earlier converted one has the same named input."""
+    seen: set[tuple[str, int, int]] = set()
+    counts: Counter[tuple[Operation, bool]] = Counter()
+    names: dict[tuple[Operation, bool], list[str]] = {}
+    for op in workload.operations:
+        owner = True
+        if isinstance(op, Gemm):
+            if op.input and op.quantised:
+                identity = (op.input, op.M, op.K)
+                owner = identity not in seen
+                seen.add(identity)
+            key = (replace(op, name="", input=""), owner)
+        else:
+            key = (replace(op, name=""), owner)
+        counts[key] += 1
+        names.setdefault(key, []).append(op.name)
+    return [Group(op, owner, count, tuple(names[op, owner])) for (op, owner), count in counts.items()]

@@ -1,0 +1,90 @@
+"""Workloads as JSON: what dsq.workload.trace writes of a live model, and dsq-cost reads.
+
+{"costmodel": 1, "name": "...", "tokens": 4096, "operations": [
+    {"op": "gemm", "name": "...", "M": 4096, "K": 512, "N": 512, ...},   fields of operations.Gemm
+    {"op": "pointwise", "name": "...", "kind": "norm", "rows": 4096, "width": 512, ...}]}   fields of operations.Pointwise
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+from costmodel.operations import CLASSES, Gemm, Operation, Pointwise, Workload
+from costmodel.traffic import POINTWISE
+
+VERSION = 1
+MAX_SIZE = 2**48
+_TYPES = {"int": int, "str": str, "bool": bool}
+_OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
+
+
+def read_json(path: Path) -> Any:
+    """Raises ValueError if the file cannot be read or is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def is_workload(data: Any) -> bool:
+    return isinstance(data, dict) and "costmodel" in data
+
+
+def dump(workload: Workload) -> dict[str, Any]:
+    """The workload as JSON-able data."""
+    operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **asdict(op)} for op in workload.operations]
+    return {
+        "costmodel": VERSION,
+        "name": workload.name,
+        "tokens": workload.tokens,
+        "source": workload.source,
+        "operations": operations,
+    }
+
+
+def parse(data: dict[str, Any], where: str) -> Workload:
+    """The workload of the JSON data. Raises ValueError that names the operation and the field."""
+    if data["costmodel"] != VERSION:
+        raise ValueError(f"workload file {where}: field costmodel must be {VERSION}, not {data['costmodel']!r}")
+    entries = data.get("operations")
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"workload file {where}: field operations must be a list with at least one entry")
+    operations = tuple(_operation(entry, f"operations[{index}]", where) for index, entry in enumerate(entries))
+    for field, kind in (("name", str), ("tokens", int)):
+        if not isinstance(data.get(field), kind):
+            raise ValueError(f"workload file {where}: field {field} is missing or mistyped")
+    return Workload(data["name"], operations, data["tokens"], str(data.get("source", "")))
+
+
+def _operation(entry: Any, label: str, where: str) -> Operation:
+    kind = entry.get("op") if isinstance(entry, dict) else None
+    if kind not in _OPERATIONS:
+        raise ValueError(f"workload file {where}: field {label}.op must be one of {', '.join(_OPERATIONS)}")
+    known = {field.name: field for field in fields(_OPERATIONS[kind])}
+    unknown = set(entry) - set(known) - {"op"}
+    if unknown:
+        raise ValueError(f"workload file {where}: field {label}.{min(unknown)} is not one of {', '.join(known)}")
+    values = {}
+    for name, field in known.items():
+        if name not in entry:
+            if field.default is MISSING:
+                raise ValueError(f"workload file {where}: field {label}.{name} is missing")
+            continue
+        value, wanted = entry[name], _TYPES[str(field.type)]
+        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            raise ValueError(f"workload file {where}: field {label}.{name} must be {field.type}, not {value!r}")
+        least = 0 if name in ("parameters", "recompute") else 1
+        if wanted is int and not least <= value < MAX_SIZE:
+            raise ValueError(f"workload file {where}: field {label}.{name} must be from {least} to {MAX_SIZE - 1}, not {value}")
+        values[name] = value
+    operation = _OPERATIONS[kind](**values)
+    choices = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
+    for name, allowed in choices.items():
+        if name in values and values[name] not in allowed:
+            raise ValueError(f"workload file {where}: field {label}.{name} must be one of {', '.join(allowed)}, not {values[name]!r}")
+    return operation
