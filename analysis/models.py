@@ -1,0 +1,91 @@
+"""The two models on which stash policies are compared: an encoder and a ResNet-20."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, x (B, T, D) -> (B, T, D); written out, or PyTorch's fused one (``sdpa``)."""
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, sdpa: bool = False):
+        super().__init__()
+        self.heads, self.sdpa = heads, sdpa
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BHTd, k_BHTd, v_BHTd = (
+            linear(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in (self.q, self.k, self.v)
+        )
+        if self.sdpa:
+            rate = self.dropout.p if self.training else 0.0
+            y_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, dropout_p=rate)
+        else:
+            scores_BHTT = q_BHTd @ k_BHTd.transpose(-1, -2) * q_BHTd.size(-1) ** -0.5
+            y_BHTd = self.dropout(scores_BHTT.softmax(-1)) @ v_BHTd
+        return self.out(y_BHTd.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Pre-LN encoder block: x + attention(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, width: int, heads: int, ffn: int, dropout: float = 0.0, sdpa: bool = False):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout, sdpa)
+        self.fc1, self.fc2 = nn.Linear(width, ffn), nn.Linear(ffn, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.dropout(self.attention(self.norm1(x_BTD)))
+        return x_BTD + self.dropout(self.fc2(F.gelu(self.fc1(self.norm2(x_BTD)))))
+
+
+def encoder(
+    blocks: int = 6, width: int = 512, heads: int = 8, ffn: int = 2048, dropout: float = 0.0, sdpa: bool = False
+) -> nn.Sequential:
+    """Pre-LN encoder blocks with GELU, and the final norm."""
+    return nn.Sequential(*(Block(width, heads, ffn, dropout, sdpa) for _ in range(blocks)), nn.LayerNorm(width))
+
+
+class BasicBlock(nn.Module):
+    """ResNet's block of two 3x3 convolutions (He et al. 2015), with a 1x1 shortcut where the shape changes."""
+
+    def __init__(self, inner: int, outer: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outer)
+        self.relu = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inner != outer:
+            self.shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(y + self.shortcut(x))
+
+
+def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10) -> nn.Sequential:
+    """CIFAR's ResNet-20: a 3x3 stem, three stages of three blocks, average pooling, a linear classifier."""
+    stem = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    stages, inner = [], widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(3):
+            stages.append(BasicBlock(inner, width, 2 if stage > 0 and block == 0 else 1))
+            inner = width
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
+
+
+def encoder_input(batch: int = 16, tokens: int = 128, width: int = 512) -> Tensor:
+    """Standard normal x (B, T, D)."""
+    return torch.randn(batch, tokens, width)
+
+
+def resnet_input(batch: int = 64, size: int = 32) -> Tensor:
+    """Standard normal images (B, 3, size, size)."""
+    return torch.randn(batch, 3, size, size)
