@@ -1,0 +1,163 @@
+"""The GPU backend: launches the kernels of gpu_kernels.
+
+Triton is imported with the first call. With TRITON_INTERPRET=1 in the environment by then, the same launches run the
+same kernels on CPU tensors, slowly (that is how they are tested where there is no GPU).
+"""
+
+import torch
+from torch import Tensor
+
+from .backends import Backend
+from .grid import BIAS, NAN_EXPONENT, Grid, Layout
+from .philox import BLOCK
+
+#: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
+TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
+#: boxes along rows: box x 256 values, each thread holding four columns of the box, whose maximum needs no exchange
+BOX_TILE = {"C": 2 * BLOCK, "num_warps": 2}
+#: boxes of more rows would not fit a thread's registers
+LONGEST_BOX_OF_ROWS = 32
+#: boxes a program of box_exponents
+BOXES = 512
+#: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
+WIDE = 1 << 30
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def quantize(x: Tensor, grid: Grid, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
+    """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
+    y = torch.empty_like(x, dtype=_float(dtype))
+    _encode(x, y, None, _exponents_first(x, grid, layout), grid, layout, seed)
+    return y.to(dtype)
+
+
+def pack(x: Tensor, grid: Grid, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Codes and exponents of ``x`` as uint8 tensors of ``layout.code_shape`` and ``layout.exponent_shape``."""
+    codes = torch.empty(layout.code_shape(grid.bits), dtype=torch.uint8, device=x.device)
+    exponents = _exponents_first(x, grid, layout)
+    if exponents is None:
+        exponents = torch.empty(layout.exponent_shape(grid.box), dtype=torch.uint8, device=x.device)
+    _encode(x, None, codes, exponents, grid, layout, seed)
+    return codes, exponents
+
+
+def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
+    from .gpu_kernels import decode
+
+    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
+    flat = _flattened(grid, layout)
+    words, word = _words(codes, grid, flat)
+    options = _geometry(grid, flat)
+    if y.numel():
+        with torch.cuda.device_of(y):
+            decode[_programs(flat, options)](
+                words, exponents, _integers_for_bfloat16(y), flat.outer, flat.rows, flat.columns, words.shape[-1],
+                BITS=grid.bits, BOX=grid.box, WORD=word, **options,
+            )  # fmt: skip
+    return y.to(dtype)
+
+
+TRITON = Backend("triton", quantize, pack, unpack)
+
+
+def _encode(
+    x: Tensor, y: Tensor | None, codes: Tensor | None, exponents: Tensor | None, grid: Grid, layout: Layout,
+    seed: int | None,
+) -> None:  # fmt: skip
+    """Quantise ``x`` into ``y`` or pack it into ``codes``; ``exponents`` are read where no tile holds a whole box, else
+    written with the codes."""
+    from .gpu_kernels import encode
+
+    if not x.numel():
+        return
+    flat = layout if seed is not None else _flattened(grid, layout)
+    words, word = (None, 8) if codes is None else _words(codes, grid, flat)
+    options = _geometry(grid, flat)
+    with torch.cuda.device_of(x):
+        encode[_programs(flat, options)](
+            _integers_for_bfloat16(x.to(_float(x.dtype))), None if y is None else _integers_for_bfloat16(y), words,
+            exponents, seed or 0, flat.outer, flat.rows, flat.columns, 0 if words is None else words.shape[-1],
+            BITS=grid.bits, BOX=grid.box, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **options,
+        )  # fmt: skip
+
+
+def _exponents_first(x: Tensor, grid: Grid, layout: Layout) -> Tensor | None:
+    """The exponents of boxes that no tile holds; None where the kernel that rounds makes them."""
+    from .gpu_kernels import box_exponents
+
+    if _inside(grid, layout):
+        return None
+    if grid.box == 0:
+        return _tensor_exponent(x, grid)
+    exponents = torch.empty(layout.exponent_shape(grid.box), dtype=torch.uint8, device=x.device)
+    if exponents.numel():
+        with torch.cuda.device_of(x):
+            box_exponents[(-(-exponents.numel() // BOXES),)](
+                _integers_for_bfloat16(x.to(_float(x.dtype))), exponents, layout.outer, layout.rows, layout.columns,
+                BOX=grid.box, ALONG_ROWS=layout.along_rows, P=BOXES, WIDE=x.numel() >= WIDE,
+            )  # fmt: skip
+    return exponents
+
+
+def _tensor_exponent(x: Tensor, grid: Grid) -> Tensor:
+    if x.numel():
+        largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
+    else:
+        largest = torch.zeros(1, device=x.device)
+    stored = largest.view(torch.int32) >> 23
+    if grid.exponent is not None:
+        stored = torch.where(stored == NAN_EXPONENT, stored, grid.exponent + BIAS)
+    return stored.to(torch.uint8)
+
+
+def _inside(grid: Grid, layout: Layout) -> bool:
+    """Whether a tile holds whole boxes."""
+    longest = LONGEST_BOX_OF_ROWS if layout.along_rows else TILE["C"]
+    return 0 < grid.box <= longest and grid.box & (grid.box - 1) == 0
+
+
+def _flattened(grid: Grid, layout: Layout) -> Layout:
+    """The same codes in the same order as one long row, where boxes and bytes end with each row: rows of any length then
+    fill the tiles. (Stochastic rounding counts rows and columns, so it keeps its layout.)"""
+    whole_boxes = grid.box == 0 or (not layout.along_rows and layout.columns % grid.box == 0)
+    if whole_boxes and layout.columns * grid.bits % 8 == 0:
+        return Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
+    return layout
+
+
+def _geometry(grid: Grid, layout: Layout) -> dict[str, int | bool]:
+    """How a kernel tiles the tensor: its compile-time arguments."""
+    inside = _inside(grid, layout)
+    tile = {"T": grid.box, **BOX_TILE} if inside and layout.along_rows else TILE
+    wide = layout.outer * layout.rows * layout.columns >= WIDE
+    flat = layout.outer == layout.rows == 1 and not layout.along_rows
+    return {"ALONG_ROWS": layout.along_rows, "INSIDE": inside, "FLAT": flat, "WIDE": wide, **tile}
+
+
+def _programs(layout: Layout, options: dict[str, int | bool]) -> tuple[int]:
+    strips = -(-layout.columns // options["C"])
+    if options["ALONG_ROWS"] and options["INSIDE"]:
+        return (layout.outer * -(-layout.rows // options["T"]) * strips,)
+    return (-(-layout.outer * layout.rows * strips // options["T"]),)
+
+
+def _words(codes: Tensor, grid: Grid, layout: Layout) -> tuple[Tensor, int]:
+    """``codes`` as rows of the widest words that hold whole codes and end with the row; and the width in bits."""
+    codes = codes.view(layout.code_shape(grid.bits))
+    for dtype in (torch.int32, torch.int16):
+        bits = 8 * dtype.itemsize
+        aligned = (codes.shape[-1] | codes.data_ptr()) % dtype.itemsize == 0
+        if bits % grid.bits == 0 and aligned:
+            return codes.view(dtype), bits
+    return codes, 8
+
+
+def _float(dtype: torch.dtype) -> torch.dtype:
+    """The type that a kernel reads or writes for ``dtype``."""
+    return dtype if dtype in _FLOATS else torch.float32
+
+
+def _integers_for_bfloat16(x: Tensor) -> Tensor:
+    return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
