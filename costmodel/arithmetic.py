@@ -27,9 +27,17 @@ class Law:
 
 
 #: the law of a multiplier array: one full adder for each pair of bits
-FIXED_LAW = Law(1 / 32**2, 1.0, "array multiplier: one cell for each pair of operand bits; table 1's 16x16 row, 0.25 = (16*16)/(32*32)")
+FIXED_LAW = Law(
+    1 / 32**2,
+    1.0,
+    "array multiplier: one cell for each pair of operand bits; table 1's 16x16 row, 0.25 = (16*16)/(32*32)",
+)
 #: two constants, from the two all-equal BFP rows of table 1: 0.56 at 32 bits and 0.18 at 16, p = ln(0.56/0.18)/ln(4) = 0.82
-BFP_LAW = Law(0.56 / 32 ** (2 * 0.82), 0.82, "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits")
+BFP_LAW = Law(
+    0.56 / 32 ** (2 * 0.82),
+    0.82,
+    "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits",
+)
 LAWS: dict[str, Law] = {"bfp": BFP_LAW, "fixed": FIXED_LAW, "float": FIXED_LAW}
 
 #: multiplier width of a floating-point container: its significand, hidden bit included
@@ -73,7 +81,9 @@ def products(workload: Workload, precision: Precision, kind: str) -> list[Produc
 
 def multiplier_width(bits: Bits, kind: str) -> Bits:
     """Bits a multiplier works on: all of a fixed-point or BFP code, the significand of a float."""
-    return np.where(np.asarray(bits) > 16, SIGNIFICAND[32], np.minimum(bits, SIGNIFICAND[16])) if kind == "float" else bits
+    return (
+        np.where(np.asarray(bits) > 16, SIGNIFICAND[32], np.minimum(bits, SIGNIFICAND[16])) if kind == "float" else bits
+    )
 
 
 def arithmetic_cost(found: list[Product]) -> Bits:

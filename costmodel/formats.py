@@ -72,7 +72,9 @@ def parse_precision(text: str) -> tuple[str | None, Precision]:
     """'[16,4,4,16]', '16,4,4,16' or 'fixed:[16,16,16,16]' -> (format kind or None, Precision). Raises ValueError."""
     match = re.fullmatch(r"\s*(?:([A-Za-z]+)\s*:)?\s*\[?\s*((?:\d+\s*,\s*){3}\d+)\s*\]?\s*", text)
     if not match:
-        raise ValueError(f"precision {text!r} is malformed: write [q0,q1,q2,q3] or format:[q0,q1,q2,q3], e.g. bfp:[16,4,4,16]")
+        raise ValueError(
+            f"precision {text!r} is malformed: write [q0,q1,q2,q3] or format:[q0,q1,q2,q3], e.g. bfp:[16,4,4,16]"
+        )
     kind = match[1].lower() if match[1] else None
     if kind is not None and kind not in KINDS:
         raise ValueError(f"precision {text!r}: format must be one of {', '.join(KINDS)}, not {kind!r}")

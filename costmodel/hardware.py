@@ -15,13 +15,13 @@ import difflib
 import math
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from costmodel.formats import KINDS, Bits
+from costmodel.shipped import profile_names, profile_text
 
 MAX_BITS = 32
 
@@ -60,27 +60,21 @@ class Hardware:
         return rates[bits]
 
 
-def profile_names() -> list[str]:
-    return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
-
-
 def load_hardware(name: str) -> Hardware:
     """A named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
     if name in profile_names():
-        return _parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), f"profile {name}")
+        return _parse(profile_text(name), f"profile {name}")
     path = Path(name)
     if path.suffix != ".toml":
         near = difflib.get_close_matches(name.lower(), profile_names(), n=1, cutoff=0.0)
-        raise ValueError(f"unknown hardware {name!r}: nearest is {near[0]!r}; profiles are {', '.join(profile_names())}, or a .toml file")
+        raise ValueError(
+            f"unknown hardware {name!r}: nearest is {near[0]!r}; profiles are {', '.join(profile_names())}, or a .toml file"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"hardware file {name} cannot be read: {_reason(error)}") from None
     return _parse(text, name)
-
-
-def _folder() -> Any:
-    return resources.files("costmodel") / "profiles"
 
 
 def _reason(error: Exception) -> str:
@@ -110,7 +104,9 @@ def _peak(entry: Any, label: str, where: str) -> Peak:
     holds = _field(data, f"{label}.holds", dict, where)
     for kind, bits in holds.items():
         if kind not in KINDS or not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_BITS:
-            raise ValueError(f"hardware file {where}: field {label}.holds.{kind} must be bits from 1 to 32 for one of {', '.join(KINDS)}")
+            raise ValueError(
+                f"hardware file {where}: field {label}.holds.{kind} must be bits from 1 to 32 for one of {', '.join(KINDS)}"
+            )
     return Peak(
         datatype=_field(data, f"{label}.datatype", str, where),
         flops=1e12 * _number(data, f"{label}.tflops", where),

@@ -28,7 +28,9 @@ class Config:
             value = self.data.get(name)
             if value is not None:
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise ValueError(f"config {self.where}: field {name} must be a positive whole number, not {value!r}")
+                    raise ValueError(
+                        f"config {self.where}: field {name} must be a positive whole number, not {value!r}"
+                    )
                 return value
         if default is None:
             raise ValueError(f"config {self.where}: field {names[0]} is missing")
@@ -107,7 +109,11 @@ def _bert(config: Config) -> Transformer:
         ),
     )
     return Transformer(
-        _name(config), _encoder_head(config, vocab), encoder=encoder, source_length=min(DEFAULT_LENGTH, positions), source=config.where
+        _name(config),
+        _encoder_head(config, vocab),
+        encoder=encoder,
+        source_length=min(DEFAULT_LENGTH, positions),
+        source=config.where,
     )
 
 
@@ -125,7 +131,9 @@ def _distilbert(config: Config) -> Transformer:
     )
     bare = not config.architecture.endswith(("ForMaskedLM", "ForSequenceClassification"))
     head = Head("none") if bare else _encoder_head(config, vocab)
-    return Transformer(_name(config), head, encoder=encoder, source_length=min(DEFAULT_LENGTH, positions), source=config.where)
+    return Transformer(
+        _name(config), head, encoder=encoder, source_length=min(DEFAULT_LENGTH, positions), source=config.where
+    )
 
 
 def _decoder_only(config: Config, decoder: Stack, tied: bool, positions: int, head_bias: bool = False) -> Transformer:
@@ -134,9 +142,7 @@ def _decoder_only(config: Config, decoder: Stack, tied: bool, positions: int, he
         head = Head("classes", config.classes)
     elif config.architecture.endswith("Model") and not config.architecture.endswith("LMHeadModel"):
         head = Head("none")
-    return Transformer(
-        _name(config), head, decoder=decoder, target_length=min(2048, positions), source=config.where
-    )
+    return Transformer(_name(config), head, decoder=decoder, target_length=min(2048, positions), source=config.where)
 
 
 def _gpt2(config: Config) -> Transformer:
@@ -156,7 +162,9 @@ def _gpt2(config: Config) -> Transformer:
 def _opt(config: Config) -> Transformer:
     d, positions = config.size("hidden_size"), config.size("max_position_embeddings")
     if config.size("word_embed_proj_dim", default=d) != d:
-        raise ValueError(f"config {config.where}: field word_embed_proj_dim other than hidden_size ({d}) is not supported")
+        raise ValueError(
+            f"config {config.where}: field word_embed_proj_dim other than hidden_size ({d}) is not supported"
+        )
     bias = config.flag("enable_bias", True)
     decoder = Stack(
         "decoder",
@@ -207,7 +215,12 @@ def _phi(config: Config) -> Transformer:
 
 
 def _llama_like(
-    qkv_bias: bool = False, out_bias: bool = False, qk_norm: bool = False, tied: bool = False, norms: int = 2, kv_default: int = 0
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    qk_norm: bool = False,
+    tied: bool = False,
+    norms: int = 2,
+    kv_default: int = 0,
 ) -> Callable[[Config], Transformer]:
     """Llama's kin: RMS norms, gated MLP, grouped-query attention, rotary positions."""
 
@@ -233,7 +246,10 @@ def _llama_like(
             tables=(("embed_tokens", config.size("vocab_size"), d),),
         )
         return _decoder_only(
-            config, decoder, config.flag("tie_word_embeddings", tied), config.size("max_position_embeddings", default=2048)
+            config,
+            decoder,
+            config.flag("tie_word_embeddings", tied),
+            config.size("max_position_embeddings", default=2048),
         )
 
     return read
@@ -262,7 +278,9 @@ def _t5(config: Config) -> Transformer:
     return _encoder_decoder(config, encoder, decoder, Head("lm", vocab, tied=tied), DEFAULT_LENGTH)
 
 
-def _bart(positions_offset: int, final_norm: bool = False, embedding_norm: bool = True) -> Callable[[Config], Transformer]:
+def _bart(
+    positions_offset: int, final_norm: bool = False, embedding_norm: bool = True
+) -> Callable[[Config], Transformer]:
     """BART's kin: learned positions in both stacks, biases everywhere, one shared table of words."""
 
     def read(config: Config) -> Transformer:
@@ -293,7 +311,13 @@ def _encoder_decoder(config: Config, encoder: Stack, decoder: Stack, head: Head,
         head = Head("none")
     length = min(DEFAULT_LENGTH, positions)
     return Transformer(
-        _name(config), head, encoder=encoder, decoder=decoder, source_length=length, target_length=length, source=config.where
+        _name(config),
+        head,
+        encoder=encoder,
+        decoder=decoder,
+        source_length=length,
+        target_length=length,
+        source=config.where,
     )
 
 

@@ -95,14 +95,16 @@ class Workload:
         return replace(
             self,
             operations=tuple(
-                replace(op, quantised=False) if isinstance(op, Gemm) and regex.search(op.name) else op for op in self.operations
+                replace(op, quantised=False) if isinstance(op, Gemm) and regex.search(op.name) else op
+                for op in self.operations
             ),
         )
 
     def quantising_attention(self) -> Workload:
         """The workload with attention's two products quantised like linear layers."""
         return replace(
-            self, operations=tuple(replace(op, quantised=True) if isinstance(op, Gemm) else op for op in self.operations)
+            self,
+            operations=tuple(replace(op, quantised=True) if isinstance(op, Gemm) else op for op in self.operations),
         )
 
     def fusing_attention(self) -> Workload:

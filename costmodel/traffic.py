@@ -209,7 +209,9 @@ def _gemm_charges(group: Group, gemm: Gemm, precision: Precision, fmt: Format, e
         found.append(Charge(group, move.tensor, move.phase, move.direction, shape, width, bits, times, nbytes))
     if gemm.bias:
         for tensor, phase, direction in (("bias", "forward", "read"), ("d bias", "backward", "write")):
-            found.append(Charge(group, tensor, phase, direction, (gemm.N,), "state", STATE_BITS, 1, gemm.N * STATE_BITS // 8))
+            found.append(
+                Charge(group, tensor, phase, direction, (gemm.N,), "state", STATE_BITS, 1, gemm.N * STATE_BITS // 8)
+            )
     return found
 
 
@@ -221,5 +223,7 @@ def _pointwise_charges(group: Group, op: Pointwise, precision: Precision) -> lis
         shape, bits = shapes[move.per], widths[move.width]
         values = shape[0] * (shape[1] if len(shape) == 2 else 1)
         nbytes = move.times * values * bits // 8
-        found.append(Charge(group, move.tensor, move.phase, move.direction, shape, move.width, bits, move.times, nbytes))
+        found.append(
+            Charge(group, move.tensor, move.phase, move.direction, shape, move.width, bits, move.times, nbytes)
+        )
     return found

@@ -43,7 +43,9 @@ class Stack:
         if not self.head_dim and self.d % self.heads:
             raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {self.name}.heads ({self.heads})")
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"{self.name}.heads ({self.heads}) must be a multiple of {self.name}.kv_heads ({self.kv_heads})")
+            raise ValueError(
+                f"{self.name}.heads ({self.heads}) must be a multiple of {self.name}.kv_heads ({self.kv_heads})"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[O
         ops.append(Pointwise(f"{stack.name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
     for layer in range(stack.layers):
         prefix = f"{stack.name}.layers.{layer}"
-        ops += _attention(f"{prefix}.self_attn", stack, model.sequences, length, length, f"{prefix}.self_attn.x", stack.d)
+        ops += _attention(
+            f"{prefix}.self_attn", stack, model.sequences, length, length, f"{prefix}.self_attn.x", stack.d
+        )
         ops.append(Pointwise(f"{prefix}.self_attn.add", "residual", tokens, stack.d))
         if stack.cross:
             assert model.encoder is not None
@@ -182,6 +186,8 @@ def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
         ops.append(Pointwise("head.norm", "norm", rows, d, parameters=2 * d))
     if head.kind == "none":
         return ops
-    ops.append(Gemm("output_projection", rows, d, head.outputs, bias=head.bias, tied=head.tied, input="output_projection.x"))
+    ops.append(
+        Gemm("output_projection", rows, d, head.outputs, bias=head.bias, tied=head.tied, input="output_projection.x")
+    )
     ops.append(Pointwise("loss", "loss", rows, head.outputs))
     return ops

@@ -80,11 +80,15 @@ def _operation(entry: Any, label: str, where: str) -> Operation:
             raise ValueError(f"workload file {where}: field {label}.{name} must be {field.type}, not {value!r}")
         least = 0 if name in ("parameters", "recompute") else 1
         if wanted is int and not least <= value < MAX_SIZE:
-            raise ValueError(f"workload file {where}: field {label}.{name} must be from {least} to {MAX_SIZE - 1}, not {value}")
+            raise ValueError(
+                f"workload file {where}: field {label}.{name} must be from {least} to {MAX_SIZE - 1}, not {value}"
+            )
         values[name] = value
     operation = _OPERATIONS[kind](**values)
     choices = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
     for name, allowed in choices.items():
         if name in values and values[name] not in allowed:
-            raise ValueError(f"workload file {where}: field {label}.{name} must be one of {', '.join(allowed)}, not {values[name]!r}")
+            raise ValueError(
+                f"workload file {where}: field {label}.{name} must be one of {', '.join(allowed)}, not {values[name]!r}"
+            )
     return operation

@@ -1,0 +1,93 @@
+"""dsq-cost estimate: precisions, or a finished run, in one line each."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from costmodel import paper
+from costmodel.commands.query import Setup, facts, floor_record, format_of, heading, setups_of, workload_of
+from costmodel.estimate import REFERENCE, Estimate, evaluate
+from costmodel.formats import Format, Precision
+from costmodel.hardware import load_hardware
+from costmodel.history import History, load_history
+from costmodel.operations import Workload
+from costmodel.output import Record, Report, Section
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    if bool(arguments.precision) == bool(arguments.history):
+        raise ValueError("give one or more precisions, or --history FILE, and not both")
+    workload, fmt = workload_of(arguments), format_of(arguments)
+    if arguments.history:
+        history = load_history(arguments.history, fmt)
+        setups = [(history.format, level.precision) for level in history.levels]
+    else:
+        history, setups = None, setups_of(arguments.precision, fmt)
+    if arguments.profile == "paper":
+        records = [_paper_record(workload, *setup) for setup in setups]
+        report = Report(
+            [Section(f"{workload.name}, paper profile, relative to fixed-point 32", records)], facts=facts(workload)
+        )
+        shown = {"format": "", "precision": "", "arithmetic": ".4f", "dram": ".4f"}
+    else:
+        hardware = load_hardware(arguments.hardware)
+        reference = evaluate(workload, *REFERENCE, hardware)
+        records = [_record(setup, evaluate(workload, setup[1], setup[0], hardware), reference) for setup in setups]
+        shown = {
+            "format": "",
+            "precision": "",
+            "dram MB": ",.1f",
+            "dram": ".3f",
+            "stash MB": ",.2f",
+            "arithmetic": ".4f",
+            "FLOP/byte": ",.1f",
+            "ridge": ",.1f",
+            "bound": "",
+            "floor ms": ",.3f",
+        }
+        notes = [
+            "dram and arithmetic: relative to fixed-point 32; stash: what the linear layers keep for the backward; ridge: where this mix turns compute-bound."
+        ]
+        report = Report([Section(heading(workload, hardware), records)], notes, facts(workload, hardware))
+    if history:
+        records.append(_mean_record(records, history))
+        shown = {"format": "", "precision": "", "share": ".1%"} | {
+            k: v for k, v in shown.items() if k not in ("format", "precision")
+        }
+        report.notes.append(f"mean: weighed by each level's share of {history.unit}.")
+    return replace(report, sections=[replace(report.sections[0], shown=shown)])
+
+
+def _paper_record(workload: Workload, fmt: Format, precision: Precision) -> Record:
+    return {
+        "format": fmt.kind,
+        "precision": str(precision),
+        "arithmetic": float(paper.arithmetic(precision, fmt)),
+        "dram": float(paper.dram(workload, precision, fmt)),
+    }
+
+
+def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
+    fmt, precision = setup
+    total = cost.total
+    return {
+        "format": fmt.kind,
+        "precision": str(precision),
+        "dram MB": float(cost.dram_bytes) / 1e6,
+        "dram": float(cost.dram_bytes / reference.dram_bytes),
+        "stash MB": float(cost.stash_bytes) / 1e6,
+        "arithmetic": float(cost.arithmetic / reference.arithmetic),
+        "multiplier-bits": float(cost.multiplier_bits),
+        **floor_record(total),
+    }
+
+
+def _mean_record(records: list[Record], history: History) -> Record:
+    mean: Record = {"format": history.format.kind, "precision": "mean", "share": 1.0}
+    for record, share in zip(records, history.shares, strict=True):
+        record["share"] = share
+    for name in ("dram MB", "dram", "stash MB", "arithmetic", "multiplier-bits", "GFLOP", "floor ms"):
+        if name in records[0]:
+            mean[name] = sum(record[name] * record["share"] for record in records)
+    return mean

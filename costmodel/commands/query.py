@@ -1,0 +1,63 @@
+"""What the arguments of every command describe: a workload, hardware, formats and precisions."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from costmodel.formats import Format, Precision, parse_precision
+from costmodel.hardware import Hardware
+from costmodel.operations import Workload
+from costmodel.output import Record
+from costmodel.roofline import Floor
+from costmodel.workloads import load_workload
+
+Setup = tuple[Format, Precision]
+
+
+def workload_of(arguments: argparse.Namespace) -> Workload:
+    workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
+    if arguments.quantise_attention:
+        workload = workload.quantising_attention()
+    if arguments.exclude:
+        workload = workload.excluding(arguments.exclude)
+    if arguments.fused_attention:
+        workload = workload.fusing_attention()
+    return workload.gemms_only() if arguments.gemms_only else workload
+
+
+def format_of(arguments: argparse.Namespace) -> Format:
+    return Format(arguments.format, arguments.box, arguments.exponent_bits, arguments.box_axis)
+
+
+def setups_of(texts: list[str], fmt: Format) -> list[Setup]:
+    parsed = [parse_precision(text) for text in texts]
+    return [(replace(fmt, kind=kind) if kind else fmt, precision) for kind, precision in parsed]
+
+
+def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
+    found: Record = {
+        "workload": workload.name,
+        "tokens": workload.tokens,
+        "parameters": workload.parameters,
+        "macs": workload.macs,
+        "source": workload.source,
+    }
+    return found | ({"hardware": hardware.name, "hardware_sources": hardware.sources} if hardware else {})
+
+
+def heading(workload: Workload, hardware: Hardware) -> str:
+    return (
+        f"{workload.name}: {workload.parameters:,} parameters, {workload.tokens:,} tokens a step, "
+        f"{workload.macs / 1e9:,.1f} GMAC a step; on {hardware.name}"
+    )
+
+
+def floor_record(floor: Floor) -> Record:
+    return {
+        "GFLOP": float(floor.flops) / 1e9,
+        "FLOP/byte": float(floor.intensity),
+        "ridge": float(floor.ridge) if floor.compute_seconds else None,
+        "bound": "memory" if floor.memory_bound else "compute",
+        "floor ms": float(floor.seconds) * 1e3,
+    }

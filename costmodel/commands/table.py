@@ -1,0 +1,164 @@
+"""dsq-cost table: the paper's tables beside ours."""
+
+from __future__ import annotations
+
+import argparse
+
+from costmodel import paper, published, tables
+from costmodel.formats import Format, Precision
+from costmodel.hardware import load_hardware
+from costmodel.output import Record, Report, Section
+from costmodel.workloads import load_workload
+
+TABLES = (1, 6, 7)
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    chosen = tuple(arguments.table or TABLES)
+    unknown = [number for number in chosen if number not in TABLES]
+    if unknown:
+        raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
+    sections: list[Section] = []
+    notes: list[str] = []
+    static, fits = tables.static_rows(chosen), tables.dsq_fits(chosen)
+    for number in (1, 6):
+        if number in chosen:
+            records = [_static(entry) for entry in static if entry.row.table == number]
+            sections.append(
+                Section(f"Table {number} (x fixed-point 32; residual = ours - published)", records, _STATIC_SHOWN)
+            )
+    notes += [
+        f"! {entry.row.dataset} {entry.row.method} {entry.row.precision}: the published {entry.row.dram:.2f}x contradicts the paper: "
+        f"{entry.row.contradicts}. Ours is {entry.dram:.4f}x; it is shown, not fitted."
+        for entry in static
+        if entry.row.contradicts
+    ]
+    if fits:
+        records = [record for fit in fits for record in _fit(fit)]
+        sections.append(Section("Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]", records, _FIT_SHOWN))
+        notes += _fit_notes(fits) + _alternative_notes()
+    facts: Record = {}
+    if 7 in chosen:
+        hardware = load_hardware(arguments.hardware)
+        bounds = tables.table_7(hardware)
+        records = [_bound(entry) for entry in bounds]
+        sections.append(Section(f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}", records, _BOUND_SHOWN))
+        notes += _bound_notes(bounds)
+        facts = {"hardware": hardware.name, "hardware_sources": hardware.sources}
+    return Report(sections, notes, facts)
+
+
+_STATIC_SHOWN = {"dataset": "", "method": "", "precision": ""}
+_STATIC_SHOWN |= {"arith published": ".2f", "arith ours": ".4f", "arith residual": "+.4f"}
+_STATIC_SHOWN |= {"dram published": ".2f", "dram ours": ".4f", "dram residual": "+.4f", "within 0.015": ""}
+
+
+def _static(entry: tables.Compared) -> Record:
+    row = entry.row
+    return {
+        "dataset": row.dataset,
+        "method": row.method,
+        "precision": str(row.precision),
+        "arith published": row.arithmetic,
+        "arith ours": entry.arithmetic,
+        "arith residual": entry.arithmetic_residual,
+        "dram published": row.dram,
+        "dram ours": entry.dram,
+        "dram residual": entry.dram_residual,
+        f"within {tables.TOLERANCE}": "yes" if entry.within else "contradiction" if row.contradicts else "no",
+    }
+
+
+_FIT_SHOWN = {"dataset": "", "column": "", "published": ".4f", "all at level 1": ".4f", "all at level 2": ".4f"}
+_FIT_SHOWN |= {"share for this column": ".1%", "best share for both": ".1%", "ours": ".4f", "residual": "+.4f"}
+
+
+def _fit(fit: tables.Fit) -> list[Record]:
+    ours = fit.at(fit.share)
+    columns = (
+        ("arithmetic", fit.arithmetic_target, fit.arithmetic_levels, fit.arithmetic_share, ours[0]),
+        ("dram", fit.dram_target, fit.dram_levels, fit.dram_share, ours[1]),
+    )
+    return [
+        {
+            "dataset": fit.row.dataset,
+            "column": column,
+            "published": target,
+            "all at level 1": levels[0],
+            "all at level 2": levels[1],
+            "share for this column": share,
+            "best share for both": fit.share,
+            "ours": mean,
+            "residual": mean - target,
+        }
+        for column, target, levels, share, mean in columns
+    ]
+
+
+def _fit_notes(fits: list[tables.Fit]) -> list[str]:
+    found = [
+        "share: of the run's work at [16,4,4,16]. The two columns of a DSQ row ask for different shares; no two-level run gives both:"
+    ]
+    for fit in fits:
+        outside = [
+            f"{name} {share:.1%}"
+            for name, share in (("arithmetic", fit.arithmetic_share), ("dram", fit.dram_share))
+            if not 0 <= share <= 1
+        ]
+        tail = (
+            f"; below 0: even a run wholly at [2,2,2,16] costs more than published ({', '.join(outside)})"
+            if outside
+            else ""
+        )
+        found.append(
+            f"  {fit.row.dataset}: {fit.arithmetic_share:.1%} by arithmetic, {fit.dram_share:.1%} by DRAM{tail}."
+        )
+    found.append(
+        "  IWSLT17's published figures are the headline's, unrounded (0.25 / 20.95 and 0.50 / 2.55). The introduction swaps those two factors."
+    )
+    return found
+
+
+def _alternative_notes() -> list[str]:
+    """Why 0.31 (IWSLT) and 0.32 (GLUE) are not told apart, with the figures that adding dw would give."""
+    fixed, bfp = Format("fixed"), Format("bfp")
+    first, second = published.DSQ_LEVELS
+    iwslt, glue = (load_workload(name) for name in ("transformer_iwslt_de_en", "roberta_base_mnli"))
+    tensors = (*paper.TENSORS, paper.WEIGHT_GRADIENT)
+
+    def figures(precision: Precision, fmt: Format) -> str:
+        return " and ".join(f"{paper.dram(workload, precision, fmt, tensors):.4f}" for workload in (iwslt, glue))
+
+    return [
+        "Fixed [16,4,4,16] is published as 0.31x on IWSLT and 0.32x on GLUE. Ours is 0.3125x for every model: each shape crosses as often at",
+        f"  q0/q3 as at q1/q2. Writing dw at q3 too would give {figures(second, fixed)} (BFP {figures(second, bfp)}), closer,",
+        f"  but {figures(first, bfp)} at [2,2,2,16], further from the DSQ rows; it is left out.",
+    ]
+
+
+_BOUND_SHOWN = {"class": "", "FLOP/byte": ".1f", "ridge": ".1f", "bound": "", "bound published": ""}
+_BOUND_SHOWN |= {"latency published": ".2%", "ours": ".2%", "ours with Adam": ".2%", "by module, with Adam": ".2%"}
+
+
+def _bound(entry: tables.Bound) -> Record:
+    return {
+        "class": entry.cls,
+        "FLOP/byte": entry.intensity,
+        "ridge": entry.ridge,
+        "bound": entry.bound,
+        "bound published": entry.published_bound,
+        "latency published": entry.published_share,
+        "ours": entry.share,
+        "ours with Adam": entry.share_with_update,
+        "by module, with Adam": entry.share_by_module,
+    }
+
+
+def _bound_notes(bounds: list[tables.Bound]) -> list[str]:
+    agree = sum(entry.bound == entry.published_bound for entry in bounds)
+    return [
+        f"Table 7: {agree} of {len(bounds)} bounds agree. The shares are of the time floor of one 2048-token sequence; the paper's are measured, and it states",
+        "  neither its batch, nor whether the optimiser runs, nor where attention's projections and the output projection count. Those choices move the",
+        "  shares as the last three columns show: Adam's update fills `other`, and moving the projections to `attention` (by module) leaves `fc` the MLP alone.",
+        "  A floor has no kernel launches, dropout or cast passes, which are memory-bound and lengthen attention and other, not fc.",
+    ]

@@ -1,0 +1,88 @@
+"""What a command prints or writes: a table for people, JSON or CSV; files appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table: records carry full values; `shown` says which columns people see and how."""
+
+    title: str
+    records: list[Record]
+    shown: dict[str, str] = field(default_factory=dict)  #: column -> format spec; empty: all columns as they are
+
+
+@dataclass(frozen=True)
+class Report:
+    """A command's answer. CSV holds `columns` where given, else the first section's records; JSON every section."""
+
+    sections: list[Section]
+    notes: list[str] = field(default_factory=list)
+    facts: Record = field(default_factory=dict)  #: what was costed: workload, hardware, options
+    columns: Any = None  #: name -> array, where CSV holds more rows than people are shown
+
+    def table(self) -> str:
+        from tabulate import tabulate
+
+        parts = []
+        for section in self.sections:
+            specs = section.shown or dict.fromkeys(section.records[0] if section.records else [], "")
+            rows = [[_cell(record.get(name), spec) for name, spec in specs.items()] for record in section.records]
+            aligned = tabulate(rows, list(specs), disable_numparse=True, colalign=_alignment(section, specs))
+            parts.append(f"{section.title}\n\n{aligned}" if rows else f"{section.title}\n\n(nothing)")
+        return "\n\n".join(parts + ["\n".join(self.notes)] * bool(self.notes)) + "\n"
+
+    def json(self) -> str:
+        data = {**self.facts, **{section.title: section.records for section in self.sections}, "notes": self.notes}
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+    def csv(self) -> str:
+        import pandas as pd
+
+        return pd.DataFrame(self.columns or self.sections[0].records).to_csv(index=False)
+
+
+def _cell(value: Any, spec: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:{spec}}" if spec and not isinstance(value, str) else str(value)
+
+
+def _alignment(section: Section, specs: dict[str, str]) -> list[str]:
+    first = section.records[0] if section.records else {}
+    return ["left" if isinstance(first.get(name), str) else "right" for name in specs]
+
+
+def check_writable(path: str) -> None:
+    """Raises ValueError, before any work is done, if a file could not be written there."""
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        raise ValueError(f"output {path} is a folder: name a file")
+    if not folder.is_dir():
+        raise ValueError(f"output {path} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"output {path} cannot be written: no permission in {folder}")
+
+
+def write_whole(path: str, write: Callable[[str], None]) -> None:
+    """Call `write` with a temporary name beside `path`, then rename: readers never see half a file."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    os.close(handle)
+    try:
+        write(temporary)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
