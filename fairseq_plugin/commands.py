@@ -80,6 +80,8 @@ def _explain(error: BaseException) -> str | None:
         return text
     if isinstance(error, FileNotFoundError):
         return f"data: {error.filename or text} does not exist: give a directory that dsq-preprocess wrote"
+    if text.startswith("Model file not found: "):
+        return f"--path: {text.partition(': ')[2]} does not exist: give a checkpoint that dsq-train wrote"
     if "Error(s) in loading state_dict" in text:
         return (
             "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: "

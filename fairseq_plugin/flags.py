@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from dsq.precision import parse_levels
 
 _DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
 
+
+logger = logging.getLogger(__name__)
 
 ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A
 checkpoint holds the level; generation runs at the level the checkpoint was trained at, and needs none of these flags.
@@ -78,7 +81,8 @@ class DSQFlags(FairseqDataclass):
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
 
 
-_FLAGS = [option for option in dataclasses.fields(DSQFlags) if "help" in option.metadata]
+#: the fields of DSQFlags that are flags
+FLAGS = [option for option in dataclasses.fields(DSQFlags) if "help" in option.metadata]
 
 
 def flag_of(name: str) -> str:
@@ -89,7 +93,7 @@ def flag_of(name: str) -> str:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser`` as a group of their own; values are checked one by one as they are read."""
     group = parser.add_argument_group("DSQ (dynamic stashing quantization)", ABOUT)
-    for option in _FLAGS:
+    for option in FLAGS:
         text = option.metadata["help"] + ("" if option.default in (None, False) else f" (default: {option.default})")
         if option.type is bool:
             group.add_argument(flag_of(option.name), action="store_true", help=text)
@@ -106,20 +110,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def config_of(options: object) -> DSQConfig | None:
     """The DSQConfig that ``options`` (argparse's namespace or a task's config) ask for; None without --dsq-levels.
 
-    Warns of flags that do nothing without --dsq-levels. Raises InputError for values that no run can use.
+    Logs a warning of flags that do nothing without --dsq-levels, and what the core warns of. Raises InputError for values
+    that no run can use.
     """
     given: dict[str, Any] = {
-        option.name.removeprefix("dsq_"): getattr(options, option.name, option.default) for option in _FLAGS
+        option.name.removeprefix("dsq_"): getattr(options, option.name, option.default) for option in FLAGS
     }
     given.pop("reset")
     levels = given.pop("levels")
     if levels is None:
         idle = [flag_of(name) for name, value in given.items() if value != _DEFAULT[name]]
         if idle:
-            warnings.warn(f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing", stacklevel=2)
+            logger.warning("without --dsq-levels there is no DSQ: %s does nothing", ", ".join(idle))
         return None
-    with _flags_named():
-        return DSQConfig(levels=quiet(parse_levels, levels), **given)
+    with _flags_named(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = DSQConfig(levels=quiet(parse_levels, levels), **given)
+    for warning in caught:
+        logger.warning("--dsq-levels: %s", warning.message)
+    return config
 
 
 def _reader(option: dataclasses.Field) -> Callable[[str], Any]:

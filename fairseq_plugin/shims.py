@@ -8,6 +8,7 @@ Import this before anything of fairseq, and in every process: workers that are s
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
 4. checkpoint_last.pt is copied in place: a run killed during the copy has no checkpoint to go on from.
 5. --bf16 is taken for --tpu.
+6. Each run prints a screen of deprecation warnings that nobody but fairseq could act on.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import warnings
 from typing import Any
 
 from fairseq_plugin import startup
@@ -85,7 +87,15 @@ def _bf16_without_tpu(parse):
     return parse_args_and_arch
 
 
+def silence_deprecations() -> None:
+    """Hide what fairseq, hydra and torch say to each other."""
+    for module in (r"hydra\.", r"fairseq\.tasks\.fairseq_task", r"torch\.utils\.data\.dataloader"):
+        warnings.filterwarnings("ignore", module=module)
+    warnings.filterwarnings("ignore", message=r"\s*'config' is validated against ConfigStore schema")
+
+
 _trust_checkpoint_classes()
+silence_deprecations()
 _drop_fused_encoder()
 PathManager.copy = _copy_atomically(PathManager.copy)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)

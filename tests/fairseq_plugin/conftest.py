@@ -1,9 +1,3 @@
-"""A tiny parallel corpus, made here, and fairseq's commands called in this process or in one of their own."""
-
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,59 +5,9 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 import torch
-from fairseq import checkpoint_utils
 
-from fairseq_plugin import commands
-
-ROOT = Path(__file__).parents[2]
-NOUNS = "hund katze vogel fisch baum haus kind buch stein fluss".split()
-VERBS = "sieht findet nimmt kennt".split()
-LEVELS = "[2,2,2,16] [16,4,4,16]"
-#: a model of 2+2 layers and 33 linears, and a quiet log
-MODEL = """--arch transformer --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 32 --decoder-embed-dim 32
-    --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2
-    --share-decoder-input-output-embed --dropout 0.1 --task translation --criterion label_smoothed_cross_entropy
-    --optimizer adam --lr 0.002 --max-tokens 256 --cpu --no-progress-bar --log-format simple --log-interval 1
-    --num-workers 0 --no-epoch-checkpoints""".split()
-
-
-def sentence_pairs(count: int, seed: int) -> list[tuple[str, str]]:
-    """German and a word-for-word other language: the object after the verb here, before it there."""
-    draw = random.Random(seed)
-    pairs = []
-    for _ in range(count):
-        subject, verb, *objects = [draw.choice(NOUNS), draw.choice(VERBS)] + draw.choices(NOUNS, k=draw.randint(1, 5))
-        pairs.append((" ".join([subject, verb, *objects]), " ".join(w.upper() for w in [subject, *objects, verb])))
-    return pairs
-
-
-def write_pairs(prefix: Path, pairs: list[tuple[str, str]]) -> None:
-    for language, lines in zip(("de", "xx"), zip(*pairs, strict=True), strict=True):
-        prefix.with_suffix(f".{language}").write_text("\n".join(lines) + "\n")
-
-
-def run(command: str, *arguments: object) -> None:
-    """dsq-``command`` in this process, as if in a fresh one."""
-    for memory in ("best", "num_runs"):
-        vars(checkpoint_utils.save_checkpoint).pop(memory, None)
-    before = sys.argv
-    sys.argv = [command, *map(str, arguments)]
-    try:
-        getattr(commands, command)()
-    finally:
-        sys.argv = before
-
-
-def start(command: str, *arguments: object, **environment: str) -> subprocess.Popen:
-    """dsq-``command`` in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fairseq_plugin.commands", command, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+from fairseq_plugin import shims
+from tests.fairseq_plugin.harness import run, sentence_pairs, write_pairs
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +22,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _alike():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    shims.silence_deprecations()  # pytest forgets filters between tests
     yield
     torch.set_num_threads(threads)

@@ -1,0 +1,64 @@
+"""A tiny parallel corpus, and fairseq's commands called in this process or in one of their own."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from fairseq_plugin import commands  # before fairseq: its shims
+
+from fairseq import checkpoint_utils  # isort: skip
+
+ROOT = Path(__file__).parents[2]
+NOUNS = ["hund", "katze", "vogel", "fisch", "baum", "haus", "kind", "buch", "stein", "fluss"]
+VERBS = ["sieht", "findet", "nimmt", "kennt"]
+LEVELS = "[2,2,2,16] [16,4,4,16]"
+#: a model of 2+2 layers and 33 linears, and a quiet log
+MODEL = [
+    *("--arch", "transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--share-decoder-input-output-embed"),
+    *("--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2"),
+    *("--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "64", "--decoder-attention-heads", "2"),
+    *("--task", "translation", "--criterion", "label_smoothed_cross_entropy", "--optimizer", "adam", "--lr", "0.002"),
+    *("--dropout", "0.1", "--max-tokens", "256", "--num-workers", "0", "--no-epoch-checkpoints", "--cpu"),
+    *("--no-progress-bar", "--log-format", "simple", "--log-interval", "1"),
+]
+
+
+def sentence_pairs(count: int, seed: int) -> list[tuple[str, str]]:
+    """German and a word-for-word other language: the object after the verb here, before it there."""
+    draw = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        subject, verb, objects = draw.choice(NOUNS), draw.choice(VERBS), draw.choices(NOUNS, k=draw.randint(1, 5))
+        pairs.append((" ".join([subject, verb, *objects]), " ".join(w.upper() for w in [subject, *objects, verb])))
+    return pairs
+
+
+def write_pairs(prefix: Path, pairs: list[tuple[str, str]]) -> None:
+    for language, lines in zip(("de", "xx"), zip(*pairs, strict=True), strict=True):
+        prefix.with_suffix(f".{language}").write_text("\n".join(lines) + "\n")
+
+
+def run(command: str, *arguments: object) -> None:
+    """dsq-``command`` in this process, as if in a fresh one."""
+    for memory in ("best", "num_runs"):
+        vars(checkpoint_utils.save_checkpoint).pop(memory, None)
+    before = sys.argv
+    sys.argv = [command, *map(str, arguments)]
+    try:
+        getattr(commands, command)()
+    finally:
+        sys.argv = before
+
+
+def start(command: str, *arguments: object, **environment: str) -> subprocess.Popen:
+    """dsq-``command`` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fairseq_plugin.commands", command, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -1,0 +1,133 @@
+"""One DSQ run, in this process: what passes through the quantised op, what the record and the log say."""
+
+import json
+import logging
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import dsq.linear
+from tests.fairseq_plugin.harness import LEVELS, MODEL, run
+
+LINEARS = 2 * 6 + 2 * 10 + 1  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2, and the output projection
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    """(weight, precision) of each call of the quantised op."""
+    counted: Counter = Counter()
+    op = dsq.linear.linear
+
+    def counting(x, weight, bias, quantizers):
+        counted[weight.data_ptr(), str(quantizers.precision)] += 1
+        return op(x, weight, bias, quantizers)
+
+    monkeypatch.setattr(dsq.linear, "linear", counting)
+    return counted
+
+
+def weights_called(calls: Counter) -> dict[str, int]:
+    """How many different weights were used at each precision."""
+    return Counter(precision for _, precision in calls)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run whose loss cannot improve (--lr 0): the level rises at the second of its three validations."""
+    folder = tmp_path_factory.mktemp("run")
+    log = logging.StreamHandler(stream := open(folder / "log", "w"))  # noqa: SIM115 - closed below
+    logging.getLogger().addHandler(log)
+    every = ["--save-interval-updates", 1, "--max-update", 3, "--valid-subset", "valid,test"]
+    run("train", data, *MODEL, "--lr", 0, *every, "--save-dir", folder, "--dsq-levels", LEVELS, "--dsq-patience", 1)
+    logging.getLogger().removeHandler(log)
+    stream.close()
+    return folder, (folder / "log").read_text()
+
+
+def test_every_linear_of_training_is_quantised(data: Path, tmp_path: Path, calls: Counter) -> None:
+    run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--no-save", "--save-dir", tmp_path,
+        "--dsq-levels", "[4,4,4,16]")  # fmt: skip
+    assert weights_called(calls) == {"[4,4,4,16]": LINEARS}
+
+
+@pytest.mark.parametrize(("checkpoint", "precision"), [("1_2", "[2,2,2,16]"), ("1_3", "[16,4,4,16]")])
+def test_generation_runs_at_the_level_trained_at(data, trained, calls, checkpoint, precision) -> None:
+    # the checkpoint of update 2 was saved when the level had risen, but not one update was made at the new level
+    run("generate", data, "--path", trained[0] / f"checkpoint_{checkpoint}.pt", "--beam", 2, "--max-len-b", 5,
+        "--num-workers", 0)  # fmt: skip
+    assert weights_called(calls) == {precision: LINEARS}
+
+
+def test_exclude_and_fixed_point_reach_the_model(data: Path, tmp_path: Path, monkeypatch) -> None:
+    formats = set()
+    op = dsq.linear.linear
+    monkeypatch.setattr(dsq.linear, "linear", lambda x, w, b, q: formats.add((q, w.shape[0])) or op(x, w, b, q))
+    run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path, "--no-save",
+        "--dsq-levels", "[8,8,8,16]", "--dsq-format", "fixed", "--dsq-fraction-bits", 4, "--dsq-box-axis", "last",
+        "--dsq-exclude", r"output_projection|decoder\.", "--dsq-rounding", "stochastic")  # fmt: skip
+    fmt = dsq.FixedPoint(8, 4)
+    expected = dsq.Quantizers(fmt, fmt, fmt, dsq.FixedPoint(16, 4), "stochastic", "last")
+    assert formats == {(expected, 32), (expected, 64)}
+
+
+def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
+    lines = trained[1].splitlines()
+    changes = [line for line in lines if line.startswith("DSQ level 0")]
+    assert changes == [
+        "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16] at update 2: no better validation loss in 1 validations"
+    ]
+    assert [line.split("dsq_level=")[1][0] for line in lines if "dsq_level=" in line] == ["0", "0", "1"]
+    assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
+
+
+def test_history(trained: tuple[Path, str]) -> None:
+    record = json.loads((trained[0] / "dsq_history.json").read_text())
+    assert record["format"] == "bfp"
+    assert record["box"] == 16
+    assert record["level"] == 1
+    assert [(level["precision"], level["updates"]) for level in record["levels"]] == [
+        ([2, 2, 2, 16], 2),
+        ([16, 4, 4, 16], 1),
+    ]
+    assert sum(level["tokens"] for level in record["levels"]) == record["tokens"]
+    # two valid subsets, but one entry a validation
+    assert [(one["update"], one["level"]) for one in record["validations"]] == [(1, 0), (2, 0), (3, 1)]
+    assert record["validations"][0]["loss"] == record["validations"][1]["loss"]
+
+
+def test_stash_is_measured(trained: tuple[Path, str]) -> None:
+    for level, bits in zip(json.loads((trained[0] / "dsq_history.json").read_text())["levels"], (2, 4), strict=True):
+        assert level["linears_called"] == LINEARS
+        ideal = level["stash_bytes_fp32"] * (bits + 8 / 16) / 32
+        assert ideal <= level["stash_bytes"] <= 1.05 * ideal  # the last box of each column may be short
+
+
+def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {}
+    stash_of = dsq.functional.shared_stash
+
+    def noting(source, x_TK, *args):
+        shapes[id(source)] = (source, x_TK.shape)
+        return stash_of(source, x_TK, *args)
+
+    monkeypatch.setattr(dsq.functional, "shared_stash", noting)
+    run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
+        "--dsq-levels", "[2,4,2,16]")  # fmt: skip
+    inputs = [shape for _, shape in shapes.values()]
+    # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
+    # attention read the encoder's output, one tensor for all layers; and the input of the output projection
+    assert len(inputs) == 2 * 4 + 2 * 6 + 2
+    (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    assert level["stash_bytes_fp32"] == sum(4 * T * K for T, K in inputs)
+    assert level["stash_bytes"] == sum(T * math.ceil(K * 4 / 8) + math.ceil(T / 16) * K for T, K in inputs)
+
+
+def test_state_is_no_parameter(trained: tuple[Path, str]) -> None:
+    saved = torch.load(trained[0] / "checkpoint_last.pt", weights_only=True)["model"]
+    state = saved.pop("dsq._extra_state")
+    assert state["scheduler"]["level"] == 1
+    assert state["trained_level"] == 1
+    assert not any("dsq" in name for name in saved)
