@@ -8,6 +8,7 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backw
 """
 
 # Importing a policy's file registers it: one name a line here.
+from dsq.stash import mesa as mesa
 from dsq.stash.policy import Controller, Summary, apply, policies, register
 
 __all__ = ["Controller", "Summary", "apply", "policies", "register"]

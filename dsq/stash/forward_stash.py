@@ -1,0 +1,139 @@
+"""The saved tensors of one forward: what a quantising policy does around its own code.
+
+pack     weights, integers and statistics stay as they are; masks take one bit a value; the rest is the policy's;
+         a tensor saved twice is encoded once
+unpack   the values in the shape, strides and type they were saved in
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dsq.stash.hooks import Kept, storage_key
+from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
+from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, span
+
+
+class Code(Protocol):
+    """A tensor's values in memory order, in few bits."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """The values, in `dtype` (any shape of the right size)."""
+        ...
+
+
+@dataclass(eq=False)
+class Stash:
+    """The one code of all saved views of a piece of memory."""
+
+    code: Code
+    dtype: torch.dtype
+    #: keeps the storage's address from being given to another while this lives
+    source: StorageWeakRef = field(repr=False)
+
+
+@dataclass(frozen=True)
+class View:
+    """What one pack hook gave back: a stash, and the shape in which this consumer saved it."""
+
+    stash: Stash
+    order: MemoryOrder
+
+    def get(self) -> Tensor:
+        return self.order.restore(self.stash.code.unpack(self.stash.dtype).reshape(-1))
+
+
+@dataclass(frozen=True)
+class SharedMask:
+    """An exact mask; like a Stash it holds the address of the storage it was made from."""
+
+    mask: TwoValued | PackedBool
+    source: StorageWeakRef = field(repr=False)
+
+    def get(self) -> Tensor:
+        return self.mask.get()
+
+
+Packed = View | Kept | SharedMask
+Encoder = Callable[[Tensor, MemoryOrder, Tensor], Code]
+
+
+class ForwardStash:
+    """Pack hooks around a policy's encoder, for one forward of the model; what they return has get(), the unpack hook.
+
+    encode(saved tensor, its memory order, its values in that order) returns the code.
+    storages: those of the model's parameters and buffers, never encoded and never counted.
+    """
+
+    def __init__(self, encode: Encoder, storages: set[int]) -> None:
+        self.encode = encode
+        self.storages = storages
+        self.raw_bytes = 0
+        self.kept_bytes = 0
+        self._made: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
+
+    def pack(self, tensor: Tensor) -> Packed:
+        """Encode a floating tensor that needs a gradient; keep any other exact."""
+        encodable = tensor.requires_grad and tensor.is_floating_point() and tensor.layout is torch.strided
+        if not encodable or is_weight(tensor, self.storages) or is_statistic(tensor):
+            return self.keep(tensor)
+        order, values = MemoryOrder.of(tensor)
+        key = (*storage_key(tensor), *span(values))
+        found = self._made.get(key)
+        if isinstance(found, Kept):
+            return Kept.of(tensor)
+        if found is None:
+            code = self.encode(tensor, order, values)
+            self._made[key] = found = Stash(code, tensor.dtype, StorageWeakRef(tensor.untyped_storage()))
+            self._count(values.numel() * tensor.element_size(), code.nbytes)
+        return View(found, order)
+
+    def keep(self, tensor: Tensor) -> Packed:
+        """Keep a tensor exact, masks in one bit a value; consumers that come later share it."""
+        if tensor.layout is not torch.strided or is_weight(tensor, self.storages):
+            return Kept.of(tensor)
+        if tensor.dtype == torch.bool:
+            return self._mask(tensor, lambda: PackedBool(Mask.pack(tensor)))
+        if tensor.is_floating_point() and not tensor.requires_grad:
+            mask = scaled_mask(tensor)
+            if mask is not None:
+                return self._mask(tensor, lambda: mask)
+        _, values = MemoryOrder.of(tensor)
+        key = (*storage_key(tensor), *span(values))
+        kept = Kept.of(tensor)
+        if not isinstance(self._made.get(key), Kept):
+            self._made[key] = kept
+            nbytes = values.numel() * tensor.element_size()
+            self._count(nbytes, nbytes)
+        return kept
+
+    def keep_sign(self, tensor: Tensor) -> Packed:
+        """Of a ReLU's output, where it is positive: all that its backward asks."""
+        return self._mask(tensor, lambda: TwoValued(Mask.pack(tensor.detach() > 0), 0.0, 1.0, tensor.dtype))
+
+    def _mask(self, tensor: Tensor, make: Callable[[], TwoValued | PackedBool]) -> SharedMask:
+        key = (*storage_key(tensor), "mask", tensor.storage_offset(), tensor.shape, tensor.stride())
+        found = self._made.get(key)
+        if found is None:
+            self._made[key] = found = SharedMask(make(), StorageWeakRef(tensor.untyped_storage()))
+            self._count(tensor.numel() * tensor.element_size(), found.mask.nbytes)
+        return found
+
+    def _count(self, raw: int, kept: int) -> None:
+        self.raw_bytes += raw
+        self.kept_bytes += kept
+
+
+def unpack(packed: Packed) -> Tensor:
+    """The saved tensor: the unpack hook."""
+    return packed.get()
