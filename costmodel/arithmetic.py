@@ -32,7 +32,8 @@ FIXED_LAW = Law(
     1.0,
     "array multiplier: one cell for each pair of operand bits; table 1's 16x16 row, 0.25 = (16*16)/(32*32)",
 )
-#: two constants, from the two all-equal BFP rows of table 1: 0.56 at 32 bits and 0.18 at 16, p = ln(0.56/0.18)/ln(4) = 0.82
+#: two constants, from the two all-equal BFP rows of table 1: 0.56 at 32 bits and 0.18 at 16, p = ln(0.56/0.18)/ln(4)
+#: = 0.82
 BFP_LAW = Law(
     0.56 / 32 ** (2 * 0.82),
     0.82,

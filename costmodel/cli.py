@@ -148,7 +148,8 @@ def _workload(command: argparse.ArgumentParser) -> None:
         "--workload",
         default=default,
         metavar="NAME|FILE",
-        help=f"{', '.join(REGISTRY)}; or a Hugging Face config.json; or a workload file of dsq.workload.trace (default: {default})",
+        help=f"{', '.join(REGISTRY)}; or a Hugging Face config.json; or a workload file of dsq.workload.trace "
+        f"(default: {default})",
     )
     group.add_argument("--sequences", type=int, metavar="N", help="sequences a batch (default: the workload's)")
     group.add_argument("--source-length", type=int, metavar="N", help="encoder tokens a sequence")

@@ -31,7 +31,8 @@ class Estimate:
 
 
 def evaluate(workload: Workload, precision: Precision, fmt: Format, hardware: Hardware) -> Estimate:
-    """Cost of one training step. `precision`'s widths may be arrays. Raises ValueError if the hardware lacks a datatype."""
+    """Cost of one training step. `precision`'s widths may be arrays. Raises ValueError if the hardware lacks a
+    datatype."""
     moved = charges(workload, precision, fmt, hardware.on_chip_bytes)
     multiplied = products(workload, precision, fmt.kind)
     dram: Bits = 0

@@ -1,6 +1,7 @@
 """Numbers of bits: precisions, formats, and how many bytes a tensor takes in them.
 
-Every function takes Python ints or numpy integer arrays for bit widths alike, so one formula serves one query and a sweep.
+Every function takes Python ints or numpy integer arrays for bit widths alike, so one formula serves one query and a
+sweep.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Format:
 
 @dataclass(frozen=True)
 class Precision:
-    """[q0, q1, q2, q3] (paper, figure 2): forward operands, stash, gradient into the dx GEMM, gradient written and into dw."""
+    """[q0, q1, q2, q3] (paper, figure 2): forward operands, stash, gradient into the dx GEMM, gradient written and
+    into dw."""
 
     q0: Bits
     q1: Bits
@@ -86,7 +88,8 @@ def ceil_div(a: Bits, b: Bits) -> Bits:
 
 
 def container_bits(precision: Precision) -> Bits:
-    """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if all of q0..q3 fit in 16 bits, else 32."""
+    """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if all of q0..q3 fit in 16
+    bits, else 32."""
     widest = np.maximum(np.maximum(precision.q0, precision.q1), np.maximum(precision.q2, precision.q3))
     return np.where(widest > WIDEST_PACKED, 32, 16)
 

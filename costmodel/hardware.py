@@ -68,7 +68,8 @@ def load_hardware(name: str) -> Hardware:
     if path.suffix != ".toml":
         near = difflib.get_close_matches(name.lower(), profile_names(), n=1, cutoff=0.0)
         raise ValueError(
-            f"unknown hardware {name!r}: nearest is {near[0]!r}; profiles are {', '.join(profile_names())}, or a .toml file"
+            f"unknown hardware {name!r}: nearest is {near[0]!r}; profiles are {', '.join(profile_names())}, "
+            "or a .toml file"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -105,7 +106,8 @@ def _peak(entry: Any, label: str, where: str) -> Peak:
     for kind, bits in holds.items():
         if kind not in KINDS or not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_BITS:
             raise ValueError(
-                f"hardware file {where}: field {label}.holds.{kind} must be bits from 1 to 32 for one of {', '.join(KINDS)}"
+                f"hardware file {where}: field {label}.holds.{kind} must be bits from 1 to {MAX_BITS} "
+                f"for one of {', '.join(KINDS)}"
             )
     return Peak(
         datatype=_field(data, f"{label}.datatype", str, where),
@@ -122,7 +124,7 @@ def _field(data: Any, dotted: str, kind: type, where: str) -> Any:
             raise ValueError(f"hardware file {where}: field {dotted} is missing")
         value = value[part]
     if not isinstance(value, kind):
-        names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table"}
+        names: dict[type, str] = {str: "text", list: "a list of tables ([[peak]])", dict: "a table"}
         raise ValueError(f"hardware file {where}: field {dotted} must be {names[kind]}, not {value!r}")
     return value
 

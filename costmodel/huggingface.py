@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.transformer import Head, Stack, Transformer
@@ -73,7 +73,8 @@ def parse(data: Any, where: str) -> Transformer:
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=1, cutoff=0.0)[0]
         raise ValueError(
-            f"config {where}: model_type {family!r} is not supported; nearest is {near!r}; supported are {', '.join(FAMILIES)}"
+            f"config {where}: model_type {family!r} is not supported; nearest is {near!r}; "
+            f"supported are {', '.join(FAMILIES)}"
         )
     return FAMILIES[family](config)
 
@@ -259,21 +260,29 @@ def _t5(config: Config) -> Transformer:
     d, vocab = config.size("d_model"), config.size("vocab_size")
     layers, heads = config.size("num_layers"), config.size("num_heads")
     gated = config.text("feed_forward_proj", "relu").startswith("gated")
-    common = {
-        "heads": heads,
-        "ffn": config.size("d_ff"),
-        "head_dim": config.size("d_kv"),
-        "gated": gated,
-        "qkv_bias": False,
-        "out_bias": False,
-        "mlp_bias": False,
-        "rms": True,
-        "final_norm": True,
-        "extra_parameters": config.size("relative_attention_num_buckets", default=32) * heads,
-    }
-    encoder = Stack("encoder", layers, d, tables=(("embed_tokens", vocab, d),), **common)
-    decoder_layers = config.size("num_decoder_layers", default=layers)
-    decoder = Stack("decoder", decoder_layers, d, cross=True, tables=(("embed_tokens (shared)", 0, d),), **common)
+    encoder = Stack(
+        "encoder",
+        layers,
+        d,
+        heads,
+        config.size("d_ff"),
+        head_dim=config.size("d_kv"),
+        gated=gated,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        rms=True,
+        final_norm=True,
+        tables=(("embed_tokens", vocab, d),),
+        extra_parameters=config.size("relative_attention_num_buckets", default=32) * heads,
+    )
+    decoder = replace(
+        encoder,
+        name="decoder",
+        layers=config.size("num_decoder_layers", default=layers),
+        cross=True,
+        tables=(("embed_tokens (shared)", 0, d),),
+    )
     tied = config.flag("tie_word_embeddings", True)
     return _encoder_decoder(config, encoder, decoder, Head("lm", vocab, tied=tied), DEFAULT_LENGTH)
 

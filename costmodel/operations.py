@@ -51,7 +51,8 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, embedding, loss..."""
+    """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, embedding,
+    loss..."""
 
     name: str
     kind: str  #: a key of traffic.POINTWISE
@@ -124,7 +125,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Group:
-    """`count` operations alike in everything but their names; `owner`: a GEMM that stashes its input (the first to use it)."""
+    """`count` operations alike in everything but their names; `owner`: a GEMM that stashes its input (the first to
+    use it)."""
 
     operation: Operation
     owner: bool
@@ -140,6 +142,7 @@ def grouped(workload: Workload) -> list[Group]:
     names: dict[tuple[Operation, bool], list[str]] = {}
     for op in workload.operations:
         owner = True
+        key: tuple[Operation, bool]
         if isinstance(op, Gemm):
             if op.input and op.quantised:
                 identity = (op.input, op.M, op.K)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+NOTE_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Report:
             rows = [[_cell(record.get(name), spec) for name, spec in specs.items()] for record in section.records]
             aligned = tabulate(rows, list(specs), disable_numparse=True, colalign=_alignment(section, specs))
             parts.append(f"{section.title}\n\n{aligned}" if rows else f"{section.title}\n\n(nothing)")
-        return "\n\n".join(parts + ["\n".join(self.notes)] * bool(self.notes)) + "\n"
+        notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
+        return "\n\n".join(parts + ["\n".join(notes)] * bool(notes)) + "\n"
 
     def json(self) -> str:
         data = {**self.facts, **{section.title: section.records for section in self.sections}, "notes": self.notes}

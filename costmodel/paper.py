@@ -1,8 +1,9 @@
 """The `paper` profile: the cost model behind the published tables 1 and 6, rebuilt from named assumptions.
 
-DRAM: every linear layer moves the eight tensors of TENSORS, each stored at STORAGE's bits a value. Arithmetic: its three
-products cost K * (m1 * m2)^p (arithmetic.LAWS) at the widths of PRODUCTS. Both are relative to fixed-point 32. No attention
-products, norms, caches or optimiser: figure 2 draws a linear layer, and the published ratios leave no room for them.
+DRAM: every linear layer moves the eight tensors of TENSORS, each stored at STORAGE's bits a value. Arithmetic: its
+three products cost K * (m1 * m2)^p (arithmetic.LAWS) at the widths of PRODUCTS. Both are relative to fixed-point 32.
+No attention products, norms, caches or optimiser: figure 2 draws a linear layer, and the published ratios leave no
+room for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from costmodel.arithmetic import LAWS
 from costmodel.formats import Bits, Format, Precision, ceil_div
 from costmodel.operations import Gemm, Workload
 
-#: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value (1.13x) and BFP 16 20 (0.63x)
+#: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
+#: (1.13x) and BFP 16 20 (0.63x)
 WORD_BITS = 64
 
 
@@ -58,7 +60,8 @@ PRODUCTS = (
     Multiplied(
         "dx",
         ("q2", "q0"),
-        "section 3: q2 sets the first backward product; w's port keeps the forward's width (4x4 here gives 0.109, not 0.13)",
+        "section 3: q2 sets the first backward product; w's port keeps the forward's width (4x4 would give 0.109, "
+        "not 0.13)",
     ),
     Multiplied("dw", ("q3", "q1"), "section 3: q3 sets the second backward product; x is read at q1"),
 )
@@ -104,7 +107,8 @@ def dram(workload: Workload, precision: Precision, fmt: Format, tensors: tuple[T
 
 
 def arithmetic(precision: Precision, fmt: Format) -> Bits:
-    """Cost of the three products relative to fixed-point 32; each runs the same multiply-accumulates, so it is their mean."""
+    """Cost of the three products relative to fixed-point 32; each runs the same multiply-accumulates, so it is their
+    mean."""
     law = LAWS[fmt.kind]
     total: Bits = 0.0
     for product in PRODUCTS:

@@ -1,4 +1,5 @@
-"""Pictures: the roofline and the sweep's Pareto front. Colours are Okabe and Ito's, told apart by the colour-blind too."""
+"""Pictures: the roofline and the sweep's Pareto front. Colours are Okabe and Ito's, told apart by the colour-blind
+too."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from costmodel.hardware import Hardware
@@ -27,6 +29,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 )
 POINT_COLOURS = (VERMILION, BLUE, GREEN, ORANGE, PURPLE, SKY, BLACK)
 MARKERS = "osD^vP*X"
+TERA = 1e12
 AXIS_NAMES = {
     "dram": "DRAM traffic (x fixed-point 32)",
     "arithmetic": "arithmetic (x fixed-point 32)",
@@ -39,38 +42,29 @@ AXIS_NAMES = {
 def draw_roofline(path: str, workload: str, hardware: Hardware, points: list[tuple[str, Floor]]) -> None:
     """Roofs of the hardware's datatypes and one labelled point a configuration, at its intensity and attained rate."""
     figure, axes = _figure()
-    intensities = np.array([float(floor.intensity) for _, floor in points])
-    rates = np.array([float(floor.flops_per_second) for _, floor in points]) / 1e12
-    bandwidth = hardware.bandwidth / 1e12
-    roofs = sorted({peak.flops / 1e12: peak.datatype for peak in hardware.peaks}.items())
-    left = min(intensities.min(), roofs[0][0] / bandwidth) / 4
-    right = max(intensities.max(), roofs[-1][0] / bandwidth) * 4
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=(left, right),
-        ylim=(min(rates.min(), left * bandwidth) / 1.5, roofs[-1][0] * 2.5),
-    )
-    top = roofs[-1][0] / bandwidth
-    axes.plot([left, top], [left * bandwidth, roofs[-1][0]], color=BLACK, linewidth=1.8)
+    xs = [float(floor.intensity) for _, floor in points]
+    ys = [float(floor.flops_per_second) / TERA for _, floor in points]
+    bandwidth = hardware.bandwidth / TERA
+    roofs = sorted({peak.flops / TERA: peak.datatype for peak in hardware.peaks}.items())
+    highest, lowest = roofs[-1][0], roofs[0][0]
+    left = min(*xs, lowest / bandwidth) / 4
+    right = max(*xs, highest / bandwidth) * 6
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(min(*ys, lowest) / 4, highest * 2.5))
+    axes.plot([left, highest / bandwidth], [left * bandwidth, highest], color=BLACK, linewidth=1.8)
     taken: list[Bbox] = []
     for peak, datatype in roofs:
         axes.plot([peak / bandwidth, right], [peak, peak], color=BLACK, linewidth=1.8)
-        text = axes.annotate(
-            f"{datatype} {peak:g} TFLOP/s", (right, peak), (-6, 3), textcoords="offset points", ha="right", va="bottom"
-        )
-        text.set_fontsize(9)
-        taken.append(text.get_window_extent())
-    _slope_label(axes, left, top, bandwidth, f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s")
+        label = f"{datatype}  {peak:g} TFLOP/s"
+        text = axes.annotate(label, (right, peak), (-6, 3), textcoords="offset points", ha="right", fontsize=9)
+        taken += [text.get_window_extent(), _box(axes, (peak / bandwidth, peak), (right, peak))]
+    _slope_label(axes, highest / bandwidth, bandwidth, f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s")
+    taken += [_box(axes, (x, y), (x, y), margin=8) for x, y in zip(xs, ys, strict=True)]
     for index, (label, floor) in enumerate(points):
         colour, marker = POINT_COLOURS[index % len(POINT_COLOURS)], MARKERS[index % len(MARKERS)]
-        axes.plot(
-            intensities[index], rates[index], marker, color=colour, markersize=9, markeredgecolor="white", zorder=5
-        )
-        axes.plot([intensities[index]] * 2, [axes.get_ylim()[0], rates[index]], ":", color=colour, linewidth=1)
+        axes.plot(xs[index], ys[index], marker, color=colour, markersize=9, markeredgecolor="white", zorder=5)
         bound = "memory" if floor.memory_bound else "compute"
         text_label = f"{label}\n{float(floor.seconds) * 1e3:.3g} ms, {bound}-bound"
-        _place(axes, text_label, (intensities[index], rates[index]), colour, taken)
+        _place(axes, text_label, (xs[index], ys[index]), colour, taken)
     axes.set_xlabel("operational intensity (operations a DRAM byte)")
     axes.set_ylabel("attainable rate (TFLOP/s)")
     axes.set_title(f"{workload}, one training step on {hardware.name}")
@@ -81,12 +75,15 @@ def draw_sweep(path: str, title: str, found: Sweep, front: np.ndarray, x: str, y
     """All configurations in grey, the front over them, a few of its points labelled."""
     figure, axes = _figure()
     xs, ys = found.columns[x], found.columns[y]
-    axes.plot(xs, ys, ",", color="#BBBBBB", rasterized=True, label=f"all {len(found):,} configurations")
+    label = f"all {len(found):,} configurations"
+    axes.plot(xs, ys, ".", color="#999999", markersize=1.5, rasterized=True, label=label)
     rows = np.flatnonzero(front)[np.argsort(xs[front], kind="stable")]
     axes.plot(
-        xs[rows], ys[rows], "o-", color=VERMILION, markersize=4, linewidth=1, label=f"Pareto front, {len(rows):,}"
+        xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=f"Pareto front, {len(rows):,} configurations"
     )
-    taken: list[Bbox] = []
+    axes.margins(0.08)
+    axes.autoscale_view()
+    taken = [_box(axes, (xs[row], ys[row]), (xs[row], ys[row])) for row in rows[:: max(1, len(rows) // 200)]]
     for row in rows[np.unique(np.linspace(0, len(rows) - 1, min(7, len(rows))).round().astype(int))]:
         label = "[" + ",".join(str(int(width[row])) for width in found.precision.widths) + "]"
         axes.plot(xs[row], ys[row], "o", color=BLUE, markersize=7, zorder=5)
@@ -105,20 +102,26 @@ def _figure() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _slope_label(axes: Axes, left: float, top: float, bandwidth: float, label: str) -> None:
-    (x0, y0), (x1, y1) = axes.transData.transform([(left, left * bandwidth), (top, top * bandwidth)])
+def _box(axes: Axes, start: tuple[float, float], end: tuple[float, float], margin: float = 3) -> Bbox:
+    """The pixels around a horizontal line or a point."""
+    (x0, y0), (x1, y1) = axes.transData.transform([start, end])
+    return Bbox.from_extents(x0, y0, x1, y1).padded(margin)
+
+
+def _slope_label(axes: Axes, ridge: float, bandwidth: float, label: str) -> None:
+    """Along the bandwidth line, low on it, clear of the roofs."""
+    bottom = max(axes.get_xlim()[0], axes.get_ylim()[0] / bandwidth)
+    (x0, y0), (x1, y1) = axes.transData.transform([(bottom, bottom * bandwidth), (ridge, ridge * bandwidth)])
     angle = float(np.degrees(np.arctan2(y1 - y0, x1 - x0)))
-    at = left * (top / left) ** 0.12
-    text = axes.annotate(
-        label, (at, at * bandwidth), (0, 4), textcoords="offset points", rotation=angle, rotation_mode="anchor"
-    )
-    text.set_fontsize(9)
+    at = bottom * (ridge / bottom) ** 0.03
+    text = axes.annotate(label, (at, at * bandwidth), (-3, 5), textcoords="offset points", rotation=angle, fontsize=9)
+    text.set_rotation_mode("anchor")
 
 
 def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, taken: list[Bbox]) -> None:
     """Write the label near the point where it overlaps nothing in `taken`, with a thin line to the point."""
-    for distance in (14, 34, 56, 80, 106, 134, 164):
-        for dx, dy in ((1, -0.4), (1, 0.7), (-1, 0.7), (-1, -0.4), (0.2, -1.2), (-0.2, 1.2)):
+    for distance in (14, 30, 48, 68, 90, 114, 140, 170):
+        for dx, dy in ((-1, -0.5), (-1, 0.6), (1, -0.5), (1, 0.6), (-0.3, -1.2), (0.3, -1.2), (-0.3, 1.2), (0.3, 1.2)):
             text = axes.annotate(
                 label,
                 point,
@@ -129,10 +132,9 @@ def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, take
                 color=colour,
                 fontsize=9,
                 arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkB": 4},
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
                 zorder=6,
             )
-            box = text.get_window_extent().padded(3)
+            box = Text.get_window_extent(text).padded(2)
             inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
             if inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)

@@ -1,4 +1,5 @@
-"""What the paper prints (Yang, Lo, Mullins and Zhao, Dynamic Stashing Quantization, 2023), for comparison and residuals only.
+"""What the paper prints (Yang, Lo, Mullins and Zhao, Dynamic Stashing Quantization, 2023), for comparison and
+residuals only.
 
 Nothing that computes a cost reads this file; costs are relative to fixed-point 32, as the paper's are.
 """

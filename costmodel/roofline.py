@@ -1,8 +1,9 @@
 """Roofline (Williams et al., 2009): intensity, ridge point, bound and time floor, per operation class and in total.
 
-A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth): products run
-at the fastest datatype that multiplies their operands exactly, pointwise passes at the vector rate with one operation a
-value moved. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone take longer than its operations.
+A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
+products run at the fastest datatype that multiplies their operands exactly, pointwise passes at the vector rate with
+one operation a value moved. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone take
+longer than its operations.
 """
 
 from __future__ import annotations
@@ -57,6 +58,16 @@ class Floor:
     def flops_per_second(self) -> Bits:
         """Rate attained if every kernel runs at its floor."""
         return self.flops / self.seconds
+
+
+def datatypes(products: list[Product], cls: str, hardware: Hardware) -> str:
+    """The datatypes that the class's matrix products run at, for one configuration: "bf16", "bf16, fp32" or ""."""
+    used = {
+        hardware.datatype(product.kind, int(np.maximum(product.m1, product.m2))).datatype
+        for product in products
+        if product.group.operation.cls == cls
+    }
+    return ", ".join(sorted(used))
 
 
 ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)

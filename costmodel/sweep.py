@@ -1,8 +1,8 @@
 """Every configuration in a range at once, and those no other one beats.
 
-Cost alone always prefers fewer bits, so the front needs something to trade it against: `noise`, the power of the rounding
-errors that reach one linear layer's y, dx and dw, relative to the largest value of a box (or tensor). It is a first-order
-stand-in that ranks configurations of one format, not a prediction of accuracy.
+Cost alone always prefers fewer bits, so the front needs something to trade it against: `noise`, the power of the
+rounding errors that reach one linear layer's y, dx and dw, relative to the largest value of a box (or tensor). It is
+a first-order stand-in that ranks configurations of one format, not a prediction of accuracy.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def sweep(workload: Workload, precision: Precision, fmt: Format, hardware: Hardw
 
 def noise_decibels(precision: Precision) -> Bits:
     """10 log10 of the summed relative rounding noise of y, dx and dw: [2 e0] + [e2 + e1 + e3] + [e3 + e1], where
-    e(m) = step^2 / 12 with step = 2^-(m-2) is the noise of nearest rounding to m bits, relative to the box's top binade."""
+    e(m) = step^2 / 12 with step = 2^-(m-2) is the noise of nearest rounding to m bits, relative to the box's top
+    binade."""
     e0, e1, e2, e3 = (_rounding_noise(width) for width in precision.widths)
     return 10 * np.log10(2 * e0 + 2 * e1 + e2 + 2 * e3)
 
@@ -84,7 +85,8 @@ def _rounding_noise(bits: Bits) -> Bits:
 
 
 def pareto(columns: list[np.ndarray]) -> np.ndarray:
-    """Mask of the points no other point beats: nowhere larger and somewhere smaller. Of equal points the first stays."""
+    """Mask of the points no other point beats: nowhere larger and somewhere smaller. Of equal points the first
+    stays."""
     points = np.column_stack(columns)
     order = np.lexsort(points.T[::-1])
     # in this order nothing later beats anything earlier: one pass that discards what each survivor beats or equals

@@ -40,8 +40,9 @@ class Compared:
 class Fit:
     """A DSQ row explained as a run that did a share of its work at the second level.
 
-    cost(share) = (1 - share) * cost(level 1) + share * cost(level 2), for both columns. `*_share` is the one that would match
-    that column alone, outside 0..1 if no schedule of the two levels can; `share` minimises the squared residuals of both.
+    cost(share) = (1 - share) * cost(level 1) + share * cost(level 2), for both columns. `*_share` is the one that
+    would match that column alone, outside 0..1 if no schedule of the two levels can; `share` minimises the squared
+    residuals of both.
     """
 
     row: published.Row
@@ -67,9 +68,8 @@ class Fit:
 
     def at(self, share: float) -> tuple[float, float]:
         """(arithmetic, DRAM) of a run with this share at the second level."""
-        return tuple(
-            (1 - share) * first + share * second for first, second in (self.arithmetic_levels, self.dram_levels)
-        )  # type: ignore[return-value]
+        (a0, a1), (d0, d1) = self.arithmetic_levels, self.dram_levels
+        return (1 - share) * a0 + share * a1, (1 - share) * d0 + share * d1
 
 
 def _share(target: float, levels: tuple[float, float]) -> float:
@@ -123,7 +123,8 @@ class Bound:
 
 
 def table_7(hardware: Hardware) -> list[Bound]:
-    """OPT-1.3B trained in 16-bit floating point: bound and share of the time floor of attention, FC layers and the rest."""
+    """OPT-1.3B trained in 16-bit floating point: bound and share of the time floor of attention, FC layers and the
+    rest."""
     workload = load_workload("opt_1.3b")
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimiser"))
     modules = replace(workload, operations=tuple(replace(op, cls=_module_class(op)) for op in workload.operations))
@@ -131,10 +132,9 @@ def table_7(hardware: Hardware) -> list[Bound]:
     return [
         Bound(
             cls,
-            *(
-                float(classes[cls].seconds / sum(f.seconds for f in classes.values()))
-                for classes in (found, updated, by_module)
-            ),
+            _time_share(found, cls),
+            _time_share(updated, cls),
+            _time_share(by_module, cls),
             "memory" if floor.memory_bound else "compute",
             float(floor.intensity),
             float(floor.ridge),
@@ -142,6 +142,10 @@ def table_7(hardware: Hardware) -> list[Bound]:
         )
         for cls, floor in found.items()
     ]
+
+
+def _time_share(classes: dict[str, Floor], cls: str) -> float:
+    return float(classes[cls].seconds / sum(floor.seconds for floor in classes.values()))
 
 
 def _classes(workload: Workload, hardware: Hardware) -> dict[str, Floor]:

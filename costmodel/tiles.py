@@ -1,8 +1,8 @@
 """Cache reuse: how often a matrix product reads its operands from DRAM.
 
-Stated model: output-stationary square tiles. Half the on-chip memory S (bytes) holds a t x t tile of fp32 sums, the other
-half streams the operands, so t = floor(sqrt(S / 8)). Each row of tiles streams the second operand once, each column of
-tiles the first. Widths play no part: sums are fp32 in every precision.
+Stated model: output-stationary square tiles. Half the on-chip memory S (bytes) holds a t x t tile of fp32 sums, the
+other half streams the operands, so t = floor(sqrt(S / 8)). Each row of tiles streams the second operand once, each
+column of tiles the first. Widths play no part: sums are fp32 in every precision.
 """
 
 from __future__ import annotations

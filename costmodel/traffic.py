@@ -1,9 +1,9 @@
 """Every tensor a training step moves between DRAM and the chip, from first principles.
 
-A tensor is charged at the width its matrix product takes or gives it; the conversion happens on chip where the tensor is
-made, so there is no separate conversion pass. Tensors no quantiser touches move at the container width `a` (16 bits when
-all of q0..q3 fit, else 32); master weights, their gradients and Adam's moments at 32. Elementwise passes are not fused with
-their neighbours; dropout's mask is remade from its seed and moves nothing.
+A tensor is charged at the width its matrix product takes or gives it; the conversion happens on chip where the tensor
+is made, so there is no separate conversion pass. Tensors no quantiser touches move at the container width `a` (16
+bits when all of q0..q3 fit, else 32); master weights, their gradients and Adam's moments at 32. Elementwise passes
+are not fused with their neighbours; dropout's mask is remade from its seed and moves nothing.
 
 One Move is one row of the tables below; `charges` turns a workload into bytes. Bit widths may be numpy arrays.
 """
@@ -163,7 +163,8 @@ def charges(workload: Workload, precision: Precision, fmt: Format, on_chip_bytes
 def stash_bytes(gemm: Gemm, precision: Precision, fmt: Format) -> Bits:
     """Bytes dsq keeps of x between forward and backward for one converted layer that owns its input.
 
-    Boxes along tokens: M*ceil(K*q1/8) + ceil(M/box)*K; along the last axis M*ceil(K*q1/8) + M*ceil(K/box); above 16 bits 4*M*K.
+    Boxes along tokens: M*ceil(K*q1/8) + ceil(M/box)*K; along the last axis M*ceil(K*q1/8) + M*ceil(K/box); above 16
+    bits 4*M*K.
     """
     return packed_bytes(gemm.batch, gemm.M, gemm.K, precision.q1, fmt, "rows")
 

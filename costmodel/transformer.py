@@ -52,8 +52,8 @@ class Stack:
 class Head:
     """What turns the last hidden state into logits.
 
-    kind "lm": a projection onto the vocabulary at every position; "classes": one at the first position of each sequence;
-    "none": no logits, no loss.
+    kind "lm": a projection onto the vocabulary at every position; "classes": one at the first position of each
+    sequence; "none": no logits, no loss.
     """
 
     kind: str = "lm"
@@ -143,22 +143,29 @@ def _attention(
     query_input = f"{prefix}.x"
     # grouped-query attention: the heads that share keys are rows of one product
     batch, rows = sequences * kv_heads, query_length * (heads // kv_heads)
-    linear = {"bias": stack.qkv_bias}
+
+    def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool = stack.qkv_bias) -> Gemm:
+        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias)
+
+    def product(name: str, width: int, outputs: int) -> Gemm:
+        return Gemm(
+            f"{prefix}.{name}", rows, width, outputs, batch=batch, cls="attention", weight=False, quantised=False
+        )
+
     ops: list[Operation] = [
-        Gemm(f"{prefix}.q_proj", queries, stack.d, heads * head_dim, input=query_input, **linear),
-        Gemm(f"{prefix}.k_proj", keys, key_width, kv_heads * head_dim, input=key_input, **linear),
-        Gemm(f"{prefix}.v_proj", keys, key_width, kv_heads * head_dim, input=key_input, **linear),
+        linear("q_proj", queries, stack.d, heads * head_dim, query_input),
+        linear("k_proj", keys, key_width, kv_heads * head_dim, key_input),
+        linear("v_proj", keys, key_width, kv_heads * head_dim, key_input),
     ]
     if stack.qk_norm:
         ops.append(Pointwise(f"{prefix}.q_norm", "norm", queries * heads, head_dim, parameters=head_dim))
         ops.append(Pointwise(f"{prefix}.k_norm", "norm", keys * kv_heads, head_dim, parameters=head_dim))
-    product = {"batch": batch, "cls": "attention", "weight": False, "quantised": False}
     ops += [
-        Gemm(f"{prefix}.scores", rows, head_dim, key_length, **product),
+        product("scores", head_dim, key_length),
         Pointwise(f"{prefix}.scale", "scale", batch * rows, key_length, cls="attention"),
         Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
-        Gemm(f"{prefix}.context", rows, key_length, head_dim, **product),
-        Gemm(f"{prefix}.out_proj", queries, heads * head_dim, stack.d, bias=stack.out_bias, input=f"{prefix}.context"),
+        product("context", key_length, head_dim),
+        linear("out_proj", queries, heads * head_dim, stack.d, f"{prefix}.context", stack.out_bias),
     ]
     return ops
 

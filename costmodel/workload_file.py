@@ -2,7 +2,8 @@
 
 {"costmodel": 1, "name": "...", "tokens": 4096, "operations": [
     {"op": "gemm", "name": "...", "M": 4096, "K": 512, "N": 512, ...},   fields of operations.Gemm
-    {"op": "pointwise", "name": "...", "kind": "norm", "rows": 4096, "width": 512, ...}]}   fields of operations.Pointwise
+    {"op": "pointwise", "name": "...", "kind": "norm", "rows": 4096, "width": 512, ...}]}   fields of
+    operations.Pointwise
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from costmodel.traffic import POINTWISE
 
 VERSION = 1
 MAX_SIZE = 2**48
-_TYPES = {"int": int, "str": str, "bool": bool}
+_TYPES: dict[str, type] = {"int": int, "str": str, "bool": bool}
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
 
 
@@ -69,7 +70,7 @@ def _operation(entry: Any, label: str, where: str) -> Operation:
     unknown = set(entry) - set(known) - {"op"}
     if unknown:
         raise ValueError(f"workload file {where}: field {label}.{min(unknown)} is not one of {', '.join(known)}")
-    values = {}
+    values: dict[str, Any] = {}
     for name, field in known.items():
         if name not in entry:
             if field.default is MISSING:
@@ -79,7 +80,7 @@ def _operation(entry: Any, label: str, where: str) -> Operation:
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
             raise ValueError(f"workload file {where}: field {label}.{name} must be {field.type}, not {value!r}")
         least = 0 if name in ("parameters", "recompute") else 1
-        if wanted is int and not least <= value < MAX_SIZE:
+        if wanted is int and not least <= int(value) < MAX_SIZE:
             raise ValueError(
                 f"workload file {where}: field {label}.{name} must be from {least} to {MAX_SIZE - 1}, not {value}"
             )

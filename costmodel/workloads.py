@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from costmodel.operations import Workload
 from costmodel.transformer import Head, Stack, Transformer, build
@@ -20,8 +21,8 @@ def transformer_iwslt_de_en() -> Transformer:
         sequences=128,
         source_length=32,
         target_length=32,
-        source="fairseq arch transformer_iwslt_de_en, its IWSLT14 recipe's 10k joint BPE (8848 and 6632 types) with the decoder's "
-        "embeddings tied; paper table 3: 4096 tokens a batch, here 128 sentences of 32",
+        source="fairseq arch transformer_iwslt_de_en, its IWSLT14 recipe's 10k joint BPE (8848 and 6632 types) with "
+        "the decoder's embeddings tied; paper table 3: 4096 tokens a batch, here 128 sentences of 32",
     )
 
 
@@ -34,8 +35,8 @@ def transformer_wmt_en_de() -> Transformer:
         sequences=128,
         source_length=32,
         target_length=32,
-        source="fairseq arch transformer_wmt_en_de (base), its WMT recipe's 32k joint BPE (32768 types), all embeddings shared; "
-        "paper table 3: 4096 tokens a batch, here 128 sentences of 32",
+        source="fairseq arch transformer_wmt_en_de (base), its WMT recipe's 32k joint BPE (32768 types), all "
+        "embeddings shared; paper table 3: 4096 tokens a batch, here 128 sentences of 32",
     )
 
 
@@ -47,8 +48,8 @@ def _roberta_base(task: str, classes: int) -> Transformer:
         head=Head("classes", classes, bias=True, dense=True),
         sequences=32,
         source_length=128,
-        source=f"roberta-base's config.json with a {classes}-class head; paper table 3: 32 sequences and at most 4400 tokens a batch, "
-        "here 32 of 128",
+        source=f"roberta-base's config.json with a {classes}-class head; paper table 3: 32 sequences and at most "
+        "4400 tokens a batch, here 32 of 128",
     )
 
 
@@ -83,9 +84,10 @@ REGISTRY: dict[str, Callable[[], Transformer]] = {
 def load_workload(
     name: str, sequences: int | None = None, source_length: int | None = None, target_length: int | None = None
 ) -> Workload:
-    """A workload by name, from a Hugging Face config.json, or from a workload file (dsq.workload.trace). Raises ValueError."""
+    """A workload by name, from a Hugging Face config.json, or from a workload file (dsq.workload.trace). Raises
+    ValueError."""
     sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
-    given = {field: value for field, value in sizes.items() if value is not None}
+    given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
     if name in REGISTRY:
         return build(replace(REGISTRY[name](), **given))
     if not name.endswith(".json"):

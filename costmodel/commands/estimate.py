@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> Report:
             "floor ms": ",.3f",
         }
         notes = [
-            "dram and arithmetic: relative to fixed-point 32; stash: what the linear layers keep for the backward; ridge: where this mix turns compute-bound."
+            "dram and arithmetic: relative to fixed-point 32; stash: what the linear layers keep for the backward; "
+            "ridge: the intensity at which this mix of datatypes turns compute-bound."
         ]
         report = Report([Section(heading(workload, hardware), records)], notes, facts(workload, hardware))
     if history:

@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> Report:
     hardware = load_hardware(arguments.hardware)
     found = charges(workload, precision, fmt, hardware.on_chip_bytes)
     whole = sum(float(charge.total) for charge in found)
-    records = []
+    records: list[Record] = []
     for charge in found:
         names = charge.group.names
-        if not any(pattern.search(name) for name in names):
+        if not any(map(pattern.search, names)):
             continue
         records.append(
             {
@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> Report:
     total = sum(record["total"] for record in records)
     notes = [
         f"{fmt.kind} {precision}: {total:,} bytes shown of {whole:,.0f} a step.",
-        "bytes: one operation, all its reads; times: reads the tile model needs; a: the container width of unquantised tensors.",
+        "bytes: one operation, all its reads; times: how often the tile model reads it; a: the container width of "
+        "tensors that no quantiser touches.",
     ]
     return Report([Section(heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
 
@@ -87,13 +88,10 @@ def _explain_paper(workload: Workload, fmt: Format, precision: Precision) -> Rep
         for product in paper.PRODUCTS
     ]
     shown = dict.fromkeys(tensors[0], "") | {"values": ",", "bits a value": "g", "bytes": ",.0f", "share": ".1%"}
+    shown_products = dict.fromkeys(products[0], "") | {"cost": ".4f"}
     notes = [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
     sections = [
         Section(f"{workload.name}, paper profile, {fmt.kind} {precision}: linear layers' tensors", tensors, shown),
-        Section(
-            "Products, relative to a fixed-point 32 x 32 multiply-accumulate",
-            products,
-            dict.fromkeys(products[0], "") | {"cost": ".4f"},
-        ),
+        Section("Products, relative to a fixed-point 32 x 32 multiply-accumulate", products, shown_products),
     ]
     return Report(sections, notes, facts(workload))

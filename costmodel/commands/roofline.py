@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from costmodel.arithmetic import products
 from costmodel.commands.query import facts, floor_record, format_of, heading, setups_of, workload_of
 from costmodel.estimate import evaluate
 from costmodel.hardware import load_hardware
 from costmodel.output import Report, Section, write_whole
+from costmodel.roofline import datatypes
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -20,6 +22,7 @@ def run(arguments: argparse.Namespace) -> Report:
             share = float(floor.seconds / cost.total.seconds)
             records.append(
                 {"format": fmt.kind, "precision": str(precision), "class": cls, **floor_record(floor)}
+                | {"runs in": datatypes(products(workload, precision, fmt.kind), cls, hardware)}
                 | {"dram MB": float(floor.bytes) / 1e6, "of time": share}
             )
     if arguments.picture:
@@ -28,5 +31,5 @@ def run(arguments: argparse.Namespace) -> Report:
         points = [(f"{fmt.kind} {precision}", cost.total) for (fmt, precision), cost in zip(setups, costs, strict=True)]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, points))
     shown = {"format": "", "precision": "", "class": "", "GFLOP": ",.1f", "dram MB": ",.1f", "FLOP/byte": ",.1f"}
-    shown |= {"ridge": ",.1f", "bound": "", "floor ms": ",.3f", "of time": ".1%"}
+    shown |= {"ridge": ",.1f", "runs in": "", "bound": "", "floor ms": ",.3f", "of time": ".1%"}
     return Report([Section(heading(workload, hardware), records, shown)], facts=facts(workload, hardware))

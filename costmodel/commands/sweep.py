@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> Report:
     shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e", "noise": ".1f"}
     notes = [
         f"{count:,} configurations, {len(rows):,} on the front of {', '.join(objectives)}.",
-        "dram, arithmetic: relative to fixed-point 32; stash: bytes; time: seconds; noise: dB of first-order rounding noise, no prediction of accuracy.",
+        "dram, arithmetic: relative to fixed-point 32; stash: bytes; time: seconds; noise: dB of first-order "
+        "rounding noise, no prediction of accuracy.",
     ]
     known = facts(workload, hardware) | {"format": fmt.kind, "objectives": objectives, "configurations": count}
     title = f"Pareto front: {heading(workload, hardware)}"
