@@ -36,8 +36,8 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
 
 
 def _exponents(x: Tensor, grid: Grid, layout: Layout) -> tuple[Tensor, Tensor]:
-    """``x`` as (outer, rows, columns) in float64, and the stored exponent of each box."""
-    x_ORC = x.to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
+    """``x`` as (outer, rows, columns) in float64 (rounded to float32 first), and each box's stored exponent."""
+    x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
     largest = _box_max(x_ORC.abs(), grid, layout)
     finite = torch.isfinite(largest)
     if grid.exponent is None:

@@ -1,0 +1,136 @@
+"""The CPU backend: the C++ kernels of native/, a plain shared library that setup.py builds beside this file.
+
+The library is called with raw pointers (ctypes) and knows nothing of PyTorch; its threads are those of the OpenMP runtime
+that PyTorch has loaded, as many as ``torch.get_num_threads()`` says. The instruction set is chosen at run time.
+Where the library was not built, the reference serves the CPU, and a warning says so once.
+"""
+
+import ctypes
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .backends import Backend, register_backend
+from .grid import BIAS, Grid, Layout
+
+LIBRARY = Path(__file__).parent / "_native.so"
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SEED_MASK = (1 << 64) - 1
+
+
+class _Plan(ctypes.Structure):
+    """struct Plan of native/job.h: all of a call but its memory."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("outer", "rows", "columns", "row_bytes")),
+        *((name, ctypes.c_int32) for name in ("along_rows", "bits", "box", "exponent")),
+        *((name, ctypes.c_int32) for name in ("dtype", "out_dtype", "stochastic", "isa")),
+    )
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    pointer, integer, seed = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
+    for name, arguments in {
+        "dsq_isa": (integer, ctypes.POINTER(integer)),
+        "dsq_use_threads": (pointer,),
+        "dsq_quantize": (pointer, pointer, pointer, integer, seed),
+        "dsq_pack": (pointer, pointer, pointer, pointer, integer, seed),
+        "dsq_unpack": (pointer, pointer, pointer, pointer, integer),
+    }.items():
+        getattr(library, name).argtypes = arguments
+        getattr(library, name).restype = None
+    library.dsq_isa.restype = ctypes.c_char_p
+    try:
+        # looked up through PyTorch's own dependencies: the OpenMP runtime it uses, whatever its file is called
+        library.dsq_use_threads(ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, pointer))
+    except AttributeError:  # built without OpenMP: one thread
+        pass
+    return library
+
+
+def instruction_sets() -> dict[str, int]:
+    """The instruction sets of this machine that there are kernels for, best first, with their index in the library."""
+    found, usable, index = {}, ctypes.c_int(), 0
+    while _library is not None and (name := _library.dsq_isa(index, ctypes.byref(usable))):
+        if usable.value:
+            found[name.decode()] = index
+        index += 1
+    return found
+
+
+def backend(isa: str) -> Backend:
+    """The native kernels for one instruction set: a key of ``instruction_sets()``."""
+    index = instruction_sets()[isa]
+    threads = torch.get_num_threads
+    run_quantize, run_pack, run_unpack = _library.dsq_quantize, _library.dsq_pack, _library.dsq_unpack
+
+    @lru_cache(maxsize=4096)
+    def plan(
+        grid: Grid, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...], _Plan]:
+        """Address of the plan, shapes of codes and of exponents; and the plan, kept alive."""
+        rows, row_bytes = code_shape = layout.code_shape(grid.bits)
+        exponent = -1 if grid.exponent is None else grid.exponent + BIAS
+        made = _Plan(
+            *(layout.outer, layout.rows, layout.columns, row_bytes),
+            *(layout.along_rows, grid.bits, grid.box, exponent),
+            *(_DTYPES[dtype], _DTYPES[out_dtype], stochastic, index),
+        )
+        return ctypes.addressof(made), code_shape, layout.exponent_shape(grid.box), made
+
+    def quantize(
+        x: Tensor, grid: Grid, layout: Layout, seed: int | None, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        if x.dtype is torch.float64 or dtype is torch.float64:
+            return quantize(x.float(), grid, layout, seed, torch.float32).to(dtype)
+        if out is None:
+            out = torch.empty_like(x, dtype=dtype)
+        address, *_ = plan(grid, layout, x.dtype, dtype, seed is not None)
+        run_quantize(address, x.data_ptr(), out.data_ptr(), threads(), (seed or 0) & _SEED_MASK)
+        return out
+
+    def pack(
+        x: Tensor, grid: Grid, layout: Layout, seed: int | None, out: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if x.dtype is torch.float64:
+            x = x.float()
+        address, code_shape, exponent_shape, _ = plan(grid, layout, x.dtype, x.dtype, seed is not None)
+        if out is None:
+            out = torch.empty(code_shape, dtype=torch.uint8), torch.empty(exponent_shape, dtype=torch.uint8)
+        codes, exponents = out
+        seed = (seed or 0) & _SEED_MASK
+        run_pack(address, x.data_ptr(), codes.data_ptr(), exponents.data_ptr(), threads(), seed)
+        return out
+
+    def unpack(
+        codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        if dtype is torch.float64:
+            return unpack(codes, exponents, grid, layout, torch.float32).to(dtype)
+        if out is None:
+            out = torch.empty((layout.outer, layout.rows, layout.columns), dtype=dtype)
+        address, *_ = plan(grid, layout, dtype, dtype, False)
+        run_unpack(address, codes.data_ptr(), exponents.data_ptr(), out.data_ptr(), threads())
+        return out
+
+    return Backend(f"native-{isa}", quantize, pack, unpack)
+
+
+def register() -> None:
+    """Let the native kernels serve the CPU; warn where they were not built."""
+    if _library is not None:
+        register_backend("cpu", backend(next(iter(instruction_sets()))))
+        return
+    warnings.warn(
+        "dsq: the native CPU kernels were not built (no C++ compiler?), so the much slower reference serves the CPU; "
+        "in a checkout, build them with: python setup.py build_ext --inplace",
+        stacklevel=2,
+    )
+
+
+_library = _load() if LIBRARY.exists() else None

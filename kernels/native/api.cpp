@@ -1,0 +1,163 @@
+// What native.py calls: picks the instruction set's kernels and deals their tasks to threads.
+#include <atomic>
+
+#include "job.h"
+
+#ifdef DSQ_X86
+#include <immintrin.h>
+#endif
+
+namespace {
+
+const Isa* const ISAS[] = {
+#ifdef DSQ_X86
+    &AVX512, &AVX2,
+#endif
+    &PORTABLE,
+};
+constexpr int ISA_COUNT = sizeof ISAS / sizeof *ISAS;
+
+// Rounding to nearest and subnormals as IEEE has them, whatever the calling thread has set.
+class StandardArithmetic {
+#ifdef DSQ_X86
+ public:
+  StandardArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~StandardArithmetic() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
+#endif
+};
+
+// 2^e, exact, subnormals included; NaN has no exponent to ask for.
+float power_of_two(int e) {
+  float x = 1;
+  for (; e > 0; e--) x *= 2;
+  for (; e < 0; e++) x /= 2;
+  return x;
+}
+
+Scales scales[17];
+
+struct FillScales {
+  FillScales() {
+    [[maybe_unused]] StandardArithmetic standard;
+    for (int bits = 2; bits <= 16; bits++)
+      for (int stored = 0; stored < 256; stored++) {
+        int up = bits - 2 - (stored - 127);
+        scales[bits].up[stored] = power_of_two(up / 2);
+        scales[bits].up_more[stored] = power_of_two(up - up / 2);
+        scales[bits].down[stored] = stored == NAN_EXPONENT ? __builtin_nanf("") : power_of_two(-up);
+      }
+  }
+} fill_scales;
+
+// ---- threads: those of the OpenMP runtime that PyTorch brought, so there is one pool ----
+
+typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+Parallel parallel = nullptr;
+
+// Below this many values a thread costs more than it saves.
+constexpr int64_t VALUES_A_THREAD = 1 << 15;
+
+typedef void (*Range)(const Job&, int64_t begin, int64_t end, std::atomic<uint32_t>& most);
+
+struct Deal {
+  const Job* job;
+  Range range;
+  int64_t count;   // of tasks
+  int64_t pieces;  // that they are dealt in
+  std::atomic<int64_t> next{0};
+  std::atomic<uint32_t> most{0};
+};
+
+void take_pieces(void* data) {
+  Deal& deal = *(Deal*)data;
+  [[maybe_unused]] StandardArithmetic standard;
+  for (int64_t i; (i = deal.next.fetch_add(1)) < deal.pieces;)
+    deal.range(*deal.job, deal.count * i / deal.pieces, deal.count * (i + 1) / deal.pieces, deal.most);
+}
+
+uint32_t deal_out(const Job& job, Range range, int64_t count, int threads) {
+  const Plan& p = *job.plan;
+  int64_t useful = p.outer * p.rows * p.columns / VALUES_A_THREAD;
+  if (useful > count) useful = count;
+  if (threads > useful) threads = (int)useful;
+  Deal deal;
+  deal.job = &job, deal.range = range, deal.count = count;
+  if (parallel && threads > 1) {
+    deal.pieces = 8 * threads < count ? 8 * threads : count;
+    parallel(take_pieces, &deal, (unsigned)threads, 0);
+  } else {
+    deal.pieces = 1;
+    take_pieces(&deal);
+  }
+  return deal.most;
+}
+
+void range_largest(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
+  constexpr int64_t piece = 4096;
+  const Plan& p = *job.plan;
+  int64_t values = p.outer * p.rows * p.columns;
+  uint32_t found = ISAS[p.isa]->largest(job, begin * piece, end * piece < values ? end * piece : values);
+  for (uint32_t before = most; before < found && !most.compare_exchange_weak(before, found);) {
+  }
+}
+void range_quantize(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
+  ISAS[job.plan->isa]->quantize(job, begin, end);
+}
+void range_pack(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
+  ISAS[job.plan->isa]->pack(job, begin, end);
+}
+void range_unpack(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
+  ISAS[job.plan->isa]->unpack(job, begin, end);
+}
+
+// With one box for the whole tensor its exponent comes first, from a pass of its own.
+void set_tensor_exponent(Job& job, int threads) {
+  const Plan& p = *job.plan;
+  if (p.box) return;
+  int64_t values = p.outer * p.rows * p.columns;
+  int found = (int)(deal_out(job, range_largest, ceil_div(values, 4096), threads) >> 23);
+  job.tensor_exponent = found == NAN_EXPONENT || p.exponent < 0 ? found : p.exponent;
+}
+
+// Outputs that no cache will hold are written past them, where rows keep the alignment.
+bool worth_streaming(const Plan& p, const void* out, int32_t dtype) {
+  constexpr int64_t large = 8 << 20;
+  int64_t size = dtype == FLOAT32 ? 4 : 2;
+  return p.outer * p.rows * p.columns * size >= large && (uintptr_t)out % 64 == 0 && p.columns * size % 64 == 0;
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// The name of instruction set `index`, best first, or null past the last; `usable` says whether this machine has it.
+EXPORT const char* dsq_isa(int index, int* usable) {
+  if (index >= ISA_COUNT) return nullptr;
+  *usable = ISAS[index]->usable();
+  return ISAS[index]->name;
+}
+
+// `function` is GOMP_parallel of the OpenMP runtime in this process.
+EXPORT void dsq_use_threads(void* function) { parallel = (Parallel)function; }
+
+EXPORT void dsq_quantize(const Plan* p, const void* x, void* out, int threads, uint64_t seed) {
+  Job job{p, &scales[p->bits], x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype)};
+  set_tensor_exponent(job, threads);
+  deal_out(job, range_quantize, encode_tasks(*p).count(), threads);
+}
+
+EXPORT void dsq_pack(const Plan* p, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
+  Job job{p, &scales[p->bits], x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false};
+  set_tensor_exponent(job, threads);
+  if (p->box == 0) *exponents = (uint8_t)job.tensor_exponent;
+  deal_out(job, range_pack, encode_tasks(*p).count(), threads);
+}
+
+EXPORT void dsq_unpack(const Plan* p, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
+  Job job{p, &scales[p->bits], nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype)};
+  if (p->box == 0) job.tensor_exponent = *exponents;
+  deal_out(job, range_unpack, encode_tasks(*p).count(), threads);
+}

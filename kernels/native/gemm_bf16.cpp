@@ -1,0 +1,97 @@
+// C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16; the unit takes subnormal values as zero).
+#include "panels.h"
+#include "threads.h"
+
+namespace {
+
+constexpr int ROWS = 14, COLUMNS = 32;  // of C in a register tile: 28 accumulators, 2 registers of B, 1 of A
+constexpr int CHUNK = 16;               // panels of A that a task multiplies with one panel of B
+constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
+
+struct Operand {
+  const uint16_t* data;
+  int64_t line_stride, depth_stride;  // in values; one of them is 1
+  int64_t lines;
+};
+
+template <int width> void pack(const Operand& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
+  const int lines = least(width, x.lines - line);
+  const uint16_t* from = x.data + line * x.line_stride + k * x.depth_stride;
+  if (x.depth_stride == 1) return panel_of_lines<width>(from, x.line_stride, lines, depth, panel);
+  const __mmask32 there = first32(lines);
+  panel_of_rows<width>([&](int i) { return _mm512_maskz_loadu_epi16(there, from + i * x.depth_stride); }, depth, panel);
+}
+
+template <int rows>
+void tile(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t stride, int columns, bool add) {
+  __m512 left[rows], right[rows];
+  for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
+  for (int p = 0; p < pairs; p++, a += ROWS, b += COLUMNS) {
+    const __m512bh b_left = (__m512bh)_mm512_loadu_si512(b), b_right = (__m512bh)_mm512_loadu_si512(b + 16);
+#pragma GCC unroll 14
+    for (int r = 0; r < rows; r++) {
+      const __m512bh a_row = (__m512bh)_mm512_set1_epi32((int)a[r]);
+      left[r] = _mm512_dpbf16_ps(left[r], a_row, b_left);
+      right[r] = _mm512_dpbf16_ps(right[r], a_row, b_right);
+    }
+  }
+  const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
+#pragma GCC unroll 14
+  for (int r = 0; r < rows; r++, c += stride) {
+    if (add) {
+      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, c));
+      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, c + 16));
+    }
+    _mm512_mask_storeu_ps(c, left_mask, left[r]);
+    _mm512_mask_storeu_ps(c + 16, right_mask, right[r]);
+  }
+}
+
+typedef void (*Tile)(const uint32_t*, const uint32_t*, int, float*, int64_t, int, bool);
+const Tile TILES[ROWS + 1] = {nullptr, tile<1>, tile<2>, tile<3>,  tile<4>,  tile<5>,  tile<6>, tile<7>,
+                              tile<8>, tile<9>, tile<10>, tile<11>, tile<12>, tile<13>, tile<14>};
+
+}  // namespace
+
+extern "C" {
+
+bool dsq_has_gemm_bf16() {
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
+}
+
+// Bytes of scratch memory that a product (rows x depth) (depth x columns) needs.
+int64_t dsq_gemm_bf16_scratch(int64_t rows, int64_t columns, int64_t depth) {
+  const int64_t blocks = ceil_div(depth, DEPTH);
+  return 4 * blocks * (ceil_div(rows, ROWS) * A_PANEL + ceil_div(columns, COLUMNS) * B_PANEL);
+}
+
+// c (rows x columns, contiguous) = a (rows x depth) times b (depth x columns), each with a unit stride.
+void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, const uint16_t* b, int64_t b_depth, int64_t b_column,
+                   float* c, int64_t rows, int64_t columns, int64_t depth, uint32_t* scratch, int threads) {
+  const Operand A{a, a_row, a_depth, rows}, B{b, b_column, b_depth, columns};
+  const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
+  uint32_t* b_scratch = scratch + a_panels * blocks * A_PANEL;
+  if (rows * columns * depth < 1 << 20) threads = 1;
+
+  share_out((a_panels + b_panels) * blocks, threads, [&](int64_t i) {
+    const int64_t panel = i / blocks, k = i % blocks;
+    const int steps = least(DEPTH, depth - k * DEPTH);
+    if (panel < a_panels) return pack<ROWS>(A, panel * ROWS, k * DEPTH, steps, scratch + i * A_PANEL);
+    const int64_t j = panel - a_panels;
+    pack<COLUMNS>(B, j * COLUMNS, k * DEPTH, steps, b_scratch + (j * blocks + k) * B_PANEL);
+  });
+
+  const int64_t chunks = ceil_div(a_panels, CHUNK);
+  share_out(b_panels * chunks, threads, [&](int64_t task) {
+    const int64_t j = task / chunks, first = task % chunks * CHUNK;
+    const int width = least(COLUMNS, columns - j * COLUMNS);
+    for (int64_t k = 0; k < blocks; k++) {
+      const int pairs = (least(DEPTH, depth - k * DEPTH) + 1) / 2;
+      for (int64_t i = first; i < a_panels && i < first + CHUNK; i++)
+        TILES[least(ROWS, rows - i * ROWS)](scratch + (i * blocks + k) * A_PANEL, b_scratch + (j * blocks + k) * B_PANEL,
+                                            pairs, c + i * ROWS * columns + j * COLUMNS, columns, width, k > 0);
+    }
+  });
+}
+}

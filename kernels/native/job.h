@@ -1,0 +1,88 @@
+// One call of a kernel: what it is asked to do (Plan, shared with native.py) and on which memory (Job).
+// Names and numerics are those of kernels/reference.py, which defines every bit.
+#pragma once
+
+#include <stdint.h>
+
+enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// Mirrored by native.py's _Plan, field by field: a Grid, a Layout and the caller's choices.
+struct Plan {
+  int64_t outer, rows, columns;
+  int64_t row_bytes;   // of a row of codes
+  int32_t along_rows;  // boxes run along the rows (the token axis), else along the columns
+  int32_t bits;
+  int32_t box;         // 0: one box for the tensor
+  int32_t exponent;    // with box 0: the stored exponent of a static binary point, or -1
+  int32_t dtype;       // of the values: input of quantize and pack, output of unpack
+  int32_t out_dtype;   // of quantize's output
+  int32_t stochastic;
+  int32_t isa;         // index into the table of api.cpp
+};
+
+constexpr int NAN_EXPONENT = 255;
+// Columns that one step works on: a block of random numbers, whole bytes of codes at any width, and a few
+// cache lines, so whatever a step reads twice it reads from the first cache.
+constexpr int CHUNK = 128;
+
+// For each stored exponent, what takes a value to its code and back. The way up, 2^(bits - 2 - E), reaches 2^141, more
+// than a float holds: it is two factors. Down is NaN at NAN_EXPONENT, so that no loop needs to ask.
+struct Scales {
+  float up[256], up_more[256], down[256];
+};
+
+struct Job {
+  const Plan* plan;
+  const Scales* scales;
+  const void* values;  // input of quantize and pack
+  void* out;           // values of quantize and unpack
+  uint8_t* codes;
+  uint8_t* exponents;
+  uint64_t seed;
+  int32_t tensor_exponent;  // with box 0: the one stored exponent
+  bool stream;              // write values past the caches
+};
+
+// One instruction set's kernels; each works on tasks [begin, end) of a job and may run beside others on the rest.
+struct Isa {
+  const char* name;
+  bool (*usable)();
+  uint32_t (*largest)(const Job&, int64_t begin, int64_t end);  // bits of max |x| over values begin..end
+  void (*quantize)(const Job&, int64_t begin, int64_t end);
+  void (*pack)(const Job&, int64_t begin, int64_t end);
+  void (*unpack)(const Job&, int64_t begin, int64_t end);
+};
+
+extern const Isa PORTABLE;
+#ifdef DSQ_X86
+extern const Isa AVX2, AVX512;
+#endif
+
+// How a job is cut into tasks: shared by the kernels, which run them, and by api.cpp, which deals them out.
+struct Tasks {
+  int64_t blocks;   // of rows: single rows, or the boxes of rows
+  int64_t strips;   // of columns
+  int64_t width;    // columns of a strip: a multiple of CHUNK and, along columns, of the box
+  int64_t height;   // rows of a block
+  int64_t per_outer;
+  int64_t count() const { return blocks * strips; }
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline bool boxes_along_rows(const Plan& p) { return p.along_rows && p.box != 0; }
+
+inline Tasks encode_tasks(const Plan& p) {
+  Tasks t;
+  t.width = CHUNK;
+  t.height = 1;
+  if (boxes_along_rows(p)) {
+    t.height = p.box;
+  } else if (p.box) {
+    while (t.width % p.box) t.width += CHUNK;  // the least common multiple
+  }
+  t.per_outer = ceil_div(p.rows, t.height);
+  t.blocks = p.outer * t.per_outer;
+  t.strips = ceil_div(p.columns, t.width);
+  return t;
+}

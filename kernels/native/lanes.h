@@ -1,0 +1,196 @@
+// LANES values side by side, in the compiler's own vector types: the same source gives SSE2 or NEON (4 lanes), AVX2 (8)
+// and AVX-512 (16). Intrinsics only where the vector types have no word for it. Everything is in an anonymous
+// namespace: each instruction set's file compiles its own copy, and the linker must never mix them.
+#pragma once
+
+#include <string.h>
+
+#include "job.h"
+
+#ifdef DSQ_X86
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#define VECTOR(type, count) __attribute__((vector_size(sizeof(type) * (count)))) type
+typedef VECTOR(float, LANES) F;
+typedef VECTOR(int32_t, LANES) I;
+typedef VECTOR(uint32_t, LANES) U;
+typedef VECTOR(uint16_t, LANES) U16;
+typedef VECTOR(int16_t, LANES) I16;
+typedef VECTOR(int8_t, LANES) I8;
+
+struct bf16 { uint16_t bits; };
+struct half { uint16_t bits; };
+
+template <class V> inline V read(const void* p) {
+  V v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V> inline void write(void* p, V v) { memcpy(p, &v, sizeof v); }
+
+inline F splat(float x) { return F{} + x; }
+inline I splat(int32_t x) { return I{} + x; }
+inline F choose(I mask, F a, F b) { return (F)((mask & (I)a) | (~mask & (I)b)); }
+inline I choose(I mask, I a, I b) { return (mask & a) | (~mask & b); }
+
+inline I max_of(I a, I b) {
+#if LANES == 16
+  return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif LANES == 8
+  return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+  return choose(a > b, a, b);
+#endif
+}
+
+// NaN comes out as the bound, never as NaN: a code is always a number.
+inline F clamp(F x, F bound) {
+#if LANES == 16
+  return (F)_mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)-bound), (__m512)bound);
+#elif LANES == 8
+  return (F)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)-bound), (__m256)bound);
+#else
+  x = choose(x > -bound, x, -bound);
+  return choose(x < bound, x, bound);
+#endif
+}
+
+// ---- values in memory: float, bfloat16 and half, to float and back; rounding is to nearest even ----
+
+inline F load(const float* p) { return read<F>(p); }
+
+inline F load(const bf16* p) { return (F)(__builtin_convertvector(read<U16>(p), U) << 16); }
+
+inline F load(const half* p) {
+#if LANES == 16
+  return (F)_mm512_cvtph_ps(read<__m256i>(p));
+#elif LANES == 8
+  return (F)_mm256_cvtph_ps(read<__m128i>(p));
+#else
+  U h = __builtin_convertvector(read<U16>(p), U);
+  U magnitude = (h & 0x7fff) << 13;
+  F scaled = (F)magnitude * splat(0x1p112f);  // rebiases the exponent, subnormals included
+  I special = (I)magnitude >= splat(0x0f800000);
+  return (F)((U)choose(special, (I)(magnitude | 0x7f800000), (I)scaled) | ((h & 0x8000) << 16));
+#endif
+}
+
+inline void store(float* p, F x) { write(p, x); }
+
+inline void store(bf16* p, F x) {
+  U u = (U)x;
+  write(p, __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, U16));
+}
+
+inline void store(half* p, F x) {
+#if LANES == 16
+  write(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif LANES == 8
+  write(p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  U u = (U)x & 0x7fffffff, sign = (U)x >> 31 << 15;
+  U normal = (u + 0xc8000fff + ((u >> 13) & 1)) >> 13;
+  U tiny = (U)((F)u + splat(0.5f)) - (U)splat(0.5f);  // 0.5's last bit is half's smallest subnormal
+  I h = choose((I)u < splat(0x38800000), (I)tiny, (I)normal);
+  h = choose((I)u >= splat(0x477ff000), splat(0x7c00), h);
+  h = choose((I)u > splat(0x7f800000), splat(0x7e00), h);
+  write(p, __builtin_convertvector((U)h | sign, U16));
+#endif
+}
+
+// The same past the caches, which saves reading what is overwritten; p is aligned to what is stored.
+inline void stream(float* p, F x) {
+#if LANES == 16
+  _mm512_stream_ps(p, (__m512)x);
+#elif LANES == 8
+  _mm256_stream_ps(p, (__m256)x);
+#elif defined DSQ_X86
+  _mm_stream_ps(p, (__m128)x);
+#else
+  store(p, x);
+#endif
+}
+
+template <class T> inline void stream(T* p, F x) {
+#if LANES == 16
+  alignas(32) T narrow[LANES];
+  store(narrow, x);
+  _mm256_stream_si256((__m256i*)p, read<__m256i>(narrow));
+#elif LANES == 8
+  alignas(16) T narrow[LANES];
+  store(narrow, x);
+  _mm_stream_si128((__m128i*)p, read<__m128i>(narrow));
+#else
+  store(p, x);
+#endif
+}
+
+inline void end_of_streams() {
+#ifdef DSQ_X86
+  _mm_sfence();
+#endif
+}
+
+// ---- codes as whole bytes ----
+
+inline void store_code(int16_t* p, I code) {
+#if LANES == 4 && defined DSQ_X86
+  __m128i v = (__m128i)code;
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi32(v, v));
+#else
+  write(p, __builtin_convertvector(code, I16));
+#endif
+}
+
+inline void store_code(int8_t* p, I code) {
+#if LANES == 4 && defined DSQ_X86
+  __m128i v = _mm_packs_epi32((__m128i)code, (__m128i)code);
+  write(p, _mm_cvtsi128_si32(_mm_packs_epi16(v, v)));
+#else
+  write(p, __builtin_convertvector(code, I8));
+#endif
+}
+
+// ---- exponents ----
+
+inline I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
+
+// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes.
+inline uint32_t four_exponents(I a, I b, I c, I d) {
+  U bytes = ((U)a >> 23) | (((U)b >> 15) & 0xff00) | (((U)c >> 7) & 0xff0000) | (((U)d << 1) & 0xff000000);
+#if LANES == 16
+  __m256i y = _mm256_max_epu8(_mm512_castsi512_si256((__m512i)bytes), _mm512_extracti64x4_epi64((__m512i)bytes, 1));
+#elif LANES == 8
+  __m256i y = (__m256i)bytes;
+#endif
+#if LANES >= 8
+  __m128i x = _mm_max_epu8(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+#elif defined DSQ_X86
+  __m128i x = (__m128i)bytes;
+#endif
+#ifdef DSQ_X86
+  x = _mm_max_epu8(x, _mm_srli_si128(x, 8));
+  x = _mm_max_epu8(x, _mm_srli_si128(x, 4));
+  return (uint32_t)_mm_cvtsi128_si32(x);
+#else
+  uint8_t byte[4 * LANES], most[4] = {};
+  memcpy(byte, &bytes, sizeof byte);
+  for (int i = 0; i < 4 * LANES; i++)
+    if (byte[i] > most[i % 4]) most[i % 4] = byte[i];
+  uint32_t packed = 0;
+  for (int i = 3; i >= 0; i--) packed = packed << 8 | most[i];
+  return packed;
+#endif
+}
+
+inline uint32_t largest_lane(I a) {
+  int32_t lane[LANES], most = 0;
+  memcpy(lane, &a, sizeof lane);
+  for (int i = 0; i < LANES; i++) most = lane[i] > most ? lane[i] : most;
+  return (uint32_t)most;
+}
+
+}  // namespace

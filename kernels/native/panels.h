@@ -1,0 +1,71 @@
+// Panels: the operands of a GEMM laid out as its register tiles read them (AVX-512). A panel holds `width` lines (rows of
+// A, columns of B) of 16-bit values, over at most DEPTH steps of the contraction: for each pair of steps the two values
+// of every line, side by side, as the dot-product instructions take them.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+namespace {
+
+constexpr int DEPTH = 256;  // a panel of 32 lines takes 16 KiB: it stays in the first-level cache
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
+inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }
+
+// row(k) gives 32 lines' values at depth k; those past the last line are zeros.
+template <int width, class Row> inline void panel_of_rows(const Row& row, int depth, uint32_t* panel) {
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                       36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (int k = 0; k < depth; k += 2, panel += width) {
+    const __m512i even = row(k), odd = k + 1 < depth ? row(k + 1) : _mm512_setzero_si512();
+    _mm512_mask_storeu_epi32(panel, first16(width), _mm512_permutex2var_epi16(even, low, odd));
+    if (width > 16) _mm512_mask_storeu_epi32(panel + 16, first16(width - 16), _mm512_permutex2var_epi16(even, high, odd));
+  }
+}
+
+inline void transpose16(__m512i r[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+    }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; j++) {
+      t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0x88);
+      t[i + 4 + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
+    r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
+  }
+}
+
+// `lines` lines, each contiguous along the depth, `stride` values apart.
+template <int width>
+inline void panel_of_lines(const uint16_t* from, int64_t stride, int lines, int depth, uint32_t* panel) {
+  for (int first = 0; first < width; first += 16) {
+    const __mmask16 stored = first16(width - first);
+    for (int k = 0; k < depth; k += 32) {
+      __m512i r[16];
+      for (int i = 0; i < 16; i++) {
+        const bool there = first + i < lines;
+        r[i] = _mm512_maskz_loadu_epi16(there ? first32(depth - k) : 0, there ? from + (first + i) * stride + k : from);
+      }
+      transpose16(r);
+      const int pairs = least(16, (depth - k + 1) / 2);
+      for (int p = 0; p < pairs; p++)
+        _mm512_mask_storeu_epi32(panel + (k / 2 + p) * width + first, stored, r[p]);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,5 @@
+// Any processor: vectors of 16 bytes (SSE2, NEON).
+#define LANES 4
+#include "engine.h"
+
+const Isa PORTABLE = {"portable", [] { return true; }, largest_any, quantize, pack, unpack};

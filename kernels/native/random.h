@@ -1,0 +1,60 @@
+// The random numbers of stochastic rounding: Philox4x32-7, laid out as kernels/philox.py says.
+#pragma once
+
+#include "lanes.h"
+
+namespace {
+
+typedef VECTOR(uint64_t, LANES / 2) U64;
+
+inline U64 multiply_low_halves(U64 a, U64 b) {
+#if LANES == 16
+  return (U64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif LANES == 8
+  return (U64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined DSQ_X86
+  return (U64)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffff) * (b & 0xffffffff);
+#endif
+}
+
+// A CHUNK of a row's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2].
+struct Random {
+  uint64_t seed;
+  alignas(64) uint32_t words[4][16];
+
+  // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
+  // multiplier finds it there; what is left in the high half it ignores.
+  void draw(int64_t row, int64_t block) {
+    for (int first = 0; first < 16; first += LANES) {
+      U64 parts[2][4];
+      for (int odd = 0; odd < 2; odd++) {
+        U64 c0, c1 = U64{} + (uint64_t)(uint32_t)row, c2 = U64{} + (uint64_t)row / 0x100000000u, c3 = U64{};
+        for (int i = 0; i < LANES / 2; i++) c0[i] = (uint64_t)(16 * block + first + 2 * i + odd);
+        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+#pragma GCC unroll 7
+        for (int round = 0; round < 7; round++) {
+          U64 p0 = multiply_low_halves(c0, U64{} + 0xD2511F53u), p1 = multiply_low_halves(c2, U64{} + 0xCD9E8D57u);
+          c0 = (p1 >> 32) ^ c1 ^ (uint64_t)k0;
+          c1 = p1;
+          c2 = (p0 >> 32) ^ c3 ^ (uint64_t)k1;
+          c3 = p0;
+          k0 += 0x9E3779B9u;
+          k1 += 0xBB67AE85u;
+        }
+        parts[odd][0] = c0, parts[odd][1] = c1, parts[odd][2] = c2, parts[odd][3] = c3;
+      }
+      for (int w = 0; w < 4; w++)
+        write(words[w] + first, (parts[0][w] & 0xffffffff) | (parts[1][w] << 32));
+    }
+  }
+
+  // Numbers k of columns column..column + LANES - 1 of the chunk; the uniform number is (k + 1/2) / 2^16.
+  U at(int column) const {
+    U word = read<U>(words[column / 32] + column % 16);
+    return column / 16 % 2 ? word >> 16 : word & 0xffff;
+  }
+};
+
+}  // namespace
