@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -57,13 +58,17 @@ def draw_roofline(path: str, workload: str, hardware: Hardware, points: list[tup
         label = f"{datatype}  {peak:g} TFLOP/s"
         text = axes.annotate(label, (right, peak), (-6, 3), textcoords="offset points", ha="right", fontsize=9)
         taken += [text.get_window_extent(), _box(axes, (peak / bandwidth, peak), (right, peak))]
+    slope = np.geomspace(left, highest / bandwidth, 200)
+    taken += [_box(axes, (x, x * bandwidth), (x, x * bandwidth)) for x in slope]
     _slope_label(axes, highest / bandwidth, bandwidth, f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s")
     taken += [_box(axes, (x, y), (x, y), margin=8) for x, y in zip(xs, ys, strict=True)]
     for index, (label, floor) in enumerate(points):
         colour, marker = POINT_COLOURS[index % len(POINT_COLOURS)], MARKERS[index % len(MARKERS)]
         axes.plot(xs[index], ys[index], marker, color=colour, markersize=9, markeredgecolor="white", zorder=5)
         bound = "memory" if floor.memory_bound else "compute"
-        text_label = f"{label}\n{float(floor.seconds) * 1e3:.3g} ms, {bound}-bound"
+        milliseconds = float(floor.seconds) * 1e3
+        time = f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+        text_label = f"{label}\n{time} ms, {bound}-bound"
         _place(axes, text_label, (xs[index], ys[index]), colour, taken)
     axes.set_xlabel("operational intensity (operations a DRAM byte)")
     axes.set_ylabel("attainable rate (TFLOP/s)")
@@ -83,13 +88,14 @@ def draw_sweep(path: str, title: str, found: Sweep, front: np.ndarray, x: str, y
     )
     axes.margins(0.08)
     axes.autoscale_view()
+    axes.set(xlabel=AXIS_NAMES[x], ylabel=AXIS_NAMES[y], title=title)
+    legend = axes.legend(loc="upper right", frameon=False, markerscale=2)
     taken = [_box(axes, (xs[row], ys[row]), (xs[row], ys[row])) for row in rows[:: max(1, len(rows) // 200)]]
+    taken.append(legend.get_window_extent())
     for row in rows[np.unique(np.linspace(0, len(rows) - 1, min(7, len(rows))).round().astype(int))]:
         label = "[" + ",".join(str(int(width[row])) for width in found.precision.widths) + "]"
         axes.plot(xs[row], ys[row], "o", color=BLUE, markersize=7, zorder=5)
         _place(axes, label, (xs[row], ys[row]), BLUE, taken)
-    axes.set(xlabel=AXIS_NAMES[x], ylabel=AXIS_NAMES[y], title=title)
-    axes.legend(loc="upper right", frameon=False, markerscale=2)
     _save(figure, path)
 
 
@@ -120,6 +126,8 @@ def _slope_label(axes: Axes, ridge: float, bandwidth: float, label: str) -> None
 
 def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, taken: list[Bbox]) -> None:
     """Write the label near the point where it overlaps nothing in `taken`, with a thin line to the point."""
+    assert isinstance(axes.figure.canvas, FigureCanvasAgg)
+    renderer = axes.figure.canvas.get_renderer()
     for distance in (14, 30, 48, 68, 90, 114, 140, 170):
         for dx, dy in ((-1, -0.5), (-1, 0.6), (1, -0.5), (1, 0.6), (-0.3, -1.2), (0.3, -1.2), (-0.3, 1.2), (0.3, 1.2)):
             text = axes.annotate(
@@ -129,18 +137,18 @@ def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, take
                 textcoords="offset points",
                 ha="left" if dx > 0 else "right",
                 va="center",
-                color=colour,
                 fontsize=9,
                 arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkB": 4},
                 zorder=6,
             )
-            box = Text.get_window_extent(text).padded(2)
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer).padded(2)  # of the words: Annotation's own includes the line
             inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
             if inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
                 return
             text.remove()
-    axes.annotate(label, point, color=colour, fontsize=9)  # no room anywhere: over the rest rather than lost
+    axes.annotate(label, point, fontsize=9)  # no room anywhere: over the rest rather than lost
 
 
 def _save(figure: Figure, path: str) -> None:

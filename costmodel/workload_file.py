@@ -76,11 +76,11 @@ def _operation(entry: Any, label: str, where: str) -> Operation:
             if field.default is MISSING:
                 raise ValueError(f"workload file {where}: field {label}.{name} is missing")
             continue
-        value, wanted = entry[name], _TYPES[str(field.type)]
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        value = entry[name]
+        if type(value) is not _TYPES[str(field.type)]:
             raise ValueError(f"workload file {where}: field {label}.{name} must be {field.type}, not {value!r}")
         least = 0 if name in ("parameters", "recompute") else 1
-        if wanted is int and not least <= int(value) < MAX_SIZE:
+        if type(value) is int and not least <= value < MAX_SIZE:
             raise ValueError(
                 f"workload file {where}: field {label}.{name} must be from {least} to {MAX_SIZE - 1}, not {value}"
             )
