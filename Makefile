@@ -1,0 +1,50 @@
+# make demo    corpus, training from [2,2,2,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
+# make test    lint, types and all tests
+# make lint    ruff and mypy
+# make env     .venv with everything; the targets above make it by themselves, once
+#
+# With an environment that is ready (torch 2.13, fairseq 0.12.2, the extras in pyproject.toml):
+#   make test PYTHON=/path/to/python
+
+VENV := .venv
+# the Python that makes .venv: 3.11 or later
+BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+TORCH := torch==2.13.0
+DEMO := runs/demo
+
+ifdef PYTHON
+READY :=
+else
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+
+.PHONY: demo test lint env
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	rm -rf $(DEMO)
+	$(PYTHON) -m analysis.demo --out $(DEMO)
+
+test: lint
+	$(PYTHON) -m pytest
+
+lint: $(READY)
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m mypy
+
+env: $(READY)
+
+# torch first, so that nothing later chooses another; fairseq's own metadata no longer resolves, hence --no-deps, and it
+# is built while the rest downloads. Editable: the C++ kernels are built in place, and the checkout is what runs.
+$(VENV)/.ready: pyproject.toml $(wildcard setup.py kernels/native/*)
+	@test -n "$(BASE_PYTHON)" || { echo "no Python 3.11 or later found: make BASE_PYTHON=/path/to/python3" >&2; exit 2; }
+	$(BASE_PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip wheel -qq --no-deps --wheel-dir $(VENV)/wheels fairseq==0.12.2 & fairseq=$$!; \
+	$(VENV)/bin/python -m pip install -qq $(TORCH) && \
+	$(VENV)/bin/python -m pip install -qq -e ".[fairseq,dev]" && \
+	wait $$fairseq && \
+	$(VENV)/bin/python -m pip install -qq --no-deps $(VENV)/wheels/fairseq-*.whl
+	touch $@
