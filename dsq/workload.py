@@ -1,0 +1,255 @@
+"""A live model as a workload file for `dsq-cost`: plain data, no import of the cost model.
+
+import json, dsq.workload
+json.dump(dsq.workload.trace(model, tokens), open("model.json", "w"))       # dsq-cost estimate --workload model.json ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsq.conversion import converted
+from dsq.linear import Linear
+
+#: version of the workload schema (costmodel/workload_file.py)
+SCHEMA = 1
+aten = torch.ops.aten
+Entry = dict[str, Any]
+
+
+def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
+    """Run `model(*inputs, **keywords)` once and describe the training step it stands for.
+
+    Every matrix product is recorded with its shapes, from nn.Linear modules and from below (attention's products, fused
+    attention, packed projections), with whether each side needs a gradient; norms, softmax, activations, residual sums,
+    embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
+    tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer, those
+    that `dsq.convert` would convert. Convolutions are not described.
+
+    Args:
+        model: the module, in the mode (train or eval) to be described; its forward should end in what is differentiated.
+        inputs, keywords: example arguments; the tokens of the first tensor among them are the step's tokens.
+    Returns:
+        JSON-able dict that `dsq-cost --workload FILE` reads.
+    Raises:
+        TypeError: `model` is no module. ValueError: no tensor among the inputs, or no matrix product in the forward.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"trace takes a torch.nn.Module, got {type(model)}")
+    tensors = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise ValueError("trace needs at least one tensor among the example inputs")
+    recorder = _Recorder(model)
+    with recorder.hooks(model), recorder, torch.enable_grad():
+        model(*inputs, **keywords)
+    if not any(entry["op"] == "gemm" for entry in recorder.operations):
+        raise ValueError(f"the forward of {type(model).__name__} multiplies no matrices: there is nothing to cost")
+    first = tensors[0]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    unseen = parameters - recorder.counted_parameters
+    if unseen > 0:
+        recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen)
+    recorder.add_pass("optimiser", "adam", parameters, 1)
+    return {
+        "costmodel": SCHEMA,
+        "name": type(model).__name__,
+        "tokens": first.numel() if not first.is_floating_point() else math.prod(first.shape[:-1]),
+        "source": "dsq.workload.trace",
+        "operations": recorder.operations,
+    }
+
+
+class _Recorder(TorchDispatchMode):
+    """Records nn.Linear calls from their hooks, and the operations dispatched outside them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.operations: list[Entry] = []
+        self.counted_parameters = 0
+        self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
+        self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
+        self._converted = bool(converted(model))
+        self._scopes: list[str] = []
+        self._inside_linear = 0
+        self._inputs: list[Tensor] = []  # alive until the end, so that an id names one tensor
+
+    @contextmanager
+    def hooks(self, model: nn.Module) -> Iterator[None]:
+        handles = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            self._scopes.append(name)
+            if isinstance(module, nn.Linear):
+                self._linear(name, module, args[0] if args else keywords["input"])
+                self._inside_linear += 1
+
+        return hook
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._scopes.pop()
+        if isinstance(module, nn.Linear):
+            self._inside_linear -= 1
+
+    def _linear(self, name: str, module: nn.Linear, x: Tensor) -> None:
+        quantised = isinstance(module, Linear) if self._converted else type(module) is nn.Linear
+        source = next((i for i, known in enumerate(self._inputs) if known is x), len(self._inputs))
+        if source == len(self._inputs):
+            self._inputs.append(x)
+        self.add_gemm(
+            name,
+            (1, x.numel() // x.shape[-1], module.in_features, module.out_features),
+            weight=module.weight,
+            bias=module.bias,
+            quantised=quantised,
+            input=f"tensor {source}",
+            x_grad=x.requires_grad,
+            w_grad=module.weight.requires_grad,
+        )
+
+    def add_gemm(
+        self,
+        name: str,
+        size: tuple[int, int, int, int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        **fields: Any,
+    ) -> None:
+        """Record one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
+        batch, rows, width, outputs = size
+        tied = weight is not None and not self._own(weight)
+        if bias is not None:
+            self._own(bias)
+        entry = {"op": "gemm", "name": name, "batch": batch, "M": rows, "K": width, "N": outputs}
+        kind = {"weight": weight is not None, "bias": bias is not None, "tied": tied}
+        self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
+
+    def add_pass(self, name: str, kind: str, rows: int, width: int, cls: str = "other", parameters: int = 0) -> None:
+        entry = {"op": "pointwise", "name": name, "kind": kind, "rows": rows, "width": width}
+        self.operations.append(entry | {"cls": cls, "parameters": parameters})
+
+    def _own(self, parameter: Tensor) -> bool:
+        """Count the parameter unless some operation has; True if it was new."""
+        key = (parameter.untyped_storage().data_ptr(), parameter.storage_offset())
+        new = key not in self._counted
+        if new:
+            self._counted.add(key)
+            self.counted_parameters += parameter.numel()
+        return new
+
+    def _parameter(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in self._names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        record = _RECORD.get(func.overloadpacket)
+        if record and not self._inside_linear:
+            scope = self._scopes[-1] if self._scopes else ""
+            record(self, f"{scope}.{func.overloadpacket.__name__}".lstrip("."), args, out)
+        return out
+
+
+def _product(recorder: _Recorder, name: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
+    """a_BMK b_BKN, either of which may lack the batch axis."""
+    batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
+    weight = b if recorder._parameter(b) else None
+    if weight is not None:
+        name = f"{name.rpartition('.')[0]}.{recorder._names[b.untyped_storage().data_ptr()].rpartition('.')[2]}".lstrip(
+            "."
+        )
+    fields = {"quantised": False, "x_grad": a.requires_grad, "w_grad": b.requires_grad}
+    recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
+
+
+def _mm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    _product(recorder, name, args[0], args[1])
+
+
+def _addmm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    _product(recorder, name, args[1], args[2], args[0] if recorder._parameter(args[0]) else None)
+
+
+def _fused_attention(recorder: _Recorder, name: str, args: Any, out: Any) -> None:
+    """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward."""
+    q, k, v = args[:3]
+    batch, heads, length, depth = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    grads = {"quantised": False, "x_grad": q.requires_grad}
+    size = (batch * groups, length * (heads // groups))
+    scores = {"w_grad": k.requires_grad, "on_chip": "y", "recompute": 1}
+    recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
+    recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, w_grad=v.requires_grad, on_chip="x")
+
+
+def _pass(kind: str, cls: str = "other") -> Callable[..., None]:
+    def record(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+        recorder.add_pass(name, kind, max(1, out.numel() // max(1, out.shape[-1])), out.shape[-1], cls)
+
+    return record
+
+
+def _norm(recorder: _Recorder, name: str, args: Any, out: Any) -> None:
+    x, shape = args[:2]
+    owned = sum(p.numel() for p in args[2:4] if recorder._parameter(p) and recorder._own(p))
+    width = math.prod(shape)
+    recorder.add_pass(name, "norm", x.numel() // width, width, parameters=owned)
+
+
+def _embedding(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    table, ids = args[:2]
+    owned = table.numel() if recorder._parameter(table) and recorder._own(table) else 0
+    recorder.add_pass(name, "embedding", ids.numel(), table.shape[1], parameters=owned)
+
+
+def _sum(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    """x + f(x), both activations of one shape; a bias or a mask is no residual."""
+    a, b = args[:2]
+    if isinstance(b, Tensor) and a.shape == b.shape and a.dim() > 1 and b.requires_grad:
+        _pass("residual")(recorder, name, args, out)
+
+
+def _times(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    """A gate, where both sides are activations; dropout's mask is none, and moves nothing."""
+    a, b = args[:2]
+    if isinstance(b, Tensor) and a.shape == b.shape and a.requires_grad and b.requires_grad:
+        _pass("gate")(recorder, name, args, out)
+
+
+#: what each dispatched operation is recorded as
+_RECORD: dict[Any, Callable[..., None]] = {
+    aten.mm: _mm,
+    aten.bmm: _mm,
+    aten.addmm: _addmm,
+    aten.baddbmm: _addmm,
+    aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
+    aten._scaled_dot_product_flash_attention: _fused_attention,
+    aten._scaled_dot_product_efficient_attention: _fused_attention,
+    aten._scaled_dot_product_cudnn_attention: _fused_attention,
+    aten._softmax: _pass("softmax", "attention"),
+    aten._safe_softmax: _pass("softmax", "attention"),
+    aten.masked_fill: _pass("scale", "attention"),
+    aten._log_softmax: _pass("loss"),
+    aten.native_layer_norm: _norm,
+    aten._fused_rms_norm: _norm,
+    aten.embedding: _embedding,
+    aten.add: _sum,
+    aten.mul: _times,
+    **dict.fromkeys(
+        (aten.relu, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, aten.elu, aten.leaky_relu), _pass("activation")
+    ),
+}
