@@ -71,9 +71,8 @@ def attach(
 ) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
-    Covers nn.Linear and the projections of nn.MultiheadAttention (not with add_bias_kv or add_zero_attn). Left alone:
-    subclasses of either, parametrised modules, and F.linear called by the model itself. A layer with a frozen weight
-    keeps nothing, as in PyTorch.
+    Covers nn.Linear and the projections of nn.MultiheadAttention. Left alone: subclasses of either, parametrised
+    modules, and F.linear called by the model itself. A layer with a frozen weight keeps nothing, as in PyTorch.
 
     Args:
         ratio: part of the rows to keep, in (0, 1].
@@ -113,17 +112,13 @@ def _check(ratio: float, sample_dim: int, seed: int) -> None:
 
 
 def _covered(exclude: str | None) -> Callable[[str, nn.Module], bool]:
-    """Which modules to change, by name and options."""
+    """Which modules to change, by name."""
     try:
         pattern = None if exclude is None else re.compile(exclude)
     except (re.error, TypeError) as error:
         raise ValueError(f"exclude must be a regular expression, got {exclude!r} ({error})") from None
 
-    def covered(name: str, module: nn.Module) -> bool:
-        extended = getattr(module, "bias_k", None) is not None or getattr(module, "add_zero_attn", False)
-        return not extended and not (pattern and pattern.search(name))
-
-    return covered
+    return lambda name, module: pattern is None or not pattern.search(name)
 
 
 def _rank() -> int:
