@@ -110,8 +110,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def config_of(options: object) -> DSQConfig | None:
     """The DSQConfig that ``options`` (argparse's namespace or a task's config) ask for; None without --dsq-levels.
 
-    Logs a warning of flags that do nothing without --dsq-levels, and what the core warns of. Raises InputError for values
-    that no run can use.
+    Logs a warning of flags that do nothing without --dsq-levels, and what the core warns of. Raises InputError for
+    values that no run can use.
     """
     given: dict[str, Any] = {
         option.name.removeprefix("dsq_"): getattr(options, option.name, option.default) for option in FLAGS

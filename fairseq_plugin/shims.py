@@ -8,7 +8,8 @@ Import this before anything of fairseq, and in every process: workers that are s
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
 4. checkpoint_last.pt is copied in place: a run killed during the copy has no checkpoint to go on from.
 5. --bf16 is taken for --tpu.
-6. Each run prints a screen of deprecation warnings that nobody but fairseq could act on.
+6. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
+7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import importlib.util
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from fairseq_plugin import startup
@@ -27,6 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from fairseq import options  # noqa: E402
 from fairseq.file_io import PathManager  # noqa: E402
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding  # noqa: E402
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase  # noqa: E402
 
 FUSED_PARAMETERS = tuple(
@@ -40,27 +43,28 @@ def _trust_checkpoint_classes() -> None:
     torch.serialization.add_safe_globals([argparse.Namespace, *bleu_counts])
 
 
-def _without_fused_copy(init):
+def _after_init(module: type, then: Callable[[Any], None]) -> None:
+    """Let ``then`` finish each new ``module``."""
+    init = module.__init__  # type: ignore[misc]
+
     @functools.wraps(init)
     def build(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self.can_use_fastpath = False
-        for name in FUSED_PARAMETERS:
-            delattr(self, name)
+        then(self)
 
-    return build
+    module.__init__ = build  # type: ignore[misc]
+
+
+def _drop_fused_copy(layer: TransformerEncoderLayerBase) -> None:
+    layer.can_use_fastpath = False
+    for name in FUSED_PARAMETERS:
+        delattr(layer, name)
 
 
 def _load_without_fused_copy(self, state_dict, prefix, *args):
     for name in FUSED_PARAMETERS:
         state_dict.pop(prefix + name, None)
     torch.nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
-
-
-def _drop_fused_encoder() -> None:
-    layer = TransformerEncoderLayerBase
-    layer.__init__ = _without_fused_copy(layer.__init__)  # type: ignore[method-assign]
-    layer._load_from_state_dict = _load_without_fused_copy
 
 
 def _copy_atomically(copy):
@@ -96,6 +100,9 @@ def silence_deprecations() -> None:
 
 _trust_checkpoint_classes()
 silence_deprecations()
-_drop_fused_encoder()
+_after_init(TransformerEncoderLayerBase, _drop_fused_copy)
+TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy
+for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, AdaptiveSoftmax):
+    _after_init(_module, lambda module: module._float_tensor.zero_())
 PathManager.copy = _copy_atomically(PathManager.copy)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)
