@@ -1,7 +1,7 @@
 """A live model as a workload file for `dsq-cost`: plain data, no import of the cost model.
 
-import json, dsq.workload
-json.dump(dsq.workload.trace(model, tokens), open("model.json", "w"))       # dsq-cost estimate --workload model.json ...
+workload = dsq.workload.trace(model, tokens)
+json.dump(workload, open("model.json", "w"))      # dsq-cost estimate "[16,4,4,16]" --workload model.json
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     Every matrix product is recorded with its shapes, from nn.Linear modules and from below (attention's products, fused
     attention, packed projections), with whether each side needs a gradient; norms, softmax, activations, residual sums,
     embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
-    tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer, those
-    that `dsq.convert` would convert. Convolutions are not described.
+    tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer,
+    those that `dsq.convert` would convert. Convolutions are not described.
 
     Args:
-        model: the module, in the mode (train or eval) to be described; its forward should end in what is differentiated.
+        model: the module, in the mode (train or eval) to be described.
         inputs, keywords: example arguments; the tokens of the first tensor among them are the step's tokens.
     Returns:
         JSON-able dict that `dsq-cost --workload FILE` reads.
@@ -145,7 +145,7 @@ class _Recorder(TorchDispatchMode):
 
     def _own(self, parameter: Tensor) -> bool:
         """Count the parameter unless some operation has; True if it was new."""
-        key = (parameter.untyped_storage().data_ptr(), parameter.storage_offset())
+        key = (parameter.untyped_storage().data_ptr(), int(parameter.storage_offset()))
         new = key not in self._counted
         if new:
             self._counted.add(key)
@@ -169,9 +169,7 @@ def _product(recorder: _Recorder, name: str, a: Tensor, b: Tensor, bias: Tensor 
     batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
     weight = b if recorder._parameter(b) else None
     if weight is not None:
-        name = f"{name.rpartition('.')[0]}.{recorder._names[b.untyped_storage().data_ptr()].rpartition('.')[2]}".lstrip(
-            "."
-        )
+        name = recorder._names[b.untyped_storage().data_ptr()]
     fields = {"quantised": False, "x_grad": a.requires_grad, "w_grad": b.requires_grad}
     recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
 
@@ -249,7 +247,5 @@ _RECORD: dict[Any, Callable[..., None]] = {
     aten.embedding: _embedding,
     aten.add: _sum,
     aten.mul: _times,
-    **dict.fromkeys(
-        (aten.relu, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, aten.elu, aten.leaky_relu), _pass("activation")
-    ),
+    **dict.fromkeys((aten.relu, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, aten.leaky_relu), _pass("activation")),
 }
