@@ -5,15 +5,17 @@ reference.py  the oracle, in plain PyTorch
 philox.py     the random numbers of stochastic rounding
 backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
+gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
 """
 
-from . import native
+from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
 from .ops import pack, quantize, unpack
 
 native.register()
+gpu.register()
 
 __all__ = [
     "BIAS",

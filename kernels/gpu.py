@@ -4,19 +4,22 @@ Triton is imported with the first call. With TRITON_INTERPRET=1 in the environme
 same kernels on CPU tensors, slowly (that is how they are tested where there is no GPU).
 """
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
-from .backends import Backend
+from .backends import Backend, register_backend
 from .grid import BIAS, NAN_EXPONENT, Grid, Layout
 from .philox import BLOCK
 
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
 #: boxes along rows: box x 256 values, each thread holding four columns of the box, whose maximum needs no exchange
-BOX_TILE = {"C": 2 * BLOCK, "num_warps": 2}
-#: boxes of more rows would not fit a thread's registers
-LONGEST_BOX_OF_ROWS = 32
+BOX_TILE = {"C": BLOCK, "num_warps": 1}
+#: a tile holds whole boxes of these lengths, along columns and along rows (more rows would not fit the registers);
+#: other boxes have their exponents made first
+BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
 #: boxes a program of box_exponents
 BOXES = 512
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
@@ -47,10 +50,10 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
     from .gpu_kernels import decode
 
     y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
-    flat = _flattened(grid, layout)
-    words, word = _words(codes, grid, flat)
-    options = _geometry(grid, flat)
     if y.numel():
+        flat = _flattened(grid, layout)
+        words, word = _words(codes, grid, flat)
+        options = _geometry(grid, flat)
         with torch.cuda.device_of(y):
             decode[_programs(flat, options)](
                 words, exponents, _integers_for_bfloat16(y), flat.outer, flat.rows, flat.columns, words.shape[-1],
@@ -60,6 +63,12 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
 
 
 TRITON = Backend("triton", quantize, pack, unpack)
+
+
+def register() -> None:
+    """Let the Triton kernels serve GPUs, where Triton is installed (else the reference does)."""
+    if importlib.util.find_spec("triton") is not None:
+        register_backend("cuda", TRITON)
 
 
 def _encode(
@@ -72,13 +81,14 @@ def _encode(
 
     if not x.numel():
         return
-    flat = layout if seed is not None else _flattened(grid, layout)
+    flat = layout if seed is not None and layout.columns % BLOCK else _flattened(grid, layout)
     words, word = (None, 8) if codes is None else _words(codes, grid, flat)
     options = _geometry(grid, flat)
     with torch.cuda.device_of(x):
         encode[_programs(flat, options)](
             _integers_for_bfloat16(x.to(_float(x.dtype))), None if y is None else _integers_for_bfloat16(y), words,
-            exponents, seed or 0, flat.outer, flat.rows, flat.columns, 0 if words is None else words.shape[-1],
+            exponents, seed or 0, flat.outer, flat.rows, flat.columns, layout.columns,
+            0 if words is None else words.shape[-1],
             BITS=grid.bits, BOX=grid.box, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **options,
         )  # fmt: skip
 
@@ -114,8 +124,7 @@ def _tensor_exponent(x: Tensor, grid: Grid) -> Tensor:
 
 def _inside(grid: Grid, layout: Layout) -> bool:
     """Whether a tile holds whole boxes."""
-    longest = LONGEST_BOX_OF_ROWS if layout.along_rows else TILE["C"]
-    return 0 < grid.box <= longest and grid.box & (grid.box - 1) == 0
+    return grid.box in (BOXES_OF_ROWS if layout.along_rows else BOXES_OF_COLUMNS)
 
 
 def _flattened(grid: Grid, layout: Layout) -> Layout:

@@ -118,8 +118,12 @@ def _gather_exponents(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.co
 
 
 @triton.jit
-def _uniform(seed, row_T, col0_T, T: tl.constexpr, C: tl.constexpr):
-    """The uniform numbers (k + 1/2) / 2**16 of kernels.philox: each counter is computed once, for its eight values."""
+def _uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
+    """The uniform numbers (k + 1/2) / 2**16 of kernels.philox: each counter is computed once, for its eight values.
+    Where the rows of ``width`` were laid end to end (FLAT), they are told apart again."""
+    if FLAT:
+        row_T = col0_T // width
+        col0_T = col0_T % width
     c0_TQ = col0_T[:, None] // (BLOCK // LANES) + tl.arange(0, C * LANES // BLOCK)[None, :]
     zero_TQ = tl.zeros_like(c0_TQ).to(tl.int32)
     wide_TQ = zero_TQ + row_T[:, None]
@@ -140,7 +144,8 @@ def _round(t, uniform, BITS: tl.constexpr, STOCHASTIC: tl.constexpr):
         size = tl.minimum(tl.abs(t), LARGEST)
         whole = tl.floor(size)
         whole = tl.where(uniform < size - whole, whole + 1.0, whole)
-        return tl.where(t < 0, -whole, whole) + MAGIC
+        bits = whole.to(tl.int32, bitcast=True) | (t.to(tl.int32, bitcast=True) & -0x80000000)
+        return bits.to(tl.float32, bitcast=True) + MAGIC
     return tl.clamp(t, -LARGEST, LARGEST) + MAGIC
 
 
@@ -199,7 +204,7 @@ def _load_codes(
 
 @triton.jit
 def encode(
-    x_pointer, y_pointer, codes_pointer, exponents_pointer, seed: tl.int64, outer, rows, columns, row_words,
+    x_pointer, y_pointer, codes_pointer, exponents_pointer, seed: tl.int64, outer, rows, columns, width, row_words,
     BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PACK: tl.constexpr, WORD: tl.constexpr,
     T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
@@ -226,7 +231,7 @@ def encode(
             mask_TB = valid_T[:, None] & (at_TB < boxes)
             tl.store(exponents_pointer + row_T[:, None] * boxes + at_TB, stored_TB.to(tl.uint8), mask_TB)
     power_TC = BITS - 2 + BIAS - stored_TC
-    uniform_TC = _uniform(seed, row_T, col0_T, T, C) if STOCHASTIC else x_TC
+    uniform_TC = _uniform(seed, row_T, col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
     magic_TC = _round(_scale(x_TC, 1.0, power_TC), uniform_TC, BITS, STOCHASTIC)
     if PACK:
         code_TC = magic_TC.to(tl.int32, bitcast=True) & tl.where(stored_TC == NAN_EXPONENT, 0, (1 << BITS) - 1)
@@ -257,9 +262,7 @@ def decode(
     if not INSIDE:
         stored_TC = _gather_exponents(exponents_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
     elif ALONG_ROWS:
-        col_C = tl.max(col0_T, axis=0) + tl.arange(0, C)
-        stored_C = tl.load(exponents_pointer + box * columns + col_C, col_C < columns, other=0).to(tl.int32)
-        stored_TC = stored_C[None, :]
+        stored_TC = tl.load(exponents_pointer + box * columns + col_TC, col_TC < columns, other=0).to(tl.int32)
     else:
         boxes = (columns + BOX - 1) // BOX
         at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
