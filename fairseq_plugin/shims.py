@@ -67,6 +67,16 @@ def _load_without_fused_copy(self, state_dict, prefix, *args):
     torch.nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
+def _zero_memory(module: torch.nn.Module) -> None:
+    module._float_tensor.zero_()  # type: ignore[operator]
+    module.register_load_state_dict_pre_hook(_load_zero_memory)
+
+
+def _load_zero_memory(_: object, state_dict: dict[str, torch.Tensor], prefix: str, *__: object) -> None:
+    if prefix + "_float_tensor" in state_dict:  # of an old checkpoint, or made anew by fairseq's upgrade of it
+        state_dict[prefix + "_float_tensor"] = torch.zeros(1)
+
+
 def _copy_atomically(copy):
     @functools.wraps(copy)
     def whole_or_not(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
@@ -103,6 +113,6 @@ silence_deprecations()
 _after_init(TransformerEncoderLayerBase, _drop_fused_copy)
 TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy
 for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, AdaptiveSoftmax):
-    _after_init(_module, lambda module: module._float_tensor.zero_())
+    _after_init(_module, _zero_memory)
 PathManager.copy = _copy_atomically(PathManager.copy)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)
