@@ -19,7 +19,10 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DDSQ_X86")
     # chosen at run time, so a wheel runs on any x86-64 machine
     SOURCES["avx2.cpp"] = ["-mavx2", "-mf16c"]
-    SOURCES["avx512.cpp"] = ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+    AVX512 = ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+    SOURCES["avx512.cpp"] = AVX512
+    SOURCES["gemm_bf16.cpp"] = [*AVX512, "-mavx512bf16"]
+    SOURCES["gemm_boxes.cpp"] = [*AVX512, "-mavx512vnni"]
 
 
 class BuildLibrary(build_ext):
@@ -47,7 +50,7 @@ class PlatformWheel(bdist_wheel):
 
 
 NATIVE = os.path.join("kernels", "native")
-HEADERS = ["job.h", "lanes.h", "bits.h", "random.h", "engine.h"]
+HEADERS = ["threads.h", "panels.h", "job.h", "lanes.h", "bits.h", "random.h", "engine.h"]
 setup(
     ext_modules=[
         Extension(

@@ -12,6 +12,7 @@ from dsq.precision import Precision, check_levels
 
 FormatName = Literal["bfp", "fixed"]
 BoxAxis = Literal["contraction", "last"]
+Units = Literal["exact", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Quantizers:
     q3: Format
     rounding: Rounding = "nearest"
     box_axis: BoxAxis = "contraction"
+    units: Units = "exact"
 
     @property
     def precision(self) -> Precision:
@@ -58,6 +60,8 @@ class DSQConfig:
     rounding: Rounding = "nearest"
     #: "contraction": boxes run along the contraction axis of the GEMM that consumes the tensor; "last": the last axis
     box_axis: BoxAxis = "contraction"
+    #: "exact": each GEMM on the fastest units that hold its products exactly (dsq.gemm); "float32": all in float32
+    units: Units = "exact"
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
@@ -68,6 +72,7 @@ class DSQConfig:
         _check_choice("format", self.format, FormatName)
         _check_choice("rounding", self.rounding, Rounding)
         _check_choice("box_axis", self.box_axis, BoxAxis)
+        _check_choice("units", self.units, Units)
         if self.format == "bfp" and self.fraction_bits is not None:
             raise ValueError("fraction_bits goes with format='fixed'; a BFP's point follows its boxes")
         if not isinstance(self.patience, int) or self.patience < 1:
@@ -86,7 +91,7 @@ class DSQConfig:
     def at(self, level: int) -> Quantizers:
         """The quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
-        return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis)
+        return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
 
     def _format(self, bits: int) -> Format:
         return BFP(bits, self.box) if self.format == "bfp" else FixedPoint(bits, self.fraction_bits)

@@ -16,7 +16,7 @@ from torch import Tensor
 from dsq import kernels
 from dsq.config import Quantizers
 from dsq.formats import Format
-from dsq.gemm import Gemm
+from dsq.gemm import gemm, multiplies_packed
 from dsq.precision import Precision
 from dsq.sharing import shared_stash
 
@@ -88,26 +88,30 @@ class _Linear(torch.autograd.Function):
 
 
 def _forward(x_TK: Tensor, w_NK: Tensor, bias: Tensor | None, q: Quantizers, seed: int | None) -> Tensor:
-    gemm = Gemm.of(x_TK, q.q0, q.q0)
-    x0_TK = _quantize(x_TK, q.q0, -1, _seed(seed, "x0"), gemm.dtype(q.q0))
-    w0_NK = _quantize(w_NK, q.q0, -1, _seed(seed, "w0"), gemm.dtype(q.q0))
-    return gemm(x0_TK, w0_NK.t(), bias)
+    product = gemm(q.q0, q.q0, x_TK.dtype, x_TK.device.type, q.units)
+    x0_TK = _quantize(x_TK, q.q0, -1, _seed(seed, "x0"), product.a)
+    w0_NK = _quantize(w_NK, q.q0, -1, _seed(seed, "w0"), product.b)
+    return product(x0_TK, w0_NK.t(), bias)
 
 
 def _input_gradient(dy_TN: Tensor, w_NK: Tensor, q: Quantizers, seed: int | None) -> Tensor:
-    gemm = Gemm.of(dy_TN, q.q2, q.q1)
-    dy2_TN = _quantize(dy_TN, q.q2, -1, _seed(seed, "dy2"), gemm.dtype(q.q2))
-    w1_NK = _quantize(w_NK, q.q1, _axis(q, 0), _seed(seed, "w1"), gemm.dtype(q.q1))
-    return _quantize(gemm(dy2_TN, w1_NK), q.q3, -1, _seed(seed, "dx3"), dy_TN.dtype)
+    product = gemm(q.q2, q.q1, dy_TN.dtype, dy_TN.device.type, q.units)
+    dy2_TN = _quantize(dy_TN, q.q2, -1, _seed(seed, "dy2"), product.a)
+    w1_NK = _quantize(w_NK, q.q1, _axis(q, 0), _seed(seed, "w1"), product.b)
+    return _quantize(product(dy2_TN, w1_NK), q.q3, -1, _seed(seed, "dx3"), dy_TN.dtype)
 
 
-def _weight_gradient(dy_TN: Tensor, codes: Tensor, exponents: Tensor | None, shape_TK, q: Quantizers, seed) -> Tensor:
-    gemm = Gemm.of(dy_TN, q.q3, q.q1)
-    dy3_TN = _quantize(dy_TN, q.q3, _axis(q, 0), _seed(seed, "dy3"), gemm.dtype(q.q3))
-    x1_TK = codes
-    if q.q1.grid is not None:
-        x1_TK = kernels.unpack(codes, exponents, q.q1.grid, shape_TK, _axis(q, 0), gemm.dtype(q.q1))
-    return gemm(dy3_TN.t(), x1_TK)
+def _weight_gradient(
+    dy_TN: Tensor, codes: Tensor, exponents: Tensor | None, shape_TK: torch.Size, q: Quantizers, seed: int | None
+) -> Tensor:
+    axis, seed = _axis(q, 0), _seed(seed, "dy3")
+    if axis == 0 and multiplies_packed(q.q3, q.q1, dy_TN, q.units):
+        dy3 = kernels.pack(dy_TN, q.q3.grid, axis, seed)
+        return kernels.gemm_boxes(dy3, q.q3.grid, (codes, exponents), q.q1.grid, dy_TN.shape[1], *reversed(shape_TK))
+    product = gemm(q.q3, q.q1, dy_TN.dtype, dy_TN.device.type, q.units)
+    dy3_TN = _quantize(dy_TN, q.q3, axis, seed, product.a)
+    x1_TK = codes if q.q1.grid is None else kernels.unpack(codes, exponents, q.q1.grid, shape_TK, axis, product.b)
+    return product(dy3_TN.t(), x1_TK)
 
 
 def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:

@@ -7,10 +7,12 @@ backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
 gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
+gemm.py       products of quantised operands on the units that hold them exactly
 """
 
 from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
+from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
 from .ops import pack, quantize, unpack
 
@@ -26,6 +28,10 @@ __all__ = [
     "Grid",
     "Layout",
     "backend_for",
+    "gemm_bf16",
+    "gemm_boxes",
+    "has_gemm_bf16",
+    "has_gemm_boxes",
     "pack",
     "quantize",
     "register_backend",

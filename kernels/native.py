@@ -41,9 +41,12 @@ def _load() -> ctypes.CDLL:
         "dsq_quantize": (pointer, pointer, pointer, integer, seed),
         "dsq_pack": (pointer, pointer, pointer, pointer, integer, seed),
         "dsq_unpack": (pointer, pointer, pointer, pointer, integer),
+        **_gemm_signatures(),
     }.items():
-        getattr(library, name).argtypes = arguments
-        getattr(library, name).restype = None
+        function = getattr(library, name, None)
+        if function is not None:  # GEMMs are built where the processor family has units for them
+            function.argtypes = arguments
+            function.restype = ctypes.c_int64 if name.endswith("_scratch") else None
     library.dsq_isa.restype = ctypes.c_char_p
     try:
         # looked up through PyTorch's own dependencies: the OpenMP runtime it uses, whatever its file is called
@@ -51,6 +54,29 @@ def _load() -> ctypes.CDLL:
     except AttributeError:  # built without OpenMP: one thread
         pass
     return library
+
+
+def _gemm_signatures() -> dict[str, tuple]:
+    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    packed = (pointer, pointer, integer)
+    return {
+        "dsq_gemm_bf16": (pointer, size, size, pointer, size, size, pointer, pointer, *[size] * 3, pointer, integer),
+        "dsq_gemm_bf16_scratch": (size, size, size),
+        "dsq_gemm_boxes": (*packed, *packed, integer, integer, pointer, *[size] * 3, pointer, integer),
+        "dsq_gemm_boxes_scratch": (size, size, size, integer),
+    }
+
+
+def has(question: str) -> bool:
+    """What the library answers to ``question``, a function of no arguments; no where it is not built."""
+    function = getattr(_library, question, None)
+    return bool(function and function())
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library."""
+    assert _library is not None
+    return _library
 
 
 def instruction_sets() -> dict[str, int]:

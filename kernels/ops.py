@@ -13,10 +13,14 @@ from .backends import backend_for
 from .grid import Grid, Layout
 
 _library = torch.library.Library("dsq", "DEF")
-_GRID = "int bits, int box, int? exponent"
-_library.define(f"quantize(Tensor x, {_GRID}, int dim, int? seed, ScalarType dtype) -> Tensor")
-_library.define(f"pack(Tensor x, {_GRID}, int dim, int? seed) -> (Tensor, Tensor)")
-_library.define(f"unpack(Tensor codes, Tensor exponents, {_GRID}, SymInt[] shape, int dim, ScalarType dtype) -> Tensor")
+
+
+def define(schema: str, implementation: Callable, fake: Callable) -> None:
+    """Register ``torch.ops.dsq.NAME`` for a ``schema`` "NAME(...) -> ...", and its fake, which gives shapes only."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
 
 
 def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -65,11 +69,11 @@ def _fake_unpack(codes, exponents, bits, box, exponent, shape, dim, dtype):
     return codes.new_empty(shape, dtype=dtype)
 
 
-def _register(name: str, implementation: Callable, fake: Callable) -> None:
-    _library.impl(name, implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
-
-
-_register("quantize", _quantize, _fake_quantize)
-_register("pack", _pack, _fake_pack)
-_register("unpack", _unpack, _fake_unpack)
+_GRID = "int bits, int box, int? exponent"
+define(f"quantize(Tensor x, {_GRID}, int dim, int? seed, ScalarType dtype) -> Tensor", _quantize, _fake_quantize)
+define(f"pack(Tensor x, {_GRID}, int dim, int? seed) -> (Tensor, Tensor)", _pack, _fake_pack)
+define(
+    f"unpack(Tensor codes, Tensor exponents, {_GRID}, SymInt[] shape, int dim, ScalarType dtype) -> Tensor",
+    _unpack,
+    _fake_unpack,
+)

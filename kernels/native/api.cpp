@@ -2,10 +2,13 @@
 #include <atomic>
 
 #include "job.h"
+#include "threads.h"
 
 #ifdef DSQ_X86
 #include <immintrin.h>
 #endif
+
+Parallel parallel = nullptr;
 
 namespace {
 
@@ -51,11 +54,6 @@ struct FillScales {
       }
   }
 } fill_scales;
-
-// ---- threads: those of the OpenMP runtime that PyTorch brought, so there is one pool ----
-
-typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-Parallel parallel = nullptr;
 
 // Below this many values a thread costs more than it saves.
 constexpr int64_t VALUES_A_THREAD = 1 << 15;
@@ -130,8 +128,6 @@ bool worth_streaming(const Plan& p, const void* out, int32_t dtype) {
 }
 
 }  // namespace
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 // The name of instruction set `index`, best first, or null past the last; `usable` says whether this machine has it.
 EXPORT const char* dsq_isa(int index, int* usable) {

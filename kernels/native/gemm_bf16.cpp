@@ -22,8 +22,10 @@ template <int width> void pack(const Operand& x, int64_t line, int64_t k, int de
   panel_of_rows<width>([&](int i) { return _mm512_maskz_loadu_epi16(there, from + i * x.depth_stride); }, depth, panel);
 }
 
+// `start`, where there is one, is added: C itself, or a bias row (start_stride 0).
 template <int rows>
-void tile(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t stride, int columns, bool add) {
+void tile(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t stride, int columns, const float* start,
+          int64_t start_stride) {
   __m512 left[rows], right[rows];
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
   for (int p = 0; p < pairs; p++, a += ROWS, b += COLUMNS) {
@@ -38,37 +40,37 @@ void tile(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t str
   const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
 #pragma GCC unroll 14
   for (int r = 0; r < rows; r++, c += stride) {
-    if (add) {
-      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, c));
-      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, c + 16));
+    if (start) {
+      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, start + r * start_stride));
+      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, start + r * start_stride + 16));
     }
     _mm512_mask_storeu_ps(c, left_mask, left[r]);
     _mm512_mask_storeu_ps(c + 16, right_mask, right[r]);
   }
 }
 
-typedef void (*Tile)(const uint32_t*, const uint32_t*, int, float*, int64_t, int, bool);
+typedef void (*Tile)(const uint32_t*, const uint32_t*, int, float*, int64_t, int, const float*, int64_t);
 const Tile TILES[ROWS + 1] = {nullptr, tile<1>, tile<2>, tile<3>,  tile<4>,  tile<5>,  tile<6>, tile<7>,
                               tile<8>, tile<9>, tile<10>, tile<11>, tile<12>, tile<13>, tile<14>};
 
 }  // namespace
 
-extern "C" {
-
-bool dsq_has_gemm_bf16() {
+EXPORT int dsq_has_gemm_bf16() {
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
 }
 
 // Bytes of scratch memory that a product (rows x depth) (depth x columns) needs.
-int64_t dsq_gemm_bf16_scratch(int64_t rows, int64_t columns, int64_t depth) {
+EXPORT int64_t dsq_gemm_bf16_scratch(int64_t rows, int64_t columns, int64_t depth) {
   const int64_t blocks = ceil_div(depth, DEPTH);
   return 4 * blocks * (ceil_div(rows, ROWS) * A_PANEL + ceil_div(columns, COLUMNS) * B_PANEL);
 }
 
-// c (rows x columns, contiguous) = a (rows x depth) times b (depth x columns), each with a unit stride.
-void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, const uint16_t* b, int64_t b_depth, int64_t b_column,
-                   float* c, int64_t rows, int64_t columns, int64_t depth, uint32_t* scratch, int threads) {
+// c (rows x columns, contiguous) = a (rows x depth) b (depth x columns) + bias (columns, or null). Both a and b have a
+// unit stride; depth is at least 1.
+EXPORT void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, const uint16_t* b, int64_t b_depth,
+                          int64_t b_column, const float* bias, float* c, int64_t rows, int64_t columns, int64_t depth,
+                          uint32_t* scratch, int threads) {
   const Operand A{a, a_row, a_depth, rows}, B{b, b_column, b_depth, columns};
   const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
   uint32_t* b_scratch = scratch + a_panels * blocks * A_PANEL;
@@ -88,10 +90,12 @@ void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, const uint
     const int width = least(COLUMNS, columns - j * COLUMNS);
     for (int64_t k = 0; k < blocks; k++) {
       const int pairs = (least(DEPTH, depth - k * DEPTH) + 1) / 2;
-      for (int64_t i = first; i < a_panels && i < first + CHUNK; i++)
+      for (int64_t i = first; i < a_panels && i < first + CHUNK; i++) {
+        float* corner = c + i * ROWS * columns + j * COLUMNS;
+        const float* start = k ? corner : bias ? bias + j * COLUMNS : nullptr;
         TILES[least(ROWS, rows - i * ROWS)](scratch + (i * blocks + k) * A_PANEL, b_scratch + (j * blocks + k) * B_PANEL,
-                                            pairs, c + i * ROWS * columns + j * COLUMNS, columns, width, k > 0);
+                                            pairs, corner, columns, width, start, k ? columns : 0);
+      }
     }
   });
-}
 }

@@ -116,15 +116,13 @@ void fill_steps(int bits, float steps[256]) {
 
 }  // namespace
 
-extern "C" {
-
-bool dsq_has_gemm_boxes() {
+EXPORT int dsq_has_gemm_boxes() {
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 
 // Bytes of scratch memory that a product (depth x rows)^T (depth x columns) with boxes of `box` needs.
-int64_t dsq_gemm_boxes_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
+EXPORT int64_t dsq_gemm_boxes_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
   const int64_t blocks = ceil_div(depth, DEPTH), boxes = DEPTH / box;
   const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS);
   return 4 * blocks * (a_panels * (A_PANEL + boxes * ROWS) + b_panels * (B_PANEL + boxes * COLUMNS));
@@ -132,9 +130,9 @@ int64_t dsq_gemm_boxes_scratch(int64_t rows, int64_t columns, int64_t depth, int
 
 // c (rows x columns, contiguous) = a^T b; a (depth x rows) and b (depth x columns) packed with boxes of `box` along the
 // depth, or with one exponent. `box` is even and divides 256; a dot product over it must fit 32 bits.
-void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, int a_bits, const uint8_t* b_codes,
-                    const uint8_t* b_exponents, int b_bits, int one_exponent, int box, float* c, int64_t rows, int64_t columns,
-                    int64_t depth, uint32_t* scratch, int threads) {
+EXPORT void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, int a_bits, const uint8_t* b_codes,
+                           const uint8_t* b_exponents, int b_bits, int one_exponent, int box, float* c, int64_t rows,
+                           int64_t columns, int64_t depth, uint32_t* scratch, int threads) {
   const Packed A{a_codes, a_exponents, a_bits, one_exponent, rows}, B{b_codes, b_exponents, b_bits, one_exponent, columns};
   const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
   const int64_t boxes = DEPTH / box;
@@ -171,5 +169,4 @@ void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, int a_bi
       }
     }
   });
-}
 }

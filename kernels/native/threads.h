@@ -5,6 +5,8 @@
 
 #include <atomic>
 
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
 // GOMP_parallel, or null: one thread. Set by dsq_use_threads.
 typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 extern Parallel parallel;
