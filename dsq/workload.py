@@ -56,7 +56,8 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     unseen = parameters - recorder.counted_parameters
     if unseen > 0:
         recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen)
-    recorder.add_pass("optimiser", "adam", parameters, 1)
+    if parameters:
+        recorder.add_pass("optimiser", "adam", parameters, 1)
     return {
         "costmodel": SCHEMA,
         "name": type(model).__name__,
