@@ -30,6 +30,7 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.active: list[ContextFactory] = []
+        self.packs: list[Any] = []  # pack hooks that are this package's
 
 
 _CALLS = _Calls()
@@ -64,10 +65,68 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
 def _activate(factory: ContextFactory) -> Iterator[None]:
     _CALLS.active.append(factory)
     try:
-        with factory():
+        with factory(), _ours():
             yield
     finally:
         _CALLS.active.pop()
+
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+
+def innermost_hooks() -> Hooks | None:
+    """The (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    top = innermost_hooks()
+    _CALLS.packs.append(None if top is None else top[0])
+    try:
+        yield
+    finally:
+        _CALLS.packs.pop()
+
+
+def rules_may_act() -> bool:
+    """Whether the innermost hooks are this package's (or none), and gradients are on.
+
+    torch.utils.checkpoint's non-reentrant hooks count saved tensors and compare shapes with those of the recomputation,
+    where no rule acts: inside them every op saves what PyTorch saves.
+    """
+    top = innermost_hooks()
+    return torch.is_grad_enabled() and (top is None or any(top[0] == pack for pack in _CALLS.packs))
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A saved tensor in the form that the hooks further out gave it."""
+
+    packed: Any
+    unpack: Callable[[Any], Tensor]
+
+    def get(self) -> Tensor:
+        """The tensor."""
+        return self.unpack(self.packed)
+
+
+def pass_on(tensor: Tensor, outer: Hooks | None) -> Outer | Kept:
+    """What hooks that leave a tensor alone keep of it: what the next hooks outwards make of it, or itself."""
+    return Kept.of(tensor) if outer is None else Outer(outer[0](tensor), outer[1])
+
+
+@contextmanager
+def op_hooks(pack_one: Callable[[Tensor], Any]) -> Iterator[None]:
+    """Hooks around one op: pack_one(tensor) gives an object with get(), or None to pass the tensor on outwards."""
+    outer = innermost_hooks()
+
+    def pack(tensor: Tensor) -> Any:
+        saved = pack_one(tensor)
+        return pass_on(tensor, outer) if saved is None else saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.get()), _ours():
+        yield
 
 
 def active_contexts() -> tuple[ContextFactory, ...]:
