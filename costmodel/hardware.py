@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.formats import KINDS, Bits
+from costmodel.names import nearest
 from costmodel.shipped import profile_names, profile_text
 
 MAX_BITS = 32
@@ -66,9 +66,8 @@ def load_hardware(name: str) -> Hardware:
         return _parse(profile_text(name), f"profile {name}")
     path = Path(name)
     if path.suffix != ".toml":
-        near = difflib.get_close_matches(name.lower(), profile_names(), n=1, cutoff=0.0)
         raise ValueError(
-            f"unknown hardware {name!r}: nearest is {near[0]!r}; profiles are {', '.join(profile_names())}, "
+            f"unknown hardware {name!r}: nearest is {nearest(name, profile_names())!r}; profiles are {', '.join(profile_names())}, "
             "or a .toml file"
         )
     try:

@@ -5,11 +5,11 @@ The shapes are those the model classes build from the config; a family is added 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from costmodel.names import nearest
 from costmodel.transformer import Head, Stack, Transformer
 
 DEFAULT_LENGTH = 512
@@ -71,9 +71,8 @@ def parse(data: Any, where: str) -> Transformer:
     if not family:
         raise ValueError(f"config {where}: field model_type is missing")
     if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=1, cutoff=0.0)[0]
         raise ValueError(
-            f"config {where}: model_type {family!r} is not supported; nearest is {near!r}; "
+            f"config {where}: model_type {family!r} is not supported; nearest is {nearest(family, FAMILIES)!r}; "
             f"supported are {', '.join(FAMILIES)}"
         )
     return FAMILIES[family](config)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 #: operation classes of the roofline (paper, table 7)
 CLASSES = ("attention", "fc", "other")
+MAX_COUNT = 2**56
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,14 @@ class Workload:
     def macs(self) -> int:
         """Multiply-accumulates of a training step, forward and backward; FLOPs are twice this."""
         return sum(g.macs * g.products for g in self.gemms)
+
+    def check_size(self) -> None:
+        """Raises ValueError where a count would not fit in the 64 bits that sums over operations are made in."""
+        largest = max(op.macs if isinstance(op, Gemm) else op.rows * op.width for op in self.operations)
+        if largest * len(self.operations) >= MAX_COUNT:
+            raise ValueError(
+                f"workload {self.name!r} is absurdly large: {largest:.1e} multiply-accumulates in one operation"
+            )
 
     def excluding(self, pattern: str) -> Workload:
         """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""

@@ -73,19 +73,20 @@ def check_writable(path: str) -> None:
         raise ValueError(f"output {path} is a folder: name a file")
     if not folder.is_dir():
         raise ValueError(f"output {path} cannot be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"output {path} cannot be written: no permission in {folder}")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"output {path} cannot be written: {error.strerror}") from None
 
 
 def write_whole(path: str, write: Callable[[str], None]) -> None:
-    """Call `write` with a temporary name beside `path`, then rename: readers never see half a file."""
+    """Call `write` with a temporary name beside `path`, then rename: readers never see half a file.
+    Raises ValueError."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
-    os.close(handle)
     try:
-        write(temporary)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".dsq-cost-") as folder:
+            temporary = Path(folder) / target.name
+            write(str(temporary))
+            os.replace(temporary, target)
+    except OSError as error:
+        raise ValueError(f"output {path} cannot be written: {error.strerror}") from None

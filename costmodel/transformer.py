@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from costmodel.operations import Gemm, Operation, Pointwise, Workload
 
-MAX_SIZE = 2**31
+MAX_SIZE = 2**24
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Stack:
     extra_parameters: int = 0  #: parameters that belong to no operation (relative position biases)
 
     def __post_init__(self) -> None:
-        for field in ("layers", "d", "heads", "ffn"):
+        for field in ("d", "heads", "ffn"):
             _check_size(f"{self.name}.{field}", getattr(self, field))
+        _check_size(f"{self.name}.layers", self.layers, MAX_LAYERS)
         if not self.head_dim and self.d % self.heads:
             raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {self.name}.heads ({self.heads})")
         if self.heads % (self.kv_heads or self.heads):
@@ -80,9 +82,9 @@ class Transformer:
             _check_size(field, getattr(self, field))
 
 
-def _check_size(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < MAX_SIZE:
-        raise ValueError(f"{name} must be a whole number from 1 to {MAX_SIZE - 1}, not {value!r}")
+def _check_size(name: str, value: object, largest: int = MAX_SIZE) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        raise ValueError(f"{name} must be a whole number from 1 to {largest}, not {value!r}")
 
 
 def build(model: Transformer) -> Workload:

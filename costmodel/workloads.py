@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from costmodel.names import nearest
 from costmodel.operations import Workload
 from costmodel.transformer import Head, Stack, Transformer, build
 
@@ -89,18 +89,24 @@ def load_workload(
     sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
     given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
     if name in REGISTRY:
-        return build(replace(REGISTRY[name](), **given))
-    if not name.endswith(".json"):
-        near = difflib.get_close_matches(name.lower(), REGISTRY, n=1, cutoff=0.0)
+        workload = build(replace(REGISTRY[name](), **given))
+    elif name.endswith(".json"):
+        workload = _from_file(name, given)
+    else:
         raise ValueError(
-            f"unknown workload {name!r}: nearest is {near[0]!r}; workloads are {', '.join(REGISTRY)}, or a .json file "
+            f"unknown workload {name!r}: nearest is {nearest(name, REGISTRY)!r}; workloads are {', '.join(REGISTRY)}, or a .json file "
             "(a Hugging Face config.json or a workload file)"
         )
+    workload.check_size()
+    return workload
+
+
+def _from_file(name: str, given: dict[str, Any]) -> Workload:
     from costmodel import huggingface, workload_file
 
     data = workload_file.read_json(Path(name))
-    if workload_file.is_workload(data):
-        if given:
-            raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
-        return workload_file.parse(data, name)
-    return build(replace(huggingface.parse(data, name), **given))
+    if not workload_file.is_workload(data):
+        return build(replace(huggingface.parse(data, name), **given))
+    if given:
+        raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
+    return workload_file.parse(data, name)
