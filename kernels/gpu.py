@@ -5,6 +5,8 @@ same kernels on CPU tensors, slowly (that is how they are tested where there is 
 """
 
 import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -51,14 +53,12 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
 
     y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
     if y.numel():
-        flat = _flattened(grid, layout)
-        words, word = _words(codes, grid, flat)
-        options = _geometry(grid, flat)
+        plan = _plan(grid, layout, counted=False)
+        words, word = _words(codes, plan)
         with torch.cuda.device_of(y):
-            decode[_programs(flat, options)](
-                words, exponents, _integers_for_bfloat16(y), flat.outer, flat.rows, flat.columns, words.shape[-1],
-                BITS=grid.bits, BOX=grid.box, WORD=word, **options,
-            )  # fmt: skip
+            decode[plan.programs](
+                words, exponents, _integers_for_bfloat16(y), *plan.sizes, plan.row_bits // word, WORD=word, **plan.options
+            )
     return y.to(dtype)
 
 
@@ -81,15 +81,13 @@ def _encode(
 
     if not x.numel():
         return
-    flat = layout if seed is not None and layout.columns % BLOCK else _flattened(grid, layout)
-    words, word = (None, 8) if codes is None else _words(codes, grid, flat)
-    options = _geometry(grid, flat)
+    plan = _plan(grid, layout, counted=seed is not None)
+    words, word = (None, 8) if codes is None else _words(codes, plan)
     with torch.cuda.device_of(x):
-        encode[_programs(flat, options)](
+        encode[plan.programs](
             _integers_for_bfloat16(x.to(_float(x.dtype))), None if y is None else _integers_for_bfloat16(y), words,
-            exponents, seed or 0, flat.outer, flat.rows, flat.columns, layout.columns,
-            0 if words is None else words.shape[-1],
-            BITS=grid.bits, BOX=grid.box, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **options,
+            exponents, seed or 0, *plan.sizes, layout.columns, plan.row_bits // word,
+            STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **plan.options,
         )  # fmt: skip
 
 
@@ -122,44 +120,61 @@ def _tensor_exponent(x: Tensor, grid: Grid) -> Tensor:
     return stored.to(torch.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the kernels walk a tensor."""
+
+    programs: tuple[int]
+    sizes: tuple[int, int, int]  #: outer, rows, columns
+    row_bits: int  #: of codes in a row, padded to a byte
+    options: dict[str, int | bool]  #: compile-time arguments
+
+
+@lru_cache(maxsize=4096)
+def _plan(grid: Grid, layout: Layout, counted: bool) -> _Plan:
+    """``counted``: stochastic rounding numbers the values by row and column."""
+    inside = _inside(grid, layout)
+    flat = _is_flat(grid, layout, counted)
+    if flat:
+        layout = Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
+    by_rows = inside and layout.along_rows
+    tile = {"T": grid.box, **BOX_TILE} if by_rows else TILE
+    strips = -(-layout.columns // tile["C"])
+    if by_rows:
+        programs = layout.outer * -(-layout.rows // grid.box) * strips
+    else:
+        programs = -(-layout.outer * layout.rows * strips // tile["T"])
+    options = {
+        "BITS": grid.bits,
+        "BOX": grid.box,
+        "ALONG_ROWS": layout.along_rows,
+        "INSIDE": inside,
+        "FLAT": flat,
+        "WIDE": layout.outer * layout.rows * layout.columns >= WIDE,
+        **tile,
+    }
+    sizes = (layout.outer, layout.rows, layout.columns)
+    return _Plan((programs,), sizes, 8 * layout.code_shape(grid.bits)[1], options)
+
+
 def _inside(grid: Grid, layout: Layout) -> bool:
     """Whether a tile holds whole boxes."""
     return grid.box in (BOXES_OF_ROWS if layout.along_rows else BOXES_OF_COLUMNS)
 
 
-def _flattened(grid: Grid, layout: Layout) -> Layout:
-    """The same codes in the same order as one long row, where boxes and bytes end with each row: rows of any length then
-    fill the tiles. (Stochastic rounding counts rows and columns, so it keeps its layout.)"""
-    whole_boxes = grid.box == 0 or (not layout.along_rows and layout.columns % grid.box == 0)
-    if whole_boxes and layout.columns * grid.bits % 8 == 0:
-        return Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
-    return layout
+def _is_flat(grid: Grid, layout: Layout, counted: bool) -> bool:
+    """Whether the tensor may be taken for one long row, as boxes and bytes (and the blocks of random numbers) end with
+    each row: rows of any length then fill the tiles."""
+    boxes = grid.box == 0 or (not layout.along_rows and layout.columns % grid.box == 0)
+    return boxes and layout.columns * grid.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
 
 
-def _geometry(grid: Grid, layout: Layout) -> dict[str, int | bool]:
-    """How a kernel tiles the tensor: its compile-time arguments."""
-    inside = _inside(grid, layout)
-    tile = {"T": grid.box, **BOX_TILE} if inside and layout.along_rows else TILE
-    wide = layout.outer * layout.rows * layout.columns >= WIDE
-    flat = layout.outer == layout.rows == 1 and not layout.along_rows
-    return {"ALONG_ROWS": layout.along_rows, "INSIDE": inside, "FLAT": flat, "WIDE": wide, **tile}
-
-
-def _programs(layout: Layout, options: dict[str, int | bool]) -> tuple[int]:
-    strips = -(-layout.columns // options["C"])
-    if options["ALONG_ROWS"] and options["INSIDE"]:
-        return (layout.outer * -(-layout.rows // options["T"]) * strips,)
-    return (-(-layout.outer * layout.rows * strips // options["T"]),)
-
-
-def _words(codes: Tensor, grid: Grid, layout: Layout) -> tuple[Tensor, int]:
-    """``codes`` as rows of the widest words that hold whole codes and end with the row; and the width in bits."""
-    codes = codes.view(layout.code_shape(grid.bits))
-    for dtype in (torch.int32, torch.int16):
-        bits = 8 * dtype.itemsize
-        aligned = (codes.shape[-1] | codes.data_ptr()) % dtype.itemsize == 0
-        if bits % grid.bits == 0 and aligned:
-            return codes.view(dtype), bits
+def _words(codes: Tensor, plan: _Plan) -> tuple[Tensor, int]:
+    """``codes`` as the widest words that hold whole codes and end with the row; and their width in bits."""
+    for dtype, bits in ((torch.int32, 32), (torch.int16, 16)):
+        aligned = plan.row_bits % bits == 0 and codes.data_ptr() % dtype.itemsize == 0
+        if bits % plan.options["BITS"] == 0 and aligned:
+            return codes.view(-1).view(dtype), bits
     return codes, 8
 
 
