@@ -67,8 +67,8 @@ def load_hardware(name: str) -> Hardware:
     path = Path(name)
     if path.suffix != ".toml":
         raise ValueError(
-            f"unknown hardware {name!r}: nearest is {nearest(name, profile_names())!r}; profiles are {', '.join(profile_names())}, "
-            "or a .toml file"
+            f"unknown hardware {name!r}: nearest is {nearest(name, profile_names())!r}; profiles are "
+            f"{', '.join(profile_names())}, or a .toml file"
         )
     try:
         text = path.read_text(encoding="utf-8")

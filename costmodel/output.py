@@ -17,8 +17,10 @@ NOTE_WIDTH = 120
 
 @dataclass(frozen=True)
 class Section:
-    """A titled table: records carry full values; `shown` says which columns people see and how."""
+    """A titled table: records carry full values under names that JSON and CSV keep; `shown` says which columns people
+    see, and how."""
 
+    key: str  #: its name in JSON
     title: str
     records: list[Record]
     shown: dict[str, str] = field(default_factory=dict)  #: column -> format spec; empty: all columns as they are
@@ -40,13 +42,18 @@ class Report:
         for section in self.sections:
             specs = section.shown or dict.fromkeys(section.records[0] if section.records else [], "")
             rows = [[_cell(record.get(name), spec) for name, spec in specs.items()] for record in section.records]
-            aligned = tabulate(rows, list(specs), disable_numparse=True, colalign=_alignment(section, specs))
+            aligned = tabulate(
+                rows,
+                [name.replace("_", " ") for name in specs],
+                disable_numparse=True,
+                colalign=_alignment(section, specs),
+            )
             parts.append(f"{section.title}\n\n{aligned}" if rows else f"{section.title}\n\n(nothing)")
         notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join(parts + ["\n".join(notes)] * bool(notes)) + "\n"
 
     def json(self) -> str:
-        data = {**self.facts, **{section.title: section.records for section in self.sections}, "notes": self.notes}
+        data = {**self.facts, **{section.key: section.records for section in self.sections}, "notes": self.notes}
         return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
     def csv(self) -> str:

@@ -94,8 +94,8 @@ def load_workload(
         workload = _from_file(name, given)
     else:
         raise ValueError(
-            f"unknown workload {name!r}: nearest is {nearest(name, REGISTRY)!r}; workloads are {', '.join(REGISTRY)}, or a .json file "
-            "(a Hugging Face config.json or a workload file)"
+            f"unknown workload {name!r}: nearest is {nearest(name, REGISTRY)!r}; workloads are "
+            f"{', '.join(REGISTRY)}, or a .json file (a Hugging Face config.json or a workload file)"
         )
     workload.check_size()
     return workload

@@ -27,7 +27,8 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.profile == "paper":
         records = [_paper_record(workload, *setup) for setup in setups]
         report = Report(
-            [Section(f"{workload.name}, paper profile, relative to fixed-point 32", records)], facts=facts(workload)
+            [Section("estimates", f"{workload.name}, paper profile, relative to fixed-point 32", records)],
+            facts=facts(workload),
         )
         shown = {"format": "", "precision": "", "arithmetic": ".4f", "dram": ".4f"}
     else:
@@ -37,20 +38,22 @@ def run(arguments: argparse.Namespace) -> Report:
         shown = {
             "format": "",
             "precision": "",
-            "dram MB": ",.1f",
+            "dram_MB": ",.1f",
             "dram": ".3f",
-            "stash MB": ",.2f",
+            "stash_MB": ",.2f",
+            "multiplier_Tbit": ",.1f",
             "arithmetic": ".4f",
-            "FLOP/byte": ",.1f",
+            "flop_per_byte": ",.1f",
             "ridge": ",.1f",
             "bound": "",
-            "floor ms": ",.3f",
+            "floor_ms": ",.3f",
         }
         notes = [
-            "dram and arithmetic: relative to fixed-point 32; stash: what the linear layers keep for the backward; "
-            "ridge: the intensity at which this mix of datatypes turns compute-bound."
+            "a training step; dram and arithmetic: relative to fixed-point 32; multiplier: operand width x operand "
+            "width, summed over multiply-accumulates; stash: what the linear layers keep for the backward; ridge: "
+            "the intensity at which this mix of datatypes turns compute-bound."
         ]
-        report = Report([Section(heading(workload, hardware), records)], notes, facts(workload, hardware))
+        report = Report([Section("estimates", heading(workload, hardware), records)], notes, facts(workload, hardware))
     if history:
         records.append(_mean_record(records, history))
         shown = {"format": "", "precision": "", "share": ".1%"} | {
@@ -75,11 +78,11 @@ def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
     return {
         "format": fmt.kind,
         "precision": str(precision),
-        "dram MB": float(cost.dram_bytes) / 1e6,
+        "dram_MB": float(cost.dram_bytes) / 1e6,
         "dram": float(cost.dram_bytes / reference.dram_bytes),
-        "stash MB": float(cost.stash_bytes) / 1e6,
+        "stash_MB": float(cost.stash_bytes) / 1e6,
         "arithmetic": float(cost.arithmetic / reference.arithmetic),
-        "multiplier-bits": float(cost.multiplier_bits),
+        "multiplier_Tbit": float(cost.multiplier_bits) / 1e12,
         **floor_record(total),
     }
 
@@ -88,7 +91,7 @@ def _mean_record(records: list[Record], history: History) -> Record:
     mean: Record = {"format": history.format.kind, "precision": "mean", "share": 1.0}
     for record, share in zip(records, history.shares, strict=True):
         record["share"] = share
-    for name in ("dram MB", "dram", "stash MB", "arithmetic", "multiplier-bits", "GFLOP", "floor ms"):
+    for name in ("dram_MB", "dram", "stash_MB", "arithmetic", "multiplier_Tbit", "gflop", "floor_ms"):
         if name in records[0]:
             mean[name] = sum(record[name] * record["share"] for record in records)
     return mean

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> Report:
         "bytes: one operation, all its reads; times: how often the tile model reads it; a: the container width of "
         "tensors that no quantiser touches.",
     ]
-    return Report([Section(heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
+    return Report([Section("tensors", heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
 
 
 def _explain_paper(workload: Workload, fmt: Format, precision: Precision) -> Report:
@@ -70,7 +70,7 @@ def _explain_paper(workload: Workload, fmt: Format, precision: Precision) -> Rep
             "moved": entry.tensor.direction,
             "q": entry.tensor.width,
             "values": entry.values,
-            "bits a value": float(entry.bits_a_value),
+            "bits_a_value": float(entry.bits_a_value),
             "bytes": float(entry.bytes),
             "share": float(entry.bytes) / whole,
             "source": entry.tensor.source,
@@ -87,11 +87,15 @@ def _explain_paper(workload: Workload, fmt: Format, precision: Precision) -> Rep
         }
         for product in paper.PRODUCTS
     ]
-    shown = dict.fromkeys(tensors[0], "") | {"values": ",", "bits a value": "g", "bytes": ",.0f", "share": ".1%"}
+    shown = dict.fromkeys(tensors[0], "") | {"values": ",", "bits_a_value": "g", "bytes": ",.0f", "share": ".1%"}
     shown_products = dict.fromkeys(products[0], "") | {"cost": ".4f"}
     notes = [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
     sections = [
-        Section(f"{workload.name}, paper profile, {fmt.kind} {precision}: linear layers' tensors", tensors, shown),
-        Section("Products, relative to a fixed-point 32 x 32 multiply-accumulate", products, shown_products),
+        Section(
+            "tensors", f"{workload.name}, paper profile, {fmt.kind} {precision}: linear layers' tensors", tensors, shown
+        ),
+        Section(
+            "products", "Products, relative to a fixed-point 32 x 32 multiply-accumulate", products, shown_products
+        ),
     ]
     return Report(sections, notes, facts(workload))

@@ -55,9 +55,9 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 
 def floor_record(floor: Floor) -> Record:
     return {
-        "GFLOP": float(floor.flops) / 1e9,
-        "FLOP/byte": float(floor.intensity),
+        "gflop": float(floor.flops) / 1e9,
+        "flop_per_byte": float(floor.intensity),
         "ridge": float(floor.ridge) if floor.compute_seconds else None,
         "bound": "memory" if floor.memory_bound else "compute",
-        "floor ms": float(floor.seconds) * 1e3,
+        "floor_ms": float(floor.seconds) * 1e3,
     }

@@ -22,14 +22,14 @@ def run(arguments: argparse.Namespace) -> Report:
             share = float(floor.seconds / cost.total.seconds)
             records.append(
                 {"format": fmt.kind, "precision": str(precision), "class": cls, **floor_record(floor)}
-                | {"runs in": datatypes(products(workload, precision, fmt.kind), cls, hardware)}
-                | {"dram MB": float(floor.bytes) / 1e6, "of time": share}
+                | {"runs_in": datatypes(products(workload, precision, fmt.kind), cls, hardware)}
+                | {"dram_MB": float(floor.bytes) / 1e6, "of_time": share}
             )
     if arguments.picture:
         from costmodel.pictures import draw_roofline
 
         points = [(f"{fmt.kind} {precision}", cost.total) for (fmt, precision), cost in zip(setups, costs, strict=True)]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, points))
-    shown = {"format": "", "precision": "", "class": "", "GFLOP": ",.1f", "dram MB": ",.1f", "FLOP/byte": ",.1f"}
-    shown |= {"ridge": ",.1f", "runs in": "", "bound": "", "floor ms": ",.3f", "of time": ".1%"}
-    return Report([Section(heading(workload, hardware), records, shown)], facts=facts(workload, hardware))
+    shown = {"format": "", "precision": "", "class": "", "gflop": ",.1f", "dram_MB": ",.1f", "flop_per_byte": ",.1f"}
+    shown |= {"ridge": ",.1f", "runs_in": "", "bound": "", "floor_ms": ",.3f", "of_time": ".1%"}
+    return Report([Section("classes", heading(workload, hardware), records, shown)], facts=facts(workload, hardware))

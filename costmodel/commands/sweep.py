@@ -12,7 +12,7 @@ from costmodel.hardware import load_hardware
 from costmodel.output import Record, Report, Section, write_whole
 from costmodel.sweep import OBJECTIVES, Sweep, grid, pareto, parse_range, sweep
 
-MAX_CONFIGURATIONS = 1_000_000
+MAX_CONFIGURATIONS = 500_000
 FRONT_ROWS = 20
 
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Report:
         picked = np.linspace(0, len(records) - 1, FRONT_ROWS).round().astype(int)
         records = [records[i] for i in picked]
         notes.append(f"{FRONT_ROWS} of them shown, evenly picked; --csv and --json give all.")
-    return Report([Section(title, records, shown)], notes, known, columns=_columns(found, front))
+    return Report([Section("front", title, records, shown)], notes, known, columns=_columns(found, front))
 
 
 def _columns(found: Sweep, front: np.ndarray) -> dict[str, np.ndarray]:

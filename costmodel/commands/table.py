@@ -25,27 +25,36 @@ def run(arguments: argparse.Namespace) -> Report:
         if number in chosen:
             records = [_static(entry) for entry in static if entry.row.table == number]
             sections.append(
-                Section(f"Table {number} (x fixed-point 32; residual: ours - published)", records, _STATIC_SHOWN)
+                Section(
+                    f"table_{number}",
+                    f"Table {number} (x fixed-point 32; residual: ours - published)",
+                    records,
+                    _STATIC_SHOWN,
+                )
             )
     notes += [_contradiction(entry) for entry in static if entry.row.contradicts]
     if fits:
         records = [record for fit in fits for record in _fit(fit)]
-        sections.append(Section("Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]", records, _FIT_SHOWN))
+        sections.append(
+            Section("dsq_rows", "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]", records, _FIT_SHOWN)
+        )
         notes += [*_fit_notes(fits), _alternative_note()]
     facts: Record = {}
     if 7 in chosen:
         hardware = load_hardware(arguments.hardware)
         bounds = tables.table_7(hardware)
         records = [_bound(entry) for entry in bounds]
-        sections.append(Section(f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}", records, _BOUND_SHOWN))
+        sections.append(
+            Section("table_7", f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}", records, _BOUND_SHOWN)
+        )
         notes += _bound_notes(bounds)
         facts = {"hardware": hardware.name, "hardware_sources": hardware.sources}
     return Report(sections, notes, facts)
 
 
 _STATIC_SHOWN = {"dataset": "", "method": "", "precision": ""}
-_STATIC_SHOWN |= {"arith published": ".2f", "arith ours": ".4f", "arith residual": "+.4f"}
-_STATIC_SHOWN |= {"dram published": ".2f", "dram ours": ".4f", "dram residual": "+.4f", "within 0.015": ""}
+_STATIC_SHOWN |= {"arith_paper": ".2f", "arith_ours": ".4f", "arith_residual": "+.4f"}
+_STATIC_SHOWN |= {"dram_paper": ".2f", "dram_ours": ".4f", "dram_residual": "+.4f", "within_0.015": ""}
 
 
 def _static(entry: tables.Compared) -> Record:
@@ -54,18 +63,18 @@ def _static(entry: tables.Compared) -> Record:
         "dataset": row.dataset,
         "method": row.method,
         "precision": str(row.precision),
-        "arith published": row.arithmetic,
-        "arith ours": entry.arithmetic,
-        "arith residual": entry.arithmetic_residual,
-        "dram published": row.dram,
-        "dram ours": entry.dram,
-        "dram residual": entry.dram_residual,
-        f"within {tables.TOLERANCE}": "yes" if entry.within else "contradiction" if row.contradicts else "no",
+        "arith_paper": row.arithmetic,
+        "arith_ours": entry.arithmetic,
+        "arith_residual": entry.arithmetic_residual,
+        "dram_paper": row.dram,
+        "dram_ours": entry.dram,
+        "dram_residual": entry.dram_residual,
+        f"within_{tables.TOLERANCE}": "yes" if entry.within else "contradiction" if row.contradicts else "no",
     }
 
 
-_FIT_SHOWN = {"dataset": "", "column": "", "published": ".4f", "all at level 1": ".4f", "all at level 2": ".4f"}
-_FIT_SHOWN |= {"share for this column": ".1%", "best share for both": ".1%", "ours": ".4f", "residual": "+.4f"}
+_FIT_SHOWN = {"dataset": "", "column": "", "published": ".4f", "level_1": ".4f", "level_2": ".4f"}
+_FIT_SHOWN |= {"share_alone": ".1%", "share_best": ".1%", "ours": ".4f", "residual": "+.4f"}
 
 
 def _fit(fit: tables.Fit) -> list[Record]:
@@ -79,10 +88,10 @@ def _fit(fit: tables.Fit) -> list[Record]:
             "dataset": fit.row.dataset,
             "column": column,
             "published": target,
-            "all at level 1": levels[0],
-            "all at level 2": levels[1],
-            "share for this column": share,
-            "best share for both": fit.share,
+            "level_1": levels[0],
+            "level_2": levels[1],
+            "share_alone": share,
+            "share_best": fit.share,
             "ours": mean,
             "residual": mean - target,
         }
@@ -100,9 +109,9 @@ def _contradiction(entry: tables.Compared) -> str:
 
 def _fit_notes(fits: list[tables.Fit]) -> list[str]:
     notes = [
-        "share: of the run's work at [16,4,4,16]. The two columns of each DSQ row ask for different shares, so no "
-        "run of two levels gives both; a share below 0 means that a run wholly at [2,2,2,16] already costs more than "
-        "published."
+        "level 1, level 2: a run wholly at that level. share: of the run's work at [16,4,4,16]. The two columns of "
+        "each DSQ row ask for different shares, so no run of two levels gives both; a share below 0 means that a run "
+        "wholly at [2,2,2,16] already costs more than published."
     ]
     notes += [
         f"{fit.row.dataset}: {fit.arithmetic_share:.1%} by arithmetic, {fit.dram_share:.1%} by DRAM; {fit.share:.1%} "
@@ -134,21 +143,21 @@ def _alternative_note() -> str:
     )
 
 
-_BOUND_SHOWN = {"class": "", "FLOP/byte": ".1f", "ridge": ".1f", "bound": "", "bound published": ""}
-_BOUND_SHOWN |= {"latency published": ".2%", "ours": ".2%", "ours with Adam": ".2%", "by module, with Adam": ".2%"}
+_BOUND_SHOWN = {"class": "", "flop_per_byte": ".1f", "ridge": ".1f", "bound": "", "bound_paper": ""}
+_BOUND_SHOWN |= {"latency_paper": ".2%", "ours": ".2%", "with_adam": ".2%", "by_module": ".2%"}
 
 
 def _bound(entry: tables.Bound) -> Record:
     return {
         "class": entry.cls,
-        "FLOP/byte": entry.intensity,
+        "flop_per_byte": entry.intensity,
         "ridge": entry.ridge,
         "bound": entry.bound,
-        "bound published": entry.published_bound,
-        "latency published": entry.published_share,
+        "bound_paper": entry.published_bound,
+        "latency_paper": entry.published_share,
         "ours": entry.share,
-        "ours with Adam": entry.share_with_update,
-        "by module, with Adam": entry.share_by_module,
+        "with_adam": entry.share_with_update,
+        "by_module": entry.share_by_module,
     }
 
 
