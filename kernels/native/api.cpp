@@ -1,5 +1,6 @@
 // What native.py calls: picks the instruction set's kernels and deals their tasks to threads.
 #include <atomic>
+#include <initializer_list>
 
 #include "job.h"
 #include "threads.h"
@@ -32,7 +33,7 @@ class StandardArithmetic {
 #endif
 };
 
-// 2^e, exact, subnormals included; NaN has no exponent to ask for.
+// 2^e, exact, subnormals included.
 float power_of_two(int e) {
   float x = 1;
   for (; e > 0; e--) x *= 2;
@@ -47,10 +48,15 @@ struct FillScales {
     [[maybe_unused]] StandardArithmetic standard;
     for (int bits = 2; bits <= 16; bits++)
       for (int stored = 0; stored < 256; stored++) {
+        Scales& s = scales[bits];
         int up = bits - 2 - (stored - 127);
-        scales[bits].up[stored] = power_of_two(up / 2);
-        scales[bits].up_more[stored] = power_of_two(up - up / 2);
-        scales[bits].down[stored] = stored == NAN_EXPONENT ? __builtin_nanf("") : power_of_two(-up);
+        s.up[stored] = power_of_two(up / 2);
+        s.up_more[stored] = power_of_two(up - up / 2);
+        s.down[stored] = power_of_two(-up);
+        s.power[stored] = (float)up;
+        s.power_16[stored] = (float)(up + 16);
+        if (stored == NAN_EXPONENT)
+          for (float* f : {s.up, s.up_more, s.down, s.power, s.power_16}) f[stored] = __builtin_nanf("");
       }
   }
 } fill_scales;

@@ -5,10 +5,50 @@
 
 namespace {
 
-// WIDTH is the width where it has loops of its own, else 0. Codes wait for packing in the narrowest whole type.
-template <int WIDTH> struct Waiting { typedef int8_t type; };
-template <> struct Waiting<0> { typedef int16_t type; };
-template <> struct Waiting<16> { typedef int16_t type; };
+// Columns that are packed at a time: four groups of 16, 8 * bits bytes.
+constexpr int STEP = 64;
+constexpr int UNITS = STEP / LANES;
+
+// ---- a step's codes, one in each 32-bit lane, as whole bytes or pairs of them, in order ----
+
+inline void narrow(const I code[UNITS], int16_t out[STEP]) {
+#if LANES == 16
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  for (int i = 0; i < UNITS; i += 2)
+    write(out + 16 * i, _mm512_permutexvar_epi64(order, _mm512_packs_epi32((__m512i)code[i], (__m512i)code[i + 1])));
+#elif LANES == 8
+  for (int i = 0; i < UNITS; i += 2)
+    write(out + 8 * i, _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)code[i], (__m256i)code[i + 1]), 0xd8));
+#elif defined DSQ_X86
+  for (int i = 0; i < UNITS; i += 2) write(out + 4 * i, _mm_packs_epi32((__m128i)code[i], (__m128i)code[i + 1]));
+#else
+  for (int i = 0; i < UNITS; i++) write(out + LANES * i, __builtin_convertvector(code[i], I16));
+#endif
+}
+
+#if LANES == 16
+inline __m512i narrow_to_bytes(const I code[UNITS]) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  __m512i low = _mm512_packs_epi32((__m512i)code[0], (__m512i)code[1]);
+  __m512i high = _mm512_packs_epi32((__m512i)code[2], (__m512i)code[3]);
+  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+}
+#elif LANES == 8
+inline __m256i narrow_to_bytes(const I code[4]) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
+  __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+}
+#elif defined DSQ_X86
+inline __m128i narrow_to_bytes(const I code[4]) {
+  __m128i low = _mm_packs_epi32((__m128i)code[0], (__m128i)code[1]);
+  __m128i high = _mm_packs_epi32((__m128i)code[2], (__m128i)code[3]);
+  return _mm_packs_epi16(low, high);
+}
+#endif
+
+// ---- packing ----
 
 // Eight codes fill `bits` bytes; sixteen are written.
 inline void pack_eight(const int16_t* code, int bits, uint8_t* out) {
@@ -22,6 +62,85 @@ inline void pack_eight(const int16_t* code, int bits, uint8_t* out) {
   memcpy(out, words, sizeof words);
 }
 
+// Packs a step. WIDTH is the width where it has a way of its own, else 0, which writes 16 bytes more than the step's.
+template <int WIDTH> inline void pack_step(const I code[UNITS], int bits, uint8_t* out) {
+  if constexpr (WIDTH == 0) {
+    int16_t pair[STEP];
+    narrow(code, pair);
+    for (int i = 0; i < STEP; i += 8) pack_eight(pair + i, bits, out + i / 8 * bits);
+  } else if constexpr (WIDTH == 16) {
+    narrow(code, (int16_t*)out);
+#if LANES == 16
+  } else {
+    __m512i c = narrow_to_bytes(code);
+    if constexpr (WIDTH == 8) {
+      write(out, c);
+    } else if constexpr (WIDTH == 4) {
+      c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(15)), _mm512_set1_epi16(0x1001));
+      write(out, _mm512_cvtepi16_epi8(c));
+    } else {
+      c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(3)), _mm512_set1_epi16(0x0401));
+      write(out, _mm512_cvtepi32_epi8(_mm512_madd_epi16(c, _mm512_set1_epi32(0x00100001))));
+    }
+#elif LANES == 8
+  } else {
+    __m256i a = narrow_to_bytes(code), b = narrow_to_bytes(code + 4);
+    if constexpr (WIDTH == 8) {
+      write(out, a);
+      write(out + 32, b);
+    } else if constexpr (WIDTH == 4) {
+      const __m256i mask = _mm256_set1_epi8(15), weights = _mm256_set1_epi16(0x1001);
+      a = _mm256_maddubs_epi16(_mm256_and_si256(a, mask), weights);
+      b = _mm256_maddubs_epi16(_mm256_and_si256(b, mask), weights);
+      write(out, _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
+    } else {
+      const __m256i mask = _mm256_set1_epi8(3), weights = _mm256_set1_epi16(0x0401);
+      const __m256i more = _mm256_set1_epi32(0x00100001);
+      a = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(a, mask), weights), more);
+      b = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(b, mask), weights), more);
+      a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+      write(out, _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+    }
+#elif defined DSQ_X86
+  } else {
+    __m128i c[4];
+    for (int i = 0; i < 4; i++) {
+      c[i] = narrow_to_bytes(code + 4 * i);
+      if constexpr (WIDTH == 4)
+        c[i] = _mm_or_si128(_mm_and_si128(c[i], _mm_set1_epi16(15)),
+                            _mm_and_si128(_mm_srli_epi16(c[i], 4), _mm_set1_epi16(0xf0)));
+      if constexpr (WIDTH == 2) {
+        c[i] = _mm_or_si128(_mm_and_si128(c[i], _mm_set1_epi16(3)),
+                            _mm_and_si128(_mm_srli_epi16(c[i], 6), _mm_set1_epi16(12)));
+        c[i] = _mm_and_si128(_mm_or_si128(c[i], _mm_srli_epi32(c[i], 12)), _mm_set1_epi32(255));
+      }
+    }
+    if constexpr (WIDTH == 8) {
+      for (int i = 0; i < 4; i++) write(out + 16 * i, c[i]);
+    } else if constexpr (WIDTH == 4) {
+      write(out, _mm_packus_epi16(c[0], c[1]));
+      write(out + 16, _mm_packus_epi16(c[2], c[3]));
+    } else {
+      write(out, _mm_packus_epi16(_mm_packs_epi32(c[0], c[1]), _mm_packs_epi32(c[2], c[3])));
+    }
+#else
+  } else {
+    int16_t c[STEP];
+    narrow(code, c);
+    if constexpr (WIDTH == 8)
+      for (int i = 0; i < STEP; i++) out[i] = (uint8_t)c[i];
+    else if constexpr (WIDTH == 4)
+      for (int i = 0; i < STEP / 2; i++) out[i] = (uint8_t)((c[2 * i] & 15) | c[2 * i + 1] << 4);
+    else
+      for (int i = 0; i < STEP; i += 4)
+        out[i / 4] = (uint8_t)((c[i] & 3) | (c[i + 1] & 3) << 2 | (c[i + 2] & 3) << 4 | c[i + 3] << 6);
+#endif
+  }
+}
+
+// ---- and back ----
+
+#if LANES == 4
 inline void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
   uint64_t words[2];
   memcpy(words, in, sizeof words);
@@ -29,40 +148,10 @@ inline void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
   uint64_t half[2] = {words[0], bits == 16 ? words[1] : words[0] >> shift | words[1] << (64 - shift)};
   for (int i = 0; i < 8; i++) code[i] = (int16_t)((int64_t)(half[i / 4] << (64 - bits * (i % 4 + 1))) >> (64 - bits));
 }
-
-// The codes of a chunk into its 16 * bits bytes; may write 16 bytes more.
-template <int WIDTH> inline void pack_chunk(const typename Waiting<WIDTH>::type* code, int bits, uint8_t* out) {
-  if constexpr (WIDTH == 0) {
-    for (int i = 0; i < CHUNK; i += 8) pack_eight(code + i, bits, out + i / 8 * bits);
-  } else if constexpr (WIDTH == 4) {
-#if LANES == 16
-    for (int i = 0; i < CHUNK; i += 64) {
-      __m512i c = _mm512_and_si512(read<__m512i>(code + i), _mm512_set1_epi8(15));
-      write(out + i / 2, _mm512_cvtepi16_epi8(_mm512_maddubs_epi16(c, _mm512_set1_epi16(0x1001))));
-    }
-#else
-    for (int i = 0; i < CHUNK / 2; i++) out[i] = (uint8_t)((code[2 * i] & 15) | code[2 * i + 1] << 4);
 #endif
-  } else if constexpr (WIDTH == 2) {
-#if LANES == 16
-    for (int i = 0; i < CHUNK; i += 64) {
-      __m512i c = _mm512_and_si512(read<__m512i>(code + i), _mm512_set1_epi8(3));
-      c = _mm512_madd_epi16(_mm512_maddubs_epi16(c, _mm512_set1_epi16(0x0401)), _mm512_set1_epi32(0x00100001));
-      write(out + i / 4, _mm512_cvtepi32_epi8(c));
-    }
-#else
-    for (int i = 0; i < CHUNK / 4; i++) {
-      const int8_t* c = code + 4 * i;
-      out[i] = (uint8_t)((c[0] & 3) | (c[1] & 3) << 2 | (c[2] & 3) << 4 | c[3] << 6);
-    }
-#endif
-  } else {
-    memcpy(out, code, CHUNK * WIDTH / 8);
-  }
-}
 
-// What turns bytes into LANES codes, whatever their width: each lane fetches the bytes that hold its code, shifts the
-// code to the top, and back with its sign.
+// What turns a step's bytes into codes, whatever their width: each lane fetches the bytes that hold its code, shifts the
+// code to the top, and back with its sign. Reads up to 16 bytes beyond the step's.
 class Unpacker {
  public:
   explicit Unpacker(int bits) : bits_(bits) {
@@ -72,44 +161,47 @@ class Unpacker {
       ((uint32_t*)&fetch_)[i] = (uint32_t)(bit / 16 | (bit / 16 + 1) << 16);
       ((int32_t*)&left_)[i] = 32 - bits - bit % 16;
     }
-    words_ = (__mmask32)((1ull << bits) - 1);
+    right_ = _mm512_set1_epi32(32 - bits);
+    words_ = (__mmask16)((1u << bits) - 1);
 #elif LANES == 8
     for (int i = 0; i < 8; i++) {
       int bit = i * bits;
       for (int j = 0; j < 4; j++) ((uint8_t*)&fetch_)[4 * i + j] = (uint8_t)(bit / 8 + j < 16 ? bit / 8 + j : 0x80);
       ((int32_t*)&left_)[i] = 32 - bits - bit % 8;
     }
+    right_ = _mm256_set1_epi32(32 - bits);
 #endif
   }
 
-  // Calls put(column, codes) for columns 0..n of a chunk, n a multiple of 16; may read 16 bytes beyond them.
-  template <class Put> void each(const uint8_t* in, int n, Put put) const {
+  void step(const uint8_t* in, I code[UNITS]) const {
 #if LANES == 16
-    for (int i = 0; i < n; i += 16) {
-      __m512i bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16((__mmask16)words_, in + i / 8 * bits_));
-      __m512i code = _mm512_sllv_epi32(_mm512_permutexvar_epi16(fetch_, bytes), left_);
-      put(i, (I)_mm512_sra_epi32(code, _mm_cvtsi32_si128(32 - bits_)));
+#pragma GCC unroll 4
+    for (int i = 0; i < UNITS; i++) {
+      __m512i bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(words_, in + 2 * i * bits_));
+      __m512i top = _mm512_sllv_epi32(_mm512_permutexvar_epi16(fetch_, bytes), left_);
+      code[i] = (I)_mm512_srav_epi32(top, right_);
     }
 #elif LANES == 8
-    for (int i = 0; i < n; i += 8) {
-      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + i / 8 * bits_));
-      __m256i code = _mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_);
-      put(i, (I)_mm256_sra_epi32(code, _mm_cvtsi32_si128(32 - bits_)));
+#pragma GCC unroll 8
+    for (int i = 0; i < UNITS; i++) {
+      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + i * bits_));
+      __m256i top = _mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_);
+      code[i] = (I)_mm256_srav_epi32(top, right_);
     }
 #else
-    int16_t code[CHUNK];
-    for (int i = 0; i < n; i += 8) unpack_eight(in + i / 8 * bits_, bits_, code + i);
-    for (int i = 0; i < n; i += LANES) put(i, __builtin_convertvector(read<I16>(code + i), I));
+    int16_t pair[STEP];
+    for (int i = 0; i < STEP; i += 8) unpack_eight(in + i / 8 * bits_, bits_, pair + i);
+    for (int i = 0; i < UNITS; i++) code[i] = __builtin_convertvector(read<I16>(pair + LANES * i), I);
 #endif
   }
 
  private:
   int bits_;
 #if LANES == 16
-  __m512i fetch_, left_;
-  __mmask32 words_;
+  __m512i fetch_, left_, right_;
+  __mmask16 words_;
 #elif LANES == 8
-  __m256i fetch_, left_;
+  __m256i fetch_, left_, right_;
 #endif
 };
 

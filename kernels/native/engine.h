@@ -1,250 +1,261 @@
-// The kernels of one instruction set: a file defines LANES and ISA and includes this.
+// The kernels of one instruction set: a file defines LANES and includes this.
 //
-// Work goes CHUNK columns of a row at a time: the exponents of its boxes first, then its codes, then where they go
-// (a Sink): back to values, or into bits. Boxes along the rows do the same for a box's rows one after another, under
-// one set of exponents.
+// Work goes a STEP of columns at a time: exponents, then codes, then where they go (a Sink): back to values, or into
+// bits. Boxes along the rows do the same for a box's rows one after another, under one set of exponents. Where fewer
+// columns than a CHUNK are left, they go through copies filled up with zeros, which alter neither a largest value nor a
+// code.
 #pragma once
 
 #include "bits.h"
-#include "random.h"
+#include "rounding.h"
 
 namespace {
 
-// What takes LANES values to codes and back.
-struct Factors {
-  F up, more, down;
-};
+// ---- where codes go: a place for the chunk of `n` columns at (row, column), steps put there, then finish ----
 
-// A factor for each column of a chunk, where the boxes give no better.
-struct ColumnFactors {
-  alignas(64) float up[CHUNK], more[CHUNK], down[CHUNK];
+template <class Out> struct Values {
+  typedef Out Unit;
+  static constexpr bool ZERO_NAN = false, DIRECT = true;
+  static constexpr int ROOM = CHUNK;
 
-  void set(const Scales& s, int column, uint8_t exponent) {
-    up[column] = s.up[exponent], more[column] = s.up_more[exponent], down[column] = s.down[exponent];
-  }
-  Factors operator()(int column) const {
-    return {load(up + column), load(more + column), load(down + column)};
-  }
-};
+  Out* out;
+  int64_t columns;
+  bool stream_out;
 
-// One exponent for each 16 columns.
-struct GroupFactors {
-  const Scales& s;
-  uint8_t exponent[CHUNK / 16];
+  explicit Values(const Job& job) : out((Out*)job.out), columns(job.plan->columns), stream_out(job.stream) {}
+  Out* place(int64_t row, int64_t column) const { return out + row * columns + column; }
+  Out* step_of(Out* to, int i) const { return to + i; }
+  size_t size(int n) const { return (size_t)n * sizeof(Out); }
 
-  Factors operator()(int column) const {
-    uint8_t e = exponent[column / 16];
-    return {splat(s.up[e]), splat(s.up_more[e]), splat(s.down[e])};
-  }
-};
-
-template <bool STOCHASTIC> inline I round_to_code(F x, const Factors& f, F max_code, const Random& random, int column) {
-  F t = x * f.up * f.more;
-  if constexpr (!STOCHASTIC) {
-    const F shift = splat(0x1.8p23f);  // adding it leaves the rounded number in the low bits
-    return (I)(clamp(t, max_code) + shift) - (I)shift;
-  } else {
-    F a = clamp((F)magnitude_bits(t), max_code);
-    I whole = __builtin_convertvector(a, I);
-    F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
-    F uniform = __builtin_convertvector((I)random.at(column), F) + splat(0.5f);
-    whole -= uniform < fraction;
-    I sign = (I)x >> 31;
-    return (whole ^ sign) - sign;
-  }
-}
-
-// ---- where codes go ----
-
-template <class Out> class Values {
- public:
-  Values(const Job& job) : out_((Out*)job.out), columns_(job.plan->columns), stream_(job.stream) {}
-
-  void start(int64_t row, int64_t column, int n) {
-    target_ = out_ + row * columns_ + column;
-    n_ = n;
-    whole_ = n == CHUNK;
-  }
-  void put(int i, I code, const Factors& f) {
-    F value = __builtin_convertvector(code, F) * f.down;
-    if (!whole_) store(waiting_ + i, value);
-    else if (stream_) stream(target_ + i, value);
-    else store(target_ + i, value);
-  }
-  void finish() {
-    if (!whole_) memcpy(target_, waiting_, (size_t)n_ * sizeof(Out));
-  }
-
- private:
-  Out *out_, *target_;
-  int64_t columns_;
-  bool stream_, whole_;
-  int n_;
-  alignas(64) Out waiting_[CHUNK];
-};
-
-template <int WIDTH> class Codes {
- public:
-  Codes(const Job& job) : out_(job.codes), row_bytes_(job.plan->row_bytes), bits_(job.plan->bits) {}
-
-  void start(int64_t row, int64_t column, int n) {
-    target_ = out_ + row * row_bytes_ + column / 8 * bits_;
-    n_ = n;
-  }
-  void put(int i, I code, const Factors& f) { store_code(waiting_ + i, code & (f.down == f.down)); }  // NaN: code 0
-  void finish() {
-    if (WIDTH && n_ == CHUNK) return pack_chunk<WIDTH>(waiting_, bits_, target_);
-    for (int i = ceil_div(n_, 16) * 16; i < CHUNK; i++) waiting_[i] = 0;
-    uint8_t bytes[CHUNK * 2 + 16];
-    pack_chunk<WIDTH>(waiting_, bits_, bytes);
-    memcpy(target_, bytes, (size_t)ceil_div(n_ * bits_, 8));
-  }
-
- private:
-  uint8_t *out_, *target_;
-  int64_t row_bytes_;
-  int bits_, n_;
-  alignas(64) typename Waiting<WIDTH>::type waiting_[CHUNK];
-};
-
-// ---- a chunk of a row ----
-
-// Calls work(values, n) with n a multiple of 16: on the values themselves, or, where fewer than a chunk are left, on a
-// float copy filled up with zeros, which alter neither a largest value nor a code.
-template <class In, class Work> inline void on_chunk(const In* x, int n, Work work) {
-  if (n == CHUNK) return work(x, CHUNK);
-  alignas(64) In few[CHUNK] = {};
-  memcpy(few, x, (size_t)n * sizeof(In));
-  work((const In*)few, (int)ceil_div(n, 16) * 16);
-}
-
-template <bool STOCHASTIC, class In, class GetFactors, class Sink>
-inline void encode(const In* x, int n, const GetFactors& factors, F max_code, const Random& random, Sink& sink) {
-  for (int i = 0; i < n; i += LANES) {
-    Factors f = factors(i);
-    sink.put(i, round_to_code<STOCHASTIC>(load(x + i), f, max_code, random, i), f);
-  }
-}
-
-// The largest stored exponent of each 16 columns; beyond n, of nothing.
-template <class In> inline void group_exponents(const In* x, int n, uint8_t exponent[CHUNK / 16]) {
-  I most[CHUNK / 16] = {};
-  for (int i = 0; i < n; i += LANES) most[i / 16] = max_of(most[i / 16], magnitude_bits(load(x + i)));
-  for (int g = 0; g < CHUNK / 16; g += 4) {
-    uint32_t four = four_exponents(most[g], most[g + 1], most[g + 2], most[g + 3]);
-    memcpy(exponent + g, &four, 4);
-  }
-}
-
-// ---- boxes along the columns ----
-
-template <bool STOCHASTIC, class In, class Sink> void encode_columns(const Job& job, int64_t begin, int64_t end) {
-  const Plan& p = *job.plan;
-  const Tasks tasks = encode_tasks(p);
-  const F max_code = splat((float)((1 << (p.bits - 1)) - 1));
-  const int64_t boxes = p.box ? ceil_div(p.columns, p.box) : 0;
-  const bool grouped = p.box % 16 == 0;
-  Random random{job.seed, {}};
-  Sink sink(job);
-  ColumnFactors by_column;
-  uint8_t exponent[CHUNK];  // of the strip's boxes
-  for (int64_t task = begin; task < end; task++) {
-    const int64_t row = task / tasks.strips, first = task % tasks.strips * tasks.width;
-    const int64_t last = first + tasks.width < p.columns ? first + tasks.width : p.columns;
-    const In* x = (const In*)job.values + row * p.columns;
-    uint8_t group[CHUNK / 16];
-    if (p.box == 0) {
-      memset(group, job.tensor_exponent, sizeof group);
+  template <class GetFactors> void put(const I code[UNITS], GetFactors factors, Out* to, bool whole) const {
+    if (whole && stream_out) {
+#pragma GCC unroll 16
+      for (int u = 0; u < UNITS; u++) stream(to + u * LANES, decode_lanes(code[u], factors(u * LANES)));
     } else {
-      const int64_t count = ceil_div(last - first, p.box);
-      memset(exponent, 0, sizeof exponent);
-      for (int64_t column = first; column < last; column += CHUNK) {
-        const int left = (int)(last - column < CHUNK ? last - column : CHUNK);
-        on_chunk(x + column, left, [&](const In* values, int n) {
-          if (grouped) {
-            group_exponents(values, n, group);
-            if (p.box == 16) {
-              memcpy(exponent, group, sizeof group);
-              return;
-            }
-            for (int g = 0; g < n / 16; g++) {
-              uint8_t& e = exponent[(column - first + 16 * g) / p.box];
-              e = group[g] > e ? group[g] : e;
-            }
-          } else {
-            int32_t magnitude[CHUNK];
-            for (int i = 0; i < n; i += LANES) write(magnitude + i, magnitude_bits(load(values + i)) >> 23);
-            for (int i = 0; i < left; i++) {
-              uint8_t& e = exponent[(column - first + i) / p.box];
-              e = magnitude[i] > e ? (uint8_t)magnitude[i] : e;
-            }
-          }
-        });
-      }
-      if (job.exponents) memcpy(job.exponents + row * boxes + first / p.box, exponent, (size_t)count);
-    }
-    for (int64_t column = first; column < last; column += CHUNK) {
-      const int left = (int)(last - column < CHUNK ? last - column : CHUNK);
-      if (STOCHASTIC) random.draw(row, column / CHUNK);
-      sink.start(row, column, left);
-      on_chunk(x + column, left, [&](const In* values, int n) {
-        if (!grouped) {
-          for (int i = 0; i < left; i++) by_column.set(*job.scales, i, exponent[(column - first + i) / p.box]);
-          for (int i = left; i < n; i++) by_column.set(*job.scales, i, 0);
-          encode<STOCHASTIC>(values, n, by_column, max_code, random, sink);
-          return;
-        }
-        GroupFactors by_group{*job.scales, {}};
-        if (p.box == 16) memcpy(by_group.exponent, exponent, sizeof group);
-        else if (p.box == 0) memcpy(by_group.exponent, group, sizeof group);
-        else for (int g = 0; g < n / 16; g++) by_group.exponent[g] = exponent[(column - first + 16 * g) / p.box];
-        encode<STOCHASTIC>(values, n, by_group, max_code, random, sink);
-      });
-      sink.finish();
+#pragma GCC unroll 16
+      for (int u = 0; u < UNITS; u++) store(to + u * LANES, decode_lanes(code[u], factors(u * LANES)));
     }
   }
+};
+
+template <int WIDTH> struct Codes {
+  typedef uint8_t Unit;
+  static constexpr bool ZERO_NAN = true, DIRECT = WIDTH != 0;
+  static constexpr int ROOM = CHUNK * 2 + 16;
+
+  uint8_t* out;
+  int64_t row_bytes;
+  int bits;
+
+  explicit Codes(const Job& job) : out(job.codes), row_bytes(job.plan->row_bytes), bits(WIDTH ? WIDTH : job.plan->bits) {}
+  uint8_t* place(int64_t row, int64_t column) const { return out + row * row_bytes + column / 8 * bits; }
+  uint8_t* step_of(uint8_t* to, int i) const { return to + i / 8 * bits; }
+  size_t size(int n) const { return (size_t)ceil_div(n * bits, 8); }
+
+  template <class GetFactors> void put(const I code[UNITS], GetFactors, uint8_t* to, bool) const {
+    pack_step<WIDTH>(code, bits, to);
+  }
+};
+
+// Calls step(x, to, i) for the steps i = 0, 64 of the chunk of n columns at (row, column).
+template <class In, class Sink, class Step>
+inline void each_step(const In* x, int n, const Sink& sink, int64_t row, int64_t column, Step step) {
+  typename Sink::Unit* target = sink.place(row, column);
+  if (n == CHUNK && Sink::DIRECT) {
+    for (int i = 0; i < CHUNK; i += STEP) step(x + i, sink.step_of(target, i), i, true);
+    return;
+  }
+  alignas(64) In few[CHUNK];
+  alignas(64) typename Sink::Unit waiting[Sink::ROOM];
+  if (n < CHUNK) {
+    memset(few, 0, sizeof few);
+    memcpy(few, x, (size_t)n * sizeof(In));
+    x = few;
+  }
+  for (int i = 0; i < n; i += STEP) step(x + i, sink.step_of(waiting, i), i, false);
+  memcpy(target, waiting, sink.size(n));
 }
 
-// ---- boxes along the rows ----
+// ---- exponents ----
 
-template <bool STOCHASTIC, class In, class Sink> void encode_rows(const Job& job, int64_t begin, int64_t end) {
+// The largest stored exponent of each of a step's groups of 16 columns, a byte each.
+inline uint32_t exponents_of(const F x[UNITS]) {
+  constexpr int units = 16 / LANES;
+  I most[4];
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; g++) {
+    most[g] = magnitude_bits(x[g * units]);
+#pragma GCC unroll 4
+    for (int u = 1; u < units; u++) most[g] = max_of(most[g], magnitude_bits(x[g * units + u]));
+  }
+  return four_exponents(most[0], most[1], most[2], most[3]);
+}
+
+template <class In> inline void load_step(const In* x, F value[UNITS]) {
+#pragma GCC unroll 16
+  for (int u = 0; u < UNITS; u++) value[u] = load(x + u * LANES);
+}
+
+// ---- a step, under exponents of its groups or its columns ----
+
+template <bool STOCHASTIC, class Sink, class GetFactors>
+inline void encode_step(const F x[UNITS], GetFactors factors, F max_code, const Random& random, int i, const Sink& sink,
+                        typename Sink::Unit* to, bool whole) {
+  I code[UNITS];
+#pragma GCC unroll 16
+  for (int u = 0; u < UNITS; u++)
+    code[u] = round_to_code<STOCHASTIC, Sink::ZERO_NAN>(x[u], factors(u * LANES), max_code, random, i + u * LANES);
+  sink.put(code, factors, to, whole);
+}
+
+template <bool STOCHASTIC, class In, class Sink> struct Encoder {
+  const Job& job;
   const Plan& p = *job.plan;
-  const Tasks tasks = encode_tasks(p);
+  const Scales& scales = *job.scales;
   const F max_code = splat((float)((1 << (p.bits - 1)) - 1));
+  const Sink sink{job};
   Random random{job.seed, {}};
-  Sink sink(job);
-  ColumnFactors factors;
-  for (int64_t task = begin; task < end; task++) {
-    const int64_t block = task / tasks.strips, column = task % tasks.strips * CHUNK;
-    const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
-    const int64_t top = outer * p.rows + box * p.box;
-    const int64_t bottom = outer * p.rows + (box * p.box + p.box < p.rows ? box * p.box + p.box : p.rows);
-    const int left = (int)(p.columns - column < CHUNK ? p.columns - column : CHUNK);
-    const In* x = (const In*)job.values + column;
 
-    alignas(64) int32_t most[CHUNK] = {};
-    for (int64_t row = top; row < bottom; row++)
-      on_chunk(x + row * p.columns, left, [&](const In* values, int n) {
-        for (int i = 0; i < n; i += LANES)
-          write(most + i, max_of(read<I>(most + i), magnitude_bits(load(values + i))));
-      });
-    uint8_t exponent[CHUNK];
-    for (int i = 0; i < CHUNK; i++) {
-      exponent[i] = (uint8_t)(most[i] >> 23);
-      factors.set(*job.scales, i, exponent[i]);
-    }
-    if (job.exponents) memcpy(job.exponents + block * p.columns + column, exponent, (size_t)left);
+  int left(int64_t column) const { return (int)(p.columns - column < CHUNK ? p.columns - column : CHUNK); }
+  const In* values(int64_t row, int64_t column) const { return (const In*)job.values + row * p.columns + column; }
 
-    for (int64_t row = top; row < bottom; row++) {
-      if (STOCHASTIC) random.draw(row, column / CHUNK);
-      sink.start(row, column, left);
-      on_chunk(x + row * p.columns, left, [&](const In* values, int n) {
-        encode<STOCHASTIC>(values, n, factors, max_code, random, sink);
-      });
-      sink.finish();
+  // Boxes of 16 along the columns: each step has its own exponents.
+  void boxes_of_16(int64_t row, int64_t column) {
+    uint8_t exponent[CHUNK / 16];
+    each_step(values(row, column), left(column), sink, row, column,
+              [&](const In* x, typename Sink::Unit* to, int i, bool whole) {
+                F value[UNITS];
+                load_step(x, value);
+                const uint32_t four = exponents_of(value);
+                memcpy(exponent + i / 16, &four, 4);
+                auto factors = [&](int c) { return group_factors<STOCHASTIC>(scales, four >> c / 16 * 8 & 255); };
+                encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
+              });
+    if (job.exponents)
+      memcpy(job.exponents + row * ceil_div(p.columns, 16) + column / 16, exponent, (size_t)ceil_div(left(column), 16));
+  }
+
+  // Exponents known, one for each 16 columns of the chunk.
+  void under_groups(int64_t row, int64_t column, const uint8_t exponent[CHUNK / 16]) {
+    each_step(values(row, column), left(column), sink, row, column,
+              [&](const In* x, typename Sink::Unit* to, int i, bool whole) {
+                F value[UNITS];
+                load_step(x, value);
+                auto factors = [&](int c) { return group_factors<STOCHASTIC>(scales, exponent[(i + c) / 16]); };
+                encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
+              });
+  }
+
+  // Exponents known, one for each column of the chunk.
+  void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column) {
+    each_step(values(row, column), left(column), sink, row, column,
+              [&](const In* x, typename Sink::Unit* to, int i, bool whole) {
+                F value[UNITS];
+                load_step(x, value);
+                auto factors = [&](int c) { return by_column.at(i + c); };
+                encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
+              });
+  }
+
+  // The exponents of boxes of any size along the columns first..last - 1, which hold whole boxes.
+  void find_exponents(int64_t row, int64_t first, int64_t last, uint8_t exponent[CHUNK]) const {
+    memset(exponent, 0, CHUNK);
+    for (int64_t column = first; column < last; column++) {
+      float value[LANES];
+      In few[LANES] = {*values(row, column)};
+      write(value, load(few));
+      uint32_t magnitude;
+      memcpy(&magnitude, value, 4);
+      magnitude = (magnitude & 0x7fffffff) >> 23;
+      uint8_t& e = exponent[(column - first) / p.box];
+      e = magnitude > e ? (uint8_t)magnitude : e;
     }
   }
-}
+
+  // Boxes of any size along the columns of a strip of whole boxes.
+  void boxes_of_any_size(int64_t row, int64_t first, int64_t last) {
+    uint8_t exponent[CHUNK], group[CHUNK / 16];
+    ColumnFactors<STOCHASTIC> by_column;
+    find_exponents(row, first, last, exponent);
+    if (job.exponents)
+      memcpy(job.exponents + row * ceil_div(p.columns, p.box) + first / p.box, exponent,
+             (size_t)ceil_div(last - first, p.box));
+    for (int64_t column = first; column < last; column += CHUNK) {
+      if (STOCHASTIC) random.draw(row, column / CHUNK);
+      if (p.box % 16 == 0) {
+        for (int g = 0; g < CHUNK / 16; g++) group[g] = exponent[(column - first + 16 * g) / p.box % CHUNK];
+        under_groups(row, column, group);
+      } else {
+        for (int i = 0; i < CHUNK; i++) by_column.set(scales, i, exponent[(column - first + i) / p.box % CHUNK]);
+        under_columns(row, column, by_column);
+      }
+    }
+  }
+
+  void columns(int64_t begin, int64_t end) {
+    const Tasks tasks = encode_tasks(p);
+    int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
+    uint8_t whole_tensor[CHUNK / 16];
+    memset(whole_tensor, job.tensor_exponent, sizeof whole_tensor);
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t column = strip * tasks.width;
+      if (STOCHASTIC && (p.box == 16 || p.box == 0)) random.draw(row, column / CHUNK);
+      if (p.box == 16) boxes_of_16(row, column);
+      else if (p.box == 0) under_groups(row, column, whole_tensor);
+      else boxes_of_any_size(row, column, column + tasks.width < p.columns ? column + tasks.width : p.columns);
+      if (++strip == tasks.strips) strip = 0, row++;
+    }
+  }
+
+  // ---- boxes along the rows ----
+
+  // The largest magnitude bits of each column of the chunk, over rows top..bottom - 1.
+  void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int32_t most[CHUNK]) const {
+    constexpr int width = 8 * LANES;  // what fits the registers
+    const int n = left(column);
+    for (int i = 0; i < n; i += width) {
+      I running[8] = {};
+      if (n - i >= width) {
+        for (int64_t row = top; row < bottom; row++) {
+          const In* x = values(row, column + i);
+#pragma GCC unroll 8
+          for (int u = 0; u < 8; u++) running[u] = max_of(running[u], magnitude_bits(load(x + u * LANES)));
+        }
+      } else {
+        for (int64_t row = top; row < bottom; row++) {
+          In few[width] = {};
+          memcpy(few, values(row, column + i), (size_t)(n - i) * sizeof(In));
+          for (int u = 0; u < 8; u++) running[u] = max_of(running[u], magnitude_bits(load(few + u * LANES)));
+        }
+      }
+      for (int u = 0; u < 8; u++) write(most + i + u * LANES, running[u]);
+    }
+  }
+
+  void rows(int64_t begin, int64_t end) {
+    const Tasks tasks = encode_tasks(p);
+    int64_t block = begin / tasks.strips, strip = begin % tasks.strips;
+    ColumnFactors<STOCHASTIC> by_column;
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer, column = strip * CHUNK;
+      const int64_t top = outer * p.rows + box * p.box, last = (outer + 1) * p.rows;
+      const int64_t bottom = top + p.box < last ? top + p.box : last;
+      alignas(64) int32_t most[CHUNK] = {};
+      largest_of_columns(top, bottom, column, most);
+      uint8_t exponent[CHUNK];
+      for (int i = 0; i < CHUNK; i++) {
+        exponent[i] = (uint8_t)(most[i] >> 23);
+        by_column.set(scales, i, exponent[i]);
+      }
+      if (job.exponents) memcpy(job.exponents + block * p.columns + column, exponent, (size_t)left(column));
+      for (int64_t row = top; row < bottom; row++) {
+        if (STOCHASTIC) random.draw(row, strip);
+        under_columns(row, column, by_column);
+      }
+      if (++strip == tasks.strips) strip = 0, block++;
+    }
+  }
+};
 
 // ---- back ----
 
@@ -255,38 +266,47 @@ template <class Out> void decode(const Job& job, int64_t begin, int64_t end) {
   const int64_t boxes = p.box ? ceil_div(p.columns, p.box) : 0;
   const uint8_t* codes_end = job.codes + p.outer * p.rows * p.row_bytes;
   const Unpacker unpacker(p.bits);
-  Values<Out> sink(job);
-  ColumnFactors by_column;
-  GroupFactors by_group{*job.scales, {}};
+  const Values<Out> sink(job);
+  ColumnFactors<false> by_column;
+  uint8_t group[CHUNK / 16];
+  if (p.box == 0) memset(group, job.tensor_exponent, sizeof group);
+  int64_t block = begin / tasks.strips, strip = begin % tasks.strips;
   for (int64_t task = begin; task < end; task++) {
-    const int64_t block = task / tasks.strips, first = task % tasks.strips * tasks.width;
+    const int64_t first = strip * tasks.width;
     const int64_t last = first + tasks.width < p.columns ? first + tasks.width : p.columns;
-    const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
-    const int64_t top = outer * p.rows + box * tasks.height;
-    const int64_t height = p.rows - box * tasks.height < tasks.height ? p.rows - box * tasks.height : tasks.height;
+    int64_t top = block, bottom = block + 1;
+    if (rows) {
+      const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
+      top = outer * p.rows + box * p.box;
+      bottom = top + p.box < (outer + 1) * p.rows ? top + p.box : (outer + 1) * p.rows;
+    }
     for (int64_t column = first; column < last; column += CHUNK) {
-      const int left = (int)(last - column < CHUNK ? last - column : CHUNK);
-      const int n = (int)ceil_div(left, 16) * 16;
+      const int n = (int)(last - column < CHUNK ? last - column : CHUNK);
       const uint8_t* e = job.exponents + (rows ? block * p.columns + column : block * boxes);
-      if (p.box == 0) memset(by_group.exponent, job.tensor_exponent, sizeof by_group.exponent);
-      else if (grouped) for (int g = 0; g < n / 16; g++) by_group.exponent[g] = e[(column + 16 * g) / p.box];
-      else for (int i = 0; i < n; i++)
-        by_column.set(*job.scales, i, i >= left ? 0 : rows ? e[i] : e[(column + i) / p.box]);
+      if (p.box == 16 && grouped) memcpy(group, e + column / 16, (size_t)ceil_div(n, 16));
+      else if (p.box && grouped) for (int g = 0; 16 * g < n; g++) group[g] = e[(column + 16 * g) / p.box];
+      else if (p.box) for (int i = 0; i < n; i++) by_column.set(*job.scales, i, rows ? e[i] : e[(column + i) / p.box]);
 
-      for (int64_t row = top; row < top + height; row++) {
+      for (int64_t row = top; row < bottom; row++) {
         const uint8_t* in = job.codes + row * p.row_bytes + column / 8 * p.bits;
         uint8_t few[CHUNK * 2 + 16];
-        if (codes_end - in < 16 * p.bits + 16) {  // the unpacker reads whole vectors
-          const int64_t bytes = codes_end - in;
-          memcpy(few, in, (size_t)bytes);
-          memset(few + bytes, 0, sizeof few - (size_t)bytes);
+        if (codes_end - in < 16 * p.bits + 16) {
+          const size_t bytes = (size_t)(codes_end - in);
+          memcpy(few, in, bytes);
+          memset(few + bytes, 0, sizeof few - bytes);
           in = few;
         }
-        sink.start(row, column, left);
-        unpacker.each(in, n, [&](int i, I code) { sink.put(i, code, grouped ? by_group(i) : by_column(i)); });
-        sink.finish();
+        each_step((const Out*)nullptr, n, sink, row, column, [&](const Out*, Out* to, int i, bool whole) {
+          I code[UNITS];
+          unpacker.step(in + i / 8 * p.bits, code);
+          if (grouped)
+            sink.put(code, [&](int c) { return group_factors<false>(*job.scales, group[(i + c) / 16]); }, to, whole);
+          else
+            sink.put(code, [&](int c) { return by_column.at(i + c); }, to, whole);
+        });
       }
     }
+    if (++strip == tasks.strips) strip = 0, block++;
   }
   end_of_streams();
 }
@@ -294,20 +314,30 @@ template <class Out> void decode(const Job& job, int64_t begin, int64_t end) {
 // ---- the entries of the table ----
 
 template <class In> uint32_t largest(const Job& job, int64_t begin, int64_t end) {
-  I most = {};
-  for (int64_t column = begin; column < end; column += CHUNK) {
-    const int left = (int)(end - column < CHUNK ? end - column : CHUNK);
-    on_chunk((const In*)job.values + column, left, [&](const In* values, int n) {
-      for (int i = 0; i < n; i += LANES) most = max_of(most, magnitude_bits(load(values + i)));
-    });
+  const In* x = (const In*)job.values;
+  I most[4] = {};
+  for (; begin + STEP <= end; begin += STEP) {
+    F value[UNITS];
+    load_step(x + begin, value);
+#pragma GCC unroll 16
+    for (int u = 0; u < UNITS; u++) most[u % 4] = max_of(most[u % 4], magnitude_bits(value[u]));
   }
-  return largest_lane(most);
+  for (; begin < end; begin++) {
+    In few[LANES] = {x[begin]};
+    most[0] = max_of(most[0], magnitude_bits(load(few)));
+  }
+  return largest_lane(max_of(max_of(most[0], most[1]), max_of(most[2], most[3])));
 }
 
 template <class Sink, class In> void encode_into(const Job& job, int64_t begin, int64_t end) {
   const bool rows = boxes_along_rows(*job.plan);
-  if (job.plan->stochastic) (rows ? encode_rows<true, In, Sink> : encode_columns<true, In, Sink>)(job, begin, end);
-  else (rows ? encode_rows<false, In, Sink> : encode_columns<false, In, Sink>)(job, begin, end);
+  if (job.plan->stochastic) {
+    Encoder<true, In, Sink> encoder{job};
+    rows ? encoder.rows(begin, end) : encoder.columns(begin, end);
+  } else {
+    Encoder<false, In, Sink> encoder{job};
+    rows ? encoder.rows(begin, end) : encoder.columns(begin, end);
+  }
   end_of_streams();
 }
 

@@ -25,10 +25,11 @@ constexpr int NAN_EXPONENT = 255;
 // cache lines, so whatever a step reads twice it reads from the first cache.
 constexpr int CHUNK = 128;
 
-// For each stored exponent, what takes a value to its code and back. The way up, 2^(bits - 2 - E), reaches 2^141, more
-// than a float holds: it is two factors. Down is NaN at NAN_EXPONENT, so that no loop needs to ask.
+// For each stored exponent, what takes a value to its code and back; all NaN at NAN_EXPONENT, so that no loop needs to
+// ask. The way up, 2^(bits - 2 - E), reaches 2^141, more than a float holds: it is two factors, or for AVX-512 the
+// power itself, and 16 more for a code with 16 bits of fraction.
 struct Scales {
-  float up[256], up_more[256], down[256];
+  float up[256], up_more[256], down[256], power[256], power_16[256];
 };
 
 struct Job {

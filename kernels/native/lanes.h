@@ -19,7 +19,6 @@ typedef VECTOR(int32_t, LANES) I;
 typedef VECTOR(uint32_t, LANES) U;
 typedef VECTOR(uint16_t, LANES) U16;
 typedef VECTOR(int16_t, LANES) I16;
-typedef VECTOR(int8_t, LANES) I8;
 
 struct bf16 { uint16_t bits; };
 struct half { uint16_t bits; };
@@ -46,15 +45,33 @@ inline I max_of(I a, I b) {
 #endif
 }
 
-// NaN comes out as the bound, never as NaN: a code is always a number.
+inline F absolute(F x) { return (F)((I)x & 0x7fffffff); }
+
+// The smaller magnitude, with the sign of x. A NaN may come out as anything.
 inline F clamp(F x, F bound) {
 #if LANES == 16
-  return (F)_mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)-bound), (__m512)bound);
+  return (F)_mm512_range_ps((__m512)x, (__m512)bound, 0b0010);
 #elif LANES == 8
   return (F)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)-bound), (__m256)bound);
+#elif defined DSQ_X86
+  return (F)_mm_min_ps(_mm_max_ps((__m128)x, (__m128)-bound), (__m128)bound);
 #else
   x = choose(x > -bound, x, -bound);
   return choose(x < bound, x, bound);
+#endif
+}
+
+// To the nearest whole number, ties to even; |x| < 2^22.
+inline I nearest(F x) {
+#if LANES == 16
+  return (I)_mm512_cvtps_epi32((__m512)x);
+#elif LANES == 8
+  return (I)_mm256_cvtps_epi32((__m256)x);
+#elif defined DSQ_X86
+  return (I)_mm_cvtps_epi32((__m128)x);
+#else
+  const F shift = splat(0x1.8p23f);  // adding it leaves the rounded number in the low bits
+  return (I)(x + shift) - (I)shift;
 #endif
 }
 
@@ -131,26 +148,6 @@ template <class T> inline void stream(T* p, F x) {
 inline void end_of_streams() {
 #ifdef DSQ_X86
   _mm_sfence();
-#endif
-}
-
-// ---- codes as whole bytes ----
-
-inline void store_code(int16_t* p, I code) {
-#if LANES == 4 && defined DSQ_X86
-  __m128i v = (__m128i)code;
-  _mm_storel_epi64((__m128i*)p, _mm_packs_epi32(v, v));
-#else
-  write(p, __builtin_convertvector(code, I16));
-#endif
-}
-
-inline void store_code(int8_t* p, I code) {
-#if LANES == 4 && defined DSQ_X86
-  __m128i v = _mm_packs_epi32((__m128i)code, (__m128i)code);
-  write(p, _mm_cvtsi128_si32(_mm_packs_epi16(v, v)));
-#else
-  write(p, __builtin_convertvector(code, I8));
 #endif
 }
 

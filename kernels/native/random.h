@@ -19,6 +19,12 @@ inline U64 multiply_low_halves(U64 a, U64 b) {
 #endif
 }
 
+inline U64 even_numbers() {
+  U64 even = {};
+  for (int i = 0; i < LANES / 2; i++) even[i] = 2 * (uint64_t)i;
+  return even;
+}
+
 // A CHUNK of a row's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2].
 struct Random {
   uint64_t seed;
@@ -30,8 +36,8 @@ struct Random {
     for (int first = 0; first < 16; first += LANES) {
       U64 parts[2][4];
       for (int odd = 0; odd < 2; odd++) {
-        U64 c0, c1 = U64{} + (uint64_t)(uint32_t)row, c2 = U64{} + (uint64_t)row / 0x100000000u, c3 = U64{};
-        for (int i = 0; i < LANES / 2; i++) c0[i] = (uint64_t)(16 * block + first + 2 * i + odd);
+        U64 c0 = even_numbers() + (uint64_t)(16 * block + first + odd), c1 = U64{} + (uint64_t)(uint32_t)row;
+        U64 c2 = U64{} + ((uint64_t)row >> 32), c3 = U64{};
         uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
 #pragma GCC unroll 7
         for (int round = 0; round < 7; round++) {
