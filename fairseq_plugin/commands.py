@@ -82,6 +82,8 @@ def _explain(error: BaseException) -> str | None:
         return f"data: {error.filename or text} does not exist: give a directory that dsq-preprocess wrote"
     if text.startswith("Model file not found: "):
         return f"--path: {text.partition(': ')[2]} does not exist: give a checkpoint that dsq-train wrote"
+    if "Torch not compiled with CUDA enabled" in text:
+        return "--fp16 needs a GPU; on a CPU --bf16 works, and --memory-efficient-fp16, and --fp16-no-flatten-grads"
     if "Error(s) in loading state_dict" in text:
         return (
             "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: "

@@ -64,6 +64,11 @@ class DSQFlags(FairseqDataclass):
     dsq_rounding: str = _flag(
         _DEFAULT["rounding"], "{nearest,stochastic}", "rounding: nearest (ties to even) or stochastic"
     )
+    dsq_units: str = _flag(
+        _DEFAULT["units"],
+        "{exact,float32}",
+        "each GEMM on the fastest units that hold its products exactly (exact), or all in float32",
+    )
     dsq_exclude: Optional[str] = _flag(
         _DEFAULT["exclude"],
         "REGEX",

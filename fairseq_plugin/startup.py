@@ -14,6 +14,10 @@ import dataclasses
 import functools
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+#: the name of the .pth file, and of this file when Python runs it at startup
+HOOK = "dsq_fairseq_startup"
 
 _dataclass = dataclasses.dataclass
 
@@ -51,27 +55,34 @@ def apply_on_import() -> None:
     sys.meta_path.insert(0, _FairseqImport)  # type: ignore[arg-type]
 
 
+def install(site_packages: Path) -> Path:
+    """Write the .pth file into ``site_packages``."""
+    here = str(Path(__file__).resolve())
+    run = f"exec(compile(open({here!r}).read(), {here!r}, 'exec'), {{'__name__': {HOOK!r}}})"
+    hook = site_packages / f"{HOOK}.pth"
+    hook.write_text(f"import os; os.path.exists({here!r}) and {run}\n")  # a .pth runs lines that begin with import
+    return hook
+
+
+def uninstall(site_packages: Path) -> Path:
+    """Remove what ``install`` wrote."""
+    hook = site_packages / f"{HOOK}.pth"
+    hook.unlink(missing_ok=True)
+    return hook
+
+
 def main() -> None:
     """``python -m fairseq_plugin.startup install|uninstall``."""
-    import argparse
-    import sysconfig
-    from pathlib import Path
+    actions = {"install": install, "uninstall": uninstall}
+    if len(sys.argv) != 2 or sys.argv[1] not in actions:
+        raise SystemExit("usage: python -m fairseq_plugin.startup install|uninstall")
+    import sysconfig  # not at every start of Python
 
-    parser = argparse.ArgumentParser(prog="python -m fairseq_plugin.startup", description=__doc__)
-    parser.add_argument("action", choices=["install", "uninstall"])
-    action = parser.parse_args().action
-    hook = Path(sysconfig.get_path("purelib")) / "dsq_fairseq_startup.pth"
-    if action == "install":
-        here = str(Path(__file__).resolve())
-        run = f"exec(compile(open({here!r}).read(), {here!r}, 'exec'), {{'__name__': 'dsq_fairseq_startup'}})"
-        hook.write_text(f"import os; os.path.exists({here!r}) and {run}\n")  # a .pth runs lines that begin with import
-        print(f"wrote {hook}")
-    else:
-        hook.unlink(missing_ok=True)
-        print(f"removed {hook}")
+    hook = actions[sys.argv[1]](Path(sysconfig.get_path("purelib")))
+    print(f"{sys.argv[1]}ed {hook}")
 
 
 if __name__ == "__main__":
     main()
-elif __name__ == "dsq_fairseq_startup":
+elif __name__ == HOOK:
     apply_on_import()

@@ -73,10 +73,11 @@ def config_from(saved: dict[str, Any]) -> dsq.DSQConfig:
 
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
     """Raises InputError where a run with ``config`` cannot go on from a checkpoint whose config is ``saved``."""
+    theirs = plain(config_from(saved))
     for name, value in plain(config).items():
-        if name not in _FREE and value != saved[name]:
+        if name not in _FREE and value != theirs[name]:
             raise InputError(
-                f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(saved[name])}: "
+                f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(theirs[name])}: "
                 "give the checkpoint's, another --save-dir, or --dsq-reset to start at the first level"
             )
 

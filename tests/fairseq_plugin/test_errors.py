@@ -1,10 +1,12 @@
 """What a user gets wrong: one line that names the flag and the accepted form, exit status 2, nothing written over."""
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
 import pytest
 
+from dsq import DSQConfig
 from fairseq_plugin import flags
 from tests.fairseq_plugin.harness import LEVELS, MODEL, run
 
@@ -115,6 +117,11 @@ def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCapture
 def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert flags.config_of(flags.DSQFlags(dsq_box=32)) is None
     assert "without --dsq-levels there is no DSQ: --dsq-box does nothing" in caplog.text
+
+
+def test_every_option_of_the_core_has_a_flag() -> None:
+    options = {field.name for field in dataclasses.fields(DSQConfig)}
+    assert {option.name.removeprefix("dsq_") for option in flags.FLAGS} == options | {"reset"}
 
 
 def test_help_documents_every_flag(capsys: pytest.CaptureFixture) -> None:

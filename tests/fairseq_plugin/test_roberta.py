@@ -1,0 +1,63 @@
+"""RoBERTa's sentence_prediction (the GLUE path): its head is quantised too, the level rises, a run resumes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import dsq
+from dsq import linear
+from tests.fairseq_plugin.harness import LEVELS, run
+
+ROBERTA = [
+    *("--arch", "roberta", "--encoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64"),
+    *("--encoder-attention-heads", "2", "--max-positions", "32", "--task", "sentence_prediction", "--num-classes", "2"),
+    *("--criterion", "sentence_prediction", "--init-token", "0", "--separator-token", "2", "--optimizer", "adam"),
+    *("--batch-size", "16", "--lr", "0", "--num-workers", "0", "--no-epoch-checkpoints", "--cpu", "--no-progress-bar"),
+]
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences that are good or bad."""
+    folder, draw = tmp_path_factory.mktemp("glue"), random.Random(0)
+    for name, count in (("train", 64), ("valid", 16)):
+        labels = [draw.choice(["good", "bad"]) for _ in range(count)]
+        lines = [f"{draw.choice(['this', 'that'])} {draw.choice(['film', 'play'])} is {label}" for label in labels]
+        (folder / f"{name}.input0").write_text("\n".join(lines) + "\n")
+        (folder / f"{name}.label").write_text("\n".join(labels) + "\n")
+    for part in ("input0", "label"):
+        prefixes = [f"--{name}pref={folder / name}.{part}" for name in ("train", "valid")]
+        run("preprocess", "--only-source", *prefixes, "--destdir", folder / "bin" / part)
+    return folder / "bin"
+
+
+def test_sentence_prediction(sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[torch.Size, str]] = []
+    op = linear.linear
+    monkeypatch.setattr(linear, "linear", lambda x, w, b, q: used.append((w.shape, str(q.precision))) or op(x, w, b, q))
+    given = [sentences, *ROBERTA, "--save-interval-updates", 1, "--dsq-patience", 1, "--save-dir", tmp_path]
+    run("train", *given, "--dsq-levels", LEVELS, "--max-update", 2)
+    assert {precision for _, precision in used} == {"[2,2,2,16]"}
+    assert (torch.Size([2, 32]), "[2,2,2,16]") in used  # the head's projection to two classes
+    used.clear()
+    run("train", *given, "--dsq-levels", LEVELS, "--max-update", 3)
+    assert {precision for _, precision in used} == {"[16,4,4,16]"}  # the level that the second validation raised
+
+    first, second = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    assert (first["updates"], second["updates"]) == (2, 1)
+    assert first["linears_called"] == 2 * 6 + 2  # two layers, and dense and out_proj of the head
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"]["dsq._extra_state"]
+    assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)
+
+
+def test_fine_tuning_starts_at_the_first_level(sentences: Path, tmp_path: Path) -> None:
+    plain, tuned = tmp_path / "plain", tmp_path / "tuned"
+    run("train", sentences, *ROBERTA, "--max-update", 1, "--save-dir", plain)
+    given = ["--finetune-from-model", plain / "checkpoint_last.pt", "--dsq-levels", LEVELS, "--save-dir", tuned]
+    run("train", sentences, *ROBERTA, "--max-update", 1, *given)
+    before, after = (torch.load(it / "checkpoint_last.pt", weights_only=True)["model"] for it in (plain, tuned))
+    assert after.pop("dsq._extra_state")["scheduler"]["level"] == 0
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # --lr 0

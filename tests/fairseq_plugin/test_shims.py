@@ -1,0 +1,112 @@
+"""fairseq 0.12.2 as the shims leave it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.file_io import PathManager
+
+from dsq import linear
+from fairseq_plugin import shims, startup
+from tests.fairseq_plugin.harness import LEVELS, MODEL, ROOT, run
+
+
+def built(data: Path, *arguments: str) -> torch.nn.Module:
+    """The model that fairseq-train would build."""
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *arguments])
+    cfg = convert_namespace_to_omegaconf(args)
+    return tasks.setup_task(cfg.task).build_model(cfg.model)
+
+
+@pytest.mark.parametrize("levels", [[], ["--dsq-levels", LEVELS]])
+def test_no_dead_parameters(data: Path, levels: list[str]) -> None:
+    words, d, f = 24, 512, 1024
+    attention, feed_forward, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
+    encoder = 6 * (attention + feed_forward + 2 * norm)
+    decoder = 6 * (2 * attention + feed_forward + 3 * norm)
+    model = built(data, "--arch", "transformer_iwslt_de_en", "--max-tokens", "64", *levels)
+    assert sum(p.numel() for p in model.parameters()) == encoder + decoder + 3 * words * d  # two embeddings, one output
+
+
+def test_a_checkpoint_with_the_dead_parameters_loads(data: Path) -> None:
+    model = built(data, *MODEL)
+    old = model.state_dict()
+    for layer in ("encoder.layers.0.", "encoder.layers.1."):
+        old.update({layer + name: torch.zeros(1) for name in shims.FUSED_PARAMETERS})
+    model.load_state_dict(old, strict=True)
+
+
+def test_padding_changes_nothing_after_loading(data: Path) -> None:
+    # the fused path, which a loaded encoder took in evaluation, crashed here
+    model = built(data, *MODEL)
+    model.load_state_dict(model.state_dict())
+    model.eval()
+    long, short = torch.tensor([[7, 8, 9, 10, 2]]), torch.tensor([[11, 12, 2]])
+    padded = torch.cat([long, torch.nn.functional.pad(short, (2, 0), value=model.encoder.padding_idx)])
+    together = model.encoder(padded, torch.tensor([5, 3]))["encoder_out"][0]
+    alone = model.encoder(short, torch.tensor([3]))["encoder_out"][0]
+    torch.testing.assert_close(together[2:, 1], alone[:, 0])
+
+
+def test_copying_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, last = tmp_path / "new.pt", tmp_path / "last.pt"
+    new.write_text("new checkpoint")
+    last.write_text("old checkpoint")
+
+    def half(source: str, target: str) -> None:
+        Path(target).write_text("new che")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", half)
+    with pytest.raises(KeyboardInterrupt):
+        PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "old checkpoint"
+    monkeypatch.undo()
+    PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_text() == "new checkpoint"
+
+
+def test_bleu_in_validation_survives_a_resume(data: Path, tmp_path: Path) -> None:
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 5}', "--best-checkpoint-metric", "bleu"]
+    for update in (1, 2):
+        run("train", data, *MODEL, *bleu, "--save-interval-updates", 1, "--max-update", update, "--save-dir", tmp_path)
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert saved["optimizer_history"][-1]["num_updates"] == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags"),
+    [
+        (torch.bfloat16, ["--bf16"]),
+        (torch.float16, ["--memory-efficient-fp16"]),
+        (torch.float16, ["--fp16", "--fp16-no-flatten-grads"]),  # plain --fp16 needs a GPU
+    ],
+)
+def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path, dtype, flags, monkeypatch) -> None:
+    dtypes = set()
+    op = linear.linear
+    monkeypatch.setattr(linear, "linear", lambda x, w, b, q: dtypes.add((x.dtype, w.dtype)) or op(x, w, b, q))
+    run("train", data, *MODEL, *flags, "--max-update", 3, "--save-dir", tmp_path, "--dsq-levels", LEVELS)
+    assert dtypes == {(dtype, dtype)}
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"]
+    assert saved["dsq._extra_state"]["validations"][0]["loss"] < 5.3  # of an untrained model: 5.7
+
+
+def test_the_unmodified_fairseq_train(data: Path, tmp_path: Path) -> None:
+    startup.install(tmp_path)
+    command = f"import site; site.addsitedir({str(tmp_path)!r}); from fairseq_cli.train import cli_main; cli_main()"
+    given = [data, *MODEL, "--user-dir", ROOT / "fairseq_plugin", "--dsq-levels", LEVELS, "--max-update", 1]
+    subprocess.run(
+        [sys.executable, "-c", command, *map(str, given), "--save-dir", str(tmp_path / "run")],
+        cwd=tmp_path,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    assert (tmp_path / "run" / "dsq_history.json").exists()
+    startup.uninstall(tmp_path)
+    assert not list(tmp_path.glob("*.pth"))
