@@ -238,6 +238,10 @@ class Narrow:
     values: Tensor
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
     def get(self) -> Tensor:
         """The tensor in the type it had."""
         return self.values.to(self.dtype)
