@@ -1,0 +1,187 @@
+"""Sentence classification with DSQ (the paper's GLUE path): a RoBERTa encoder on any table of labelled sentences.
+
+    python -m analysis.glue --data ../shared/data/glue --task sst2 --out RUN
+    python -m analysis.glue --data DIR --task rte --out RUN --dsq-levels none --max-epoch 10
+
+DIR holds TASK.train.tsv and TASK.dev.tsv, plain or .xz or .gz, each with a header of label and sentence, or label,
+sentence1 and sentence2. The encoder starts from random weights and is small enough for two CPU cores, so accuracies
+are far from those of fine-tuning RoBERTa-base. For that, binarise the data with RoBERTa's own BPE and give dsq-train
+``--arch roberta_base --finetune-from-model roberta.base/model.pt`` with the same --dsq-* flags.
+
+labelled sentences -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> accuracy on dev -> RUN/results.json
+"""
+
+import argparse
+import csv
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.command import OneLineParser, guarded
+from analysis.fairseq_run import fairseq, progress, records
+from analysis.parallel import ParallelText
+from analysis.subwords import train_bpe
+
+PROG = "python -m analysis.glue"
+LEVELS = "[2,2,2,16] [16,4,4,16]"
+#: what dsq-train is given unless the user says otherwise
+TRAINING = {
+    "--arch": "roberta",
+    "--encoder-layers": "2",
+    "--encoder-embed-dim": "128",
+    "--encoder-ffn-embed-dim": "256",
+    "--encoder-attention-heads": "4",
+    "--dropout": "0.1",
+    "--pooler-dropout": "0.1",
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9,0.98)",
+    "--weight-decay": "0.01",
+    "--clip-norm": "1.0",
+    "--lr": "0.0005",
+    "--lr-scheduler": "inverse_sqrt",
+    "--warmup-updates": "300",
+    "--batch-size": "64",
+    "--max-epoch": "4",
+    "--validate-interval-updates": "200",
+    "--dsq-patience": "3",
+    "--seed": "1",
+    "--num-workers": "0",
+    "--log-interval": "50",
+}
+#: what the recipe relies on
+FIXED = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", "256"]
+FIXED += ["--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"]
+FIXED += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+FIXED += ["--no-epoch-checkpoints", "--no-progress-bar", "--log-format", "json"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Labelled sentences, or pairs of sentences."""
+
+    labels: list[str]
+    inputs: list[list[str]]  #: for each input column (one or two), its sentences
+
+
+def read_table(folder: Path, task: str, split: str) -> Table:
+    """``folder/TASK.SPLIT.tsv``. Raises ValueError where it is missing, empty or has other columns."""
+    found = [path for end in ("", ".xz", ".gz") if (path := folder / f"{task}.{split}.tsv{end}").is_file()]
+    accepted = f"{task}.{split}.tsv (or .xz, .gz) with columns label and sentence, or label, sentence1 and sentence2"
+    if not found:
+        raise ValueError(f"--data {folder}: no {accepted}")
+    frame = pd.read_csv(found[0], sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False, dtype=str)
+    columns = [name for name in ("sentence", "sentence1", "sentence2") if name in frame]
+    if "label" not in frame or columns not in (["sentence"], ["sentence1", "sentence2"]) or frame.empty:
+        raise ValueError(f"{found[0]}: has {len(frame)} rows of {list(frame.columns)}, expected {accepted}")
+    return Table(frame["label"].tolist(), [frame[column].tolist() for column in columns])
+
+
+def prepare(tables: dict[str, Table], vocab: int, out: Path) -> None:
+    """Write ``out/binary``, as fairseq's sentence_prediction reads it: input0, input1 if there are pairs, label."""
+    pieces = out / "pieces"
+    pieces.mkdir(parents=True)
+    sentences = [sentence for column in tables["train"].inputs for sentence in column]
+    bpe = train_bpe(ParallelText(sentences, [], 0), vocab, pieces / "bpe")
+    words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
+    special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
+    (pieces / "dict.txt").write_text("".join(f"{word} 1\n" for word in words if word not in special), encoding="utf-8")
+    for split, table in tables.items():
+        for number, column in enumerate(table.inputs):
+            lines = [" ".join(bpe.encode(sentence, out_type=str)) for sentence in column]
+            _write(pieces / f"{split}.input{number}", lines)
+        _write(pieces / f"{split}.label", table.labels)
+    dictionary = ["--srcdict", str(pieces / "dict.txt")]
+    for part in [*(f"input{number}" for number in range(len(tables["train"].inputs))), "label"]:
+        prefixes = [f"--{split}pref={pieces / split}.{part}" for split in tables]
+        given = ["--only-source", *prefixes, *(dictionary if part != "label" else [])]
+        fairseq("preprocess", [*given, "--destdir", str(out / "binary" / part)], out / "preprocess.log")
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def run(data: Path, task: str, out: Path, vocab: int, levels: str, training: list[str]) -> dict[str, Any]:
+    """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes."""
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory")
+    tables = {"train": read_table(data, task, "train"), "valid": read_table(data, task, "dev")}
+    classes = sorted(set(tables["train"].labels))
+    prepare(tables, vocab, out)
+    place = [str(out / "binary"), "--save-dir", str(out / "checkpoints"), "--num-classes", str(len(classes))]
+    defaults = [word for pair in TRAINING.items() for word in pair]
+    dsq_flags = [] if levels == "none" else ["--dsq-levels", levels]
+    fairseq("train", [*place, *FIXED, *defaults, *dsq_flags, *training], out / "train.log", watch=_show)
+    validations = list(records(out / "train.log", "valid"))
+    accuracies = [(int(one["valid_num_updates"]), float(one["valid_accuracy"])) for one in validations]
+    results = {
+        "command": shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),
+        "sentences": {split: len(table.labels) for split, table in tables.items()},
+        "classes": classes,
+        "majority": _commonest(tables["valid"].labels),
+        "accuracy": accuracies[-1][1],
+        "best_accuracy": max(accuracy for _, accuracy in accuracies),
+        "accuracies": accuracies,
+    }
+    history = out / "checkpoints" / "dsq_history.json"
+    if levels != "none":
+        results["history"] = json.loads(history.read_text(encoding="utf-8"))
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return results
+
+
+def _commonest(labels: list[str]) -> float:
+    """The accuracy of always giving the commonest class, in %."""
+    return round(100 * max(map(labels.count, set(labels))) / len(labels), 1)
+
+
+def _show(line: str) -> None:
+    shown = progress(line)
+    if shown:
+        print(shown, flush=True)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """What a person reads at the end."""
+    lines = [
+        f"dev accuracy {results['accuracy']:.1f} at the end, {results['best_accuracy']:.1f} at best "
+        f"(always the commonest class: {results['majority']:.1f})"
+    ]
+    for level in results.get("history", {}).get("levels", []):
+        lines.append(f"  {level['precision']}: {level['updates']} updates, {level['tokens']} tokens")
+        if level.get("stash_bytes"):
+            ratio = level["stash_bytes"] / level["stash_bytes_fp32"]
+            lines[-1] += f", stash {level['stash_bytes']:,} of {level['stash_bytes_fp32']:,} bytes ({ratio:.3f})"
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = OneLineParser(
+        prog=PROG,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags go to dsq-train (see there). Unless given, these: "
+        + shlex.join(word for pair in TRAINING.items() for word in pair),
+    )
+    top.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory of the tables")
+    top.add_argument("--task", required=True, help="what the tables' names begin with: sst2, rte, mrpc, ...")
+    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
+    top.add_argument("--vocab", type=int, default=4000, help="BPE subwords (default: %(default)s)")
+    top.add_argument(
+        "--dsq-levels", dest="levels", default=LEVELS, help='precision schedule, or "none" (default: %(default)s)'
+    )
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given, training = parser().parse_known_args(arguments)
+    return guarded(PROG, lambda: print(summary(run(**vars(given), training=training))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
