@@ -39,6 +39,16 @@ class Tokens:
         return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).flatten(1).mean(1)
 
 
+def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
+    """Row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k): no stash policy rounds it."""
+    return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
+
+
+def scales_of(index_2k: Tensor) -> Tensor:
+    """The scales in what index_of gave."""
+    return index_2k[1].view(torch.float32)
+
+
 @dataclass(eq=False)
 class RowSample:
     """One draw of rows, open to further layers until its activation is gone or its backward begins.
@@ -51,7 +61,7 @@ class RowSample:
     leader: str  #: the layer under whose name the samples' gradient norms are cached
     batch: Tensor | None  #: cache columns of the samples of the batch
     rows: Tensor | None  #: (k, K)
-    index: Tensor | None  #: (2, k) int32: row numbers, then the bits of their float32 scales, which no hook may round
+    index: Tensor | None  #: index_of the rows
     squares: dict[str, Tensor] = field(default_factory=dict)  #: reader -> mean square of ||dZ|| of each sample
     readers: set[str] = field(default_factory=set)
 
@@ -72,6 +82,7 @@ class Tally:
     samples: int = 0
     readers: int = 0
     cached: int = 0  #: samples whose probabilities used cached gradient norms
+    products: int = 0  #: operands of products of two activations that were sampled
     exact: int = 0  #: linears with no more tokens than the budget, kept whole
     raw_bytes: int = 0
     kept_bytes: int = 0
@@ -83,7 +94,7 @@ class RowSampler:
     def __init__(self, ratio: float, seed: int) -> None:
         self.ratio = ratio
         self.cache = NormCache()
-        self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws for every device
+        self.generator = torch.Generator().manual_seed(seed)
         self.tally = Tally()
         self._shared: WeakValueDictionary[Hashable, RowSample] = WeakValueDictionary()
 
@@ -114,10 +125,9 @@ class RowSampler:
         norms_B = None if batch is None else self.cache.lookup(leader, x.device)
         h_norm_T = torch.linalg.vector_norm(h_TK, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
         p_T = probabilities(h_norm_T, None if norms_B is None else tokens.spread(norms_B))
-        uniform_k = torch.rand(k, generator=self.generator, dtype=torch.float64).to(x.device, non_blocking=True)
-        rows_k, scale_k = sample_rows(p_T, k, uniform_k)
+        rows_k, scale_k = sample_rows(p_T, k, self.uniform(x.device, k))
         h_kK = h_TK.index_select(0, rows_k).to(dtype)
-        index_2k = torch.stack((rows_k.int(), scale_k.view(torch.int32)))
+        index_2k = index_of(rows_k, scale_k)
 
         tally = self.tally
         tally.samples += 1
@@ -127,6 +137,10 @@ class RowSampler:
         tally.raw_bytes += h_TK.numel() * dtype.itemsize
         tally.kept_bytes += h_kK.nbytes + index_2k.nbytes
         return RowSample(StorageWeakRef(x.untyped_storage()), leader, batch, h_kK, index_2k)
+
+    def uniform(self, device: torch.device, *shape: int) -> Tensor:
+        """Random numbers of [0, 1) in float64: the policy's next ones, the same for every device."""
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64).to(device, non_blocking=True)
 
     def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, tokens: Tokens) -> None:
         """Cache a reader's gradient norms. Rows with several readers serve the sum of squares: of the variances."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dsq.stash.row_samples import RowSampler, Tokens
+from dsq.stash.row_samples import RowSampler, Tokens, scales_of
 from dsq.stash.sampling import budget
 
 
@@ -98,7 +98,7 @@ class _SampledLinear(torch.autograd.Function):
             dz_norm_T = torch.linalg.vector_norm(dz_TN, dim=1, dtype=torch.promote_types(dz.dtype, torch.float32))
             ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.tokens)
             # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
-            scale_k = index_2k[1].view(torch.float32) + 0 * dz_norm_T.sum()
+            scale_k = scales_of(index_2k) + 0 * dz_norm_T.sum()
             # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range
             scaled_kK = (h_kK * scale_k[:, None]).to(dz.dtype)
             dw_NK = (dz_TN.index_select(0, index_2k[0]).t() @ scaled_kK).to(w_dtype)

@@ -3,7 +3,7 @@
 Pure functions of probabilities and of uniform random numbers; they know neither layers nor stashes, read nothing back
 from the device and loop over no rows. Equations are those of WTA-CRS (Liu et al., 2023, arXiv 2305.15265).
 
-Shapes: T rows (tokens) of the product, k of them kept.
+Shapes: T rows (tokens) of the product, k of them kept; further leading dimensions are further products.
 """
 
 import torch
@@ -32,9 +32,9 @@ def probabilities(h_norm_T: Tensor, dz_norm_T: Tensor | None = None) -> Tensor:
     if dz_norm_T is not None:
         dz_norm_T = dz_norm_T.double()
         weight_T = weight_T * dz_norm_T.clamp(min=NORM_FLOOR * dz_norm_T.mean())
-    total = weight_T.sum()
+    total = weight_T.sum(-1, keepdim=True)
     weight_T = torch.where(total == 0, torch.ones_like(weight_T), weight_T)
-    return weight_T / weight_T.sum()
+    return weight_T / weight_T.sum(-1, keepdim=True)
 
 
 def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = None) -> tuple[Tensor, Tensor]:
@@ -55,17 +55,19 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
         rows (k, int64; winners first, likeliest first) and scales (k, float32).
     """
     ascending_T, order_T = p_T.sort()
-    mass_T = ascending_T.cumsum(0)  # mass_T[T - 1 - c] is 1 - sum_C p for |C| = c, without cancellation
+    mass_T = ascending_T.cumsum(-1)  # mass_T[T - 1 - c] is 1 - sum_C p for |C| = c, without cancellation
     slot_k = torch.arange(k, device=p_T.device)
-    rest_k = mass_T.flip(0)[:k]
-    c = (rest_k / (k - slot_k)).argmin() if winners is None else torch.tensor(winners, device=p_T.device)
-    rest = rest_k.gather(0, c.view(1))
+    rest_k = mass_T.flip(-1)[..., :k]
+    c = (rest_k / (k - slot_k)).argmin(-1, keepdim=True)
+    if winners is not None:
+        c = torch.full_like(c, winners)
+    rest = rest_k.gather(-1, c)
 
-    last = p_T.numel() - 1
+    last = p_T.shape[-1] - 1
     drawn_k = torch.searchsorted(mass_T, uniform_k * rest, right=True).minimum(last - c)
     won_k = slot_k < c
     position_k = torch.where(won_k, last - slot_k, drawn_k)
-    scale_k = torch.where(won_k, 1.0, rest / ((k - c) * ascending_T[position_k]))
+    scale_k = torch.where(won_k, 1.0, rest / ((k - c) * ascending_T.gather(-1, position_k)))
     # nothing left to draw from: rows of no weight, which must not count (0 / 0 above)
     scale_k = torch.where((rest == 0) & ~won_k, 0.0, scale_k)
-    return order_T[position_k], scale_k.float()
+    return order_T.gather(-1, position_k), scale_k.float()

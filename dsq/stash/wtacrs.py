@@ -4,6 +4,7 @@ sampling.py        which rows, at which scale: the estimator
 norm_cache.py      gradient norms of each sample of the data set
 row_samples.py     one draw for all layers that read one activation
 sampled_linear.py, sampled_attention.py   the layers
+sampled_matmul.py  products of two activations, an option
 
 What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
@@ -23,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsq.stash.hooks import around_forward
 from dsq.stash.policy import Controller, Summary, check_keys, register
 from dsq.stash.row_samples import RowSampler, Tally
 from dsq.stash.sampled_attention import SampledAttention
 from dsq.stash.sampled_linear import SampledLinear, Site
+from dsq.stash.sampled_matmul import SampledProducts
 from dsq.stash.swap import set_attribute, swap_classes
 
 
@@ -52,6 +55,7 @@ class WTACRS(Controller):
             f"{tally.kept} of {tally.tokens} rows kept in {tally.samples} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
             f"{tally.exact} linears kept whole: no more tokens than the budget",
+            f"{tally.products} operands of other products sampled",
         )
         return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
 
@@ -67,7 +71,13 @@ class WTACRS(Controller):
 
 @register("wtacrs", composes_with=("bfp", "checkpoint"))
 def attach(
-    model: nn.Module, *, ratio: float = 0.3, exclude: str | None = None, sample_dim: int = 0, seed: int = 0
+    model: nn.Module,
+    *,
+    ratio: float = 0.3,
+    products: bool = False,
+    exclude: str | None = None,
+    sample_dim: int = 0,
+    seed: int = 0,
 ) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
@@ -76,12 +86,15 @@ def attach(
 
     Args:
         ratio: part of the rows to keep, in (0, 1].
+        products: sample the operands of batched matrix products of two activations too: attention that is written with
+            matmul or bmm (not scaled_dot_product_attention, which keeps no probabilities). Input gradients are exact
+            without it and unbiased with it. Inside torch.utils.checkpoint products stay exact.
         exclude: regular expression; modules whose name it matches anywhere stay exact.
         sample_dim: dimension of a linear's input along which the samples of a batch lie, for ``set_sample_ids``: 1 in
             (tokens, batch, features) models. nn.MultiheadAttention knows its own.
         seed: of the policy's own random numbers; a rank of a process group adds its number.
     """
-    _check(ratio, sample_dim, seed)
+    _check(ratio, products, sample_dim, seed)
     covered = _covered(exclude)
     controller = WTACRS(model, sampler=RowSampler(ratio, seed + _rank()))
     table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
@@ -95,6 +108,8 @@ def attach(
     controller.attached = tuple(name for name, _ in changed)
     start = partial(_start_tally, Site("", controller.sampler, sample_dim))
     controller.undo.callback(model.register_forward_pre_hook(start, prepend=True).remove)
+    if products:
+        around_forward(controller, model, partial(SampledProducts, controller.sampler))
     return controller
 
 
@@ -103,9 +118,11 @@ def _start_tally(site: Site | None, module: nn.Module, args: Any) -> None:
         site.sampler.tally = Tally()
 
 
-def _check(ratio: float, sample_dim: int, seed: int) -> None:
+def _check(ratio: float, products: bool, sample_dim: int, seed: int) -> None:
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
         raise ValueError(f"ratio must be a number in (0, 1], got {ratio!r}")
+    if not isinstance(products, bool):
+        raise TypeError(f"products must be True or False, got {products!r}")
     for name, value in (("sample_dim", sample_dim), ("seed", seed)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer, got {value!r}")

@@ -544,6 +544,7 @@ def test_excluded_modules_and_subclasses_stay_as_they_are():
         ({"ratio": 1.5}, ValueError, "ratio must be a number in"),
         ({"ratio": "0.3"}, ValueError, "ratio must be a number in"),
         ({"ratio": float("nan")}, ValueError, "ratio must be a number in"),
+        ({"products": 1}, TypeError, "products must be True or False"),
         ({"exclude": "("}, ValueError, "exclude must be a regular expression"),
         ({"exclude": ".*"}, ValueError, "no nn.Linear"),
         ({"sample_dim": "0"}, TypeError, "sample_dim must be an integer"),
@@ -566,3 +567,76 @@ def test_bad_sample_ids_and_states():
         controller.set_sample_ids(torch.ones(3, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="must have the keys"):
         controller.load_state_dict({"ids": torch.empty(0)})
+
+
+class Products(nn.Module):
+    """Attention of 4 heads in matmuls."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.qkv, self.dropout = nn.Linear(16, 48), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        p = (q @ k.transpose(-2, -1)).softmax(-1)
+        return torch.matmul(self.dropout(p), v).transpose(1, 2).flatten(2)
+
+
+def test_sampled_products_are_unbiased():
+    torch.manual_seed(0)
+    model, x = Products(), tokens(1, 4, 40)
+    exact = gradients(model, x)
+    controller = dsq.stash.apply(model, "wtacrs", ratio=0.5, products=True)
+    estimates = [gradients(model, x) for _ in range(600)]
+    assert "3 operands of other products sampled" in str(controller.report())  # q, k and v; p is the softmax's
+    check_unbiased([e["input"] for e in estimates], exact["input"], tolerance=0.02)
+    check_unbiased([e["qkv.weight"] for e in estimates], exact["qkv.weight"], tolerance=0.03)
+    assert not torch.equal(estimates[0]["input"], exact["input"])
+
+
+def test_a_sampled_product_keeps_rows_of_one_and_columns_of_the_other():
+    torch.manual_seed(0)
+    model, x = Products(dropout=0.1), tokens(1, 4, 40)
+    dsq.stash.apply(model, "wtacrs", ratio=0.25, products=True)
+    kept = {tuple(t.shape) for t in saved(model, x)}
+    # q (40 -> 10 tokens), k^T (40 -> 10), dropout's output (40 -> 10), v (4 -> 1 feature)
+    assert {(4, 4, 10, 4), (4, 4, 10, 40), (4, 4, 1, 40)} <= kept
+    assert not {(4, 4, 40, 4), (4, 4, 4, 40)} & kept
+
+
+def test_products_inside_a_checkpoint_stay_exact():
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Products()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    model, x = Checkpointed(), tokens()
+    exact = gradients(model, x)
+    dsq.stash.apply(model, "wtacrs", products=True)
+    torch.testing.assert_close(gradients(model, x)["input"], exact["input"])
+
+
+def test_a_product_with_one_constant_operand_or_broadcast_stays_exact():
+    class Mixing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(8, 12, 12) @ x @ self.weight.T
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.out = Mixing(16, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.mix(x))
+
+    torch.manual_seed(0)
+    model, x = Model(), tokens()
+    exact = gradients(model, x)
+    controller = dsq.stash.apply(model, "wtacrs", products=True)
+    sampled = gradients(model, x)
+    assert "0 operands of other products" in str(controller.report())
+    torch.testing.assert_close(sampled["mix.weight"], exact["mix.weight"])
