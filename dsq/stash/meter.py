@@ -150,7 +150,7 @@ def _modules_run() -> Iterator[_Runs]:
 
 
 def _weigh(roots: list[Tensor], runs: _Runs) -> tuple[Held, ...]:
-    seen: set[int] = set(runs.excluded)
+    seen: set[int] = {_PARAMETER, *runs.excluded}
     held = []
     for node in sorted(_nodes(roots), key=lambda n: n._sequence_nr()):
         module = runs.module_at(node._sequence_nr())
@@ -166,10 +166,13 @@ def _weigh(roots: list[Tensor], runs: _Runs) -> tuple[Held, ...]:
     return tuple(sorted(held, key=lambda h: -h.nbytes))
 
 
+_PARAMETER = 0  #: the key of all parameters: one used outside of any module is no stash either
+
+
 def _storage(leaf: Any) -> tuple[int, int]:
     if isinstance(leaf, Tensor):
         storage = leaf.untyped_storage()
-        return (0 if isinstance(leaf, nn.Parameter) else storage._cdata), storage.nbytes()
+        return (_PARAMETER if isinstance(leaf, nn.Parameter) else storage._cdata), storage.nbytes()
     if isinstance(leaf, np.ndarray):
         base = leaf
         while isinstance(base.base, np.ndarray):
@@ -179,7 +182,7 @@ def _storage(leaf: Any) -> tuple[int, int]:
 
 
 def _nodes(roots: list[Tensor]) -> list[Any]:
-    """Every node of the graph; and those that a checkpoint holds aside (its inputs hang on a node of their own)."""
+    """Every node of the graph, and of the histories of tensors that nodes hold."""
     found: dict[int, Any] = {}
     queue = deque(t.grad_fn for t in roots)
     while queue:
@@ -250,6 +253,8 @@ def _parts(thing: Any) -> Iterator[Any]:
         yield from list(thing.values())
     elif isinstance(thing, (list, tuple, set, frozenset, deque)):
         yield from thing
+    elif isinstance(thing, torch._C._autograd.SavedTensor):
+        yield thing.data
     elif isinstance(thing, partial):
         yield from (thing.args, thing.keywords)
     elif isinstance(thing, types.FunctionType):
