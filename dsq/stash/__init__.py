@@ -8,7 +8,12 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backw
 """
 
 # Importing a policy's file registers it: one name a line here.
+from dsq.stash import bfp as bfp
+from dsq.stash import checkpoint as checkpoint
+from dsq.stash import gact as gact
 from dsq.stash import mesa as mesa
+from dsq.stash import selective as selective
+from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import Controller, Summary, apply, policies, register
 
-__all__ = ["Controller", "Summary", "apply", "policies", "register"]
+__all__ = ["Controller", "Held", "Report", "Summary", "apply", "measure", "policies", "register"]

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten
 
 from dsq.stash.hooks import Kept, storage_key
 from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
@@ -65,27 +66,32 @@ class SharedMask:
 
 
 Packed = View | Kept | SharedMask
-Encoder = Callable[[Tensor, MemoryOrder, Tensor], Code]
+Encoder = Callable[[Tensor, MemoryOrder, Tensor], Code | None]
 
 
 class ForwardStash:
     """Pack hooks around a policy's encoder, for one forward of the model; what they return has get(), the unpack hook.
 
-    encode(saved tensor, its memory order, its values in that order) returns the code.
+    encode(saved tensor, its memory order, its values in that order) returns the code, or None to keep the tensor exact.
     storages: those of the model's parameters and buffers, never encoded and never counted.
+    batch: storages of inputs to encode though they need no gradient; other tensors without one stay exact (the
+        statistics of norms and of attention kernels are among them).
     """
 
-    def __init__(self, encode: Encoder, storages: set[int]) -> None:
+    def __init__(self, encode: Encoder, storages: set[int], batch: set[int]) -> None:
         self.encode = encode
         self.storages = storages
+        self.batch = batch
         self.raw_bytes = 0
         self.kept_bytes = 0
         self._made: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 
     def pack(self, tensor: Tensor) -> Packed:
-        """Encode a floating tensor that needs a gradient; keep any other exact."""
-        encodable = tensor.requires_grad and tensor.is_floating_point() and tensor.layout is torch.strided
+        """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact."""
+        encodable = tensor.is_floating_point() and tensor.layout is torch.strided
         if not encodable or is_weight(tensor, self.storages) or is_statistic(tensor):
+            return self.keep(tensor)
+        if not tensor.requires_grad and not self._of_batch(tensor):
             return self.keep(tensor)
         order, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
@@ -94,6 +100,8 @@ class ForwardStash:
             return Kept.of(tensor)
         if found is None:
             code = self.encode(tensor, order, values)
+            if code is None:
+                return self.keep(tensor)
             self._made[key] = found = Stash(code, tensor.dtype, StorageWeakRef(tensor.untyped_storage()))
             self._count(values.numel() * tensor.element_size(), code.nbytes)
         return View(found, order)
@@ -121,6 +129,9 @@ class ForwardStash:
         """Of a ReLU's output, where it is positive: all that its backward asks."""
         return self._mask(tensor, lambda: TwoValued(Mask.pack(tensor.detach() > 0), 0.0, 1.0, tensor.dtype))
 
+    def _of_batch(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self.batch and scaled_mask(tensor) is None
+
     def _mask(self, tensor: Tensor, make: Callable[[], TwoValued | PackedBool]) -> SharedMask:
         key = (*storage_key(tensor), "mask", tensor.storage_offset(), tensor.shape, tensor.stride())
         found = self._made.get(key)
@@ -132,6 +143,12 @@ class ForwardStash:
     def _count(self, raw: int, kept: int) -> None:
         self.raw_bytes += raw
         self.kept_bytes += kept
+
+
+def storages_of(tree: Any) -> set[int]:
+    """Storages of the strided tensors in nested lists, tuples and dicts."""
+    leaves = (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
+    return {leaf.untyped_storage()._cdata for leaf in leaves}
 
 
 def unpack(packed: Packed) -> Tensor:

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from dsq.stash.affine import ROUNDINGS, Noise, decode, encode
 from dsq.stash.attention import own_body, scaled_dot_product_attention
-from dsq.stash.forward_stash import ForwardStash, Packed, unpack
+from dsq.stash.forward_stash import ForwardStash, Packed, storages_of, unpack
 from dsq.stash.hooks import around_forward, parameter_storages, rules_may_act
 from dsq.stash.policy import Controller, Summary, check_keys, register
 
@@ -184,7 +184,7 @@ class _Run(TorchFunctionMode):
     def __init__(self, controller: Mesa) -> None:
         super().__init__()
         self.controller = controller
-        self.stash = ForwardStash(self.encode, parameter_storages(controller.model))
+        self.stash = ForwardStash(self.encode, parameter_storages(controller.model), set())
         self.kind: str | None = None
         self.heads: int | None = None  #: where the running call's operands show them
         self.made: Counter[str] = Counter()
@@ -203,6 +203,7 @@ class _Run(TorchFunctionMode):
         operands = [x for x in args if isinstance(x, Tensor)]
         shown = kind in ("matmul", "softmax") and operands and operands[0].dim() >= 4
         self.heads = operands[0].shape[-3] if shown else None
+        self.stash.batch = storages_of(operands)
         try:
             return func(*args, **kwargs)
         finally:
