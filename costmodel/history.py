@@ -1,6 +1,7 @@
 """A DSQ run's record of work, as dsq.PrecisionScheduler.history() writes it, and the work-weighted mean of costs.
 
-{"format": "bfp", "box": 16, "levels": [{"precision": [2, 2, 2, 16], "updates": 120, "tokens": 98304}, ...]}
+{"format": "bfp", "box": 16, "box_axis": "contraction",
+ "levels": [{"precision": [2, 2, 2, 16], "updates": 120, "tokens": 98304}, ...]}
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def load_history(path: str, default: Format) -> History:
     levels = tuple(_level(entry, f"levels[{index}]", path) for index, entry in enumerate(entries))
     if not any(level.updates or level.tokens for level in levels):
         raise ValueError(f"history {path}: no level records any work (updates or tokens)")
-    layout = {"kind": data["format"]} if "format" in data else {}
-    if "box" in data:
-        layout["box"] = _whole(data["box"], "box", path)
+    named = {"kind": "format", "box": "box", "box_axis": "box_axis"}
+    layout = {field: data[key] for field, key in named.items() if key in data}
+    if "box" in layout:
+        _whole(layout["box"], "box", path)
     try:
         fmt = replace(default, **layout)
     except ValueError as error:

@@ -60,8 +60,8 @@ PRODUCTS = (
     Multiplied(
         "dx",
         ("q2", "q0"),
-        "section 3: q2 sets the first backward product; w's port keeps the forward's width (4x4 would give 0.109, "
-        "not 0.13)",
+        "section 3: q2 sets the first backward product; w's port keeps the forward's width "
+        "(4x4 would make fixed [16,4,4,16] 0.109x, not 0.13x)",
     ),
     Multiplied("dw", ("q3", "q1"), "section 3: q3 sets the second backward product; x is read at q1"),
 )

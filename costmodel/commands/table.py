@@ -165,9 +165,10 @@ def _bound_notes(bounds: list[tables.Bound]) -> list[str]:
     agree = sum(entry.bound == entry.published_bound for entry in bounds)
     return [
         f"Table 7: {agree} of {len(bounds)} bounds agree. Our shares are of the time floor of one 2048-token "
-        "sequence; the paper's are measured, and it states neither its batch, nor whether the optimiser runs, nor "
-        "where attention's four projections and the output projection count. Those choices move the shares as the "
-        "last columns show: Adam's update fills `other`, and counting by module leaves `fc` the MLP alone.",
+        "sequence. The paper does not say whether its own are measured or modelled, on what batch, with the "
+        "optimiser or without, nor where attention's four projections and the output projection count. Those choices "
+        "move the shares: `with adam` counts the update, in `other`; `by module` also counts those projections "
+        "outside `fc`, which leaves it the MLP alone.",
         "A floor has no kernel launches, dropout or casts, which are memory-bound and lengthen `attention` and "
         "`other` but not `fc`.",
     ]

@@ -80,9 +80,10 @@ def test_history_of_a_real_scheduler(tmp_path):
 
 def test_history_without_tokens_weighs_updates_and_may_name_its_format(tmp_path):
     levels = [{"precision": [2, 2, 2, 16], "updates": 1}, {"precision": [16, 4, 4, 16], "updates": 4}]
-    history = load_history(write(tmp_path, {"format": "fixed", "box": 32, "levels": levels}), Format("bfp"))
+    run = {"format": "fixed", "box": 32, "box_axis": "last", "levels": levels}
+    history = load_history(write(tmp_path, run), Format("bfp"))
     assert history.shares == [0.2, 0.8]
-    assert (history.unit, history.format) == ("updates", Format("fixed", box=32))
+    assert (history.unit, history.format) == ("updates", Format("fixed", box=32, box_axis="last"))
 
 
 @pytest.mark.parametrize(
