@@ -5,6 +5,7 @@ Facts of PyTorch this file is written around (2.13):
   too.
 - pack gets the tensor itself, outputs (softmax, ReLU, ...) included: what pack returns must hold no reference to it,
   only to a detached alias, or node -> saved -> grad_fn -> node is a cycle that keeps the stash alive.
+- The pair of hooks lives as long as what it packed: a tensor in a closure of pack is kept, and no graph walk shows it.
 - With hooks PyTorch no longer checks that a saved tensor was left unmodified: whoever keeps one as it is must (`Kept`).
 """
 

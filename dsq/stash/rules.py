@@ -124,18 +124,21 @@ class Dropped:
 
 def _drop(x: Tensor, w: Any, keep_x: bool, keep_w: bool, any_size: bool) -> PackOne | None:
     """Drop a saved x and a saved w unless they are to be kept; a tensor that might be either is kept."""
-
-    def same_storage(t: Tensor) -> bool:
-        return isinstance(w, Tensor) and t.untyped_storage()._cdata == w.untyped_storage()._cdata
+    if keep_x and (keep_w or not isinstance(w, Tensor) or w.grad_fn is None):
+        return (
+            None  # a parameter exists anyway: only a computed weight (weight norm, a merged adapter) is worth dropping
+        )
+    # autograd holds the pack hook as long as what it packed: no tensor may be in its closure
+    numel_x = None if any_size else x.numel()
+    storage_w, shape_w = (w.untyped_storage()._cdata, w.shape) if isinstance(w, Tensor) else (None, None)
 
     def pack(t: Tensor) -> Saved | None:
-        if same_storage(t):
+        if t.untyped_storage()._cdata == storage_w:
             return None if keep_w else Dropped.of(t)
-        is_x = (any_size or t.numel() == x.numel()) and t.dim() > 1 and (w is None or t.shape != w.shape)
+        is_x = t.dim() > 1 and t.shape != shape_w and numel_x in (None, t.numel())
         return Dropped.of(t) if is_x and not keep_x else None
 
-    # a parameter exists anyway: only a computed weight (weight norm, a merged adapter) is worth dropping
-    return None if keep_x and (keep_w or not isinstance(w, Tensor) or w.grad_fn is None) else pack
+    return pack
 
 
 def convolution(call: Call) -> PackOne | None:
@@ -212,8 +215,8 @@ def prelu(call: Call) -> PackOne | None:
     w = call.get(1, "weight")
     if needs(w):
         return None
-    sign = leaky_relu(call)
-    return lambda t: None if t.shape == w.shape or t.numel() == w.numel() else sign(t)
+    sign, shape_w = leaky_relu(call), w.shape
+    return lambda t: None if t.shape == shape_w or t.numel() == shape_w.numel() else sign(t)
 
 
 def dropout(call: Call) -> PackOne:
