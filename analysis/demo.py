@@ -1,0 +1,65 @@
+"""What `make demo` runs: DSQ end to end on the generated corpus, in minutes on two CPU cores.
+
+    python -m analysis.demo --out runs/demo
+
+corpus -> the recipe of analysis.translate, from [2,2,2,16] up to [16,4,4,16] -> table and picture
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from analysis import run_picture, translate
+from analysis.command import OneLineParser, guarded
+from analysis.corpus.generate import write
+from analysis.results import table
+
+PROG = "python -m analysis.demo"
+SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
+#: small enough for two cores; the patience, in validations of 25 updates, fits a run of minutes
+TRAINING = {
+    "--encoder-layers": "2",
+    "--decoder-layers": "2",
+    "--lr": "0.003",
+    "--warmup-updates": "100",
+    "--max-update": "700",
+    "--max-epoch": "0",
+    "--validate-interval-updates": "25",
+    "--dsq-patience": "2",
+    "--dsq-exclude": "output_projection",
+}
+
+
+def demo(out: Path) -> None:
+    corpus = out / "corpus"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory")
+    print(f"writing a German-English corpus to {corpus}", flush=True)
+    write(corpus, SENTENCES, HELD_OUT, SEED)
+    training = tuple(word for pair in TRAINING.items() for word in pair)
+    results = translate.run(
+        translate.Recipe(data=corpus, out=out / "run", vocab=2000, beam=2, training=("--cpu", *training))
+    )
+    picture = out / "run.png"
+    run_picture.draw(results, picture)
+    _show_translations(corpus, out / "run")
+    print(f"\n{table(results)}\n\npicture: {picture}\nall figures: {out / 'run' / 'results.json'}")
+
+
+def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
+    print("\nthe first sentences of the test text:")
+    files = (corpus / "test.de", corpus / "test.en", run / "hypotheses.en")
+    lines = (path.read_text(encoding="utf-8").splitlines()[:count] for path in files)
+    for german, reference, translation in zip(*lines, strict=True):
+        print(f"  {german}\n    reference    {reference}\n    translation  {translation}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    return guarded(PROG, lambda: demo(given.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

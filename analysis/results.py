@@ -1,0 +1,93 @@
+"""What came out of a run of analysis.translate: results.json, and the table a person reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import sacrebleu
+
+from analysis.fairseq_run import records
+from analysis.parallel import ParallelText
+from analysis.run_costs import costs, write_workload
+
+if TYPE_CHECKING:
+    from analysis.translate import Recipe
+
+
+def collect(
+    recipe: Recipe, text: dict[str, ParallelText], translations: list[str], seconds: dict[str, float]
+) -> dict[str, Any]:
+    """Everything measured in the run, as data for JSON."""
+    references = text["test"].target
+    assert len(translations) == len(references), "dsq-generate translates every sentence of the test text"
+    bleu = sacrebleu.metrics.BLEU()
+    score = bleu.corpus_score(translations, [references])
+    (recipe.out / f"hypotheses.{recipe.target}").write_text("\n".join(translations) + "\n", encoding="utf-8")
+    return {
+        "date": date.today().isoformat(),
+        "command": shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]),
+        "cpus": os.cpu_count(),
+        "languages": f"{recipe.source}-{recipe.target}",
+        "sentences": {split: len(part) for split, part in text.items()},
+        "bleu": round(score.score, 2),
+        "signature": str(bleu.get_signature()),
+        **(_of_dsq(recipe) if recipe.levels != "none" else {}),
+        "train_loss": [(int(r["num_updates"]), float(r["loss"])) for r in records(recipe.log("train"), "train_inner")],
+        "valid_loss": [
+            (int(r["valid_num_updates"]), float(r["valid_loss"])) for r in records(recipe.log("train"), "valid")
+        ],
+        "seconds": {stage: round(spent, 1) for stage, spent in {**seconds, "total": sum(seconds.values())}.items()},
+    }
+
+
+def _of_dsq(recipe: Recipe) -> dict[str, Any]:
+    history = recipe.checkpoints / "dsq_history.json"
+    workload = recipe.out / "workload.json"
+    write_workload(recipe.checkpoints / "checkpoint_best.pt", recipe.out / "binary", workload)
+    record = json.loads(history.read_text(encoding="utf-8"))
+    return {"history": record, "costs": costs(history, workload)}
+
+
+def write_json(results: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def level_table(results: dict[str, Any]) -> pd.DataFrame:
+    """A row a level: updates, tokens, the stash of one training step in fp32 and with DSQ (measured)."""
+    return pd.DataFrame(
+        {
+            "level": str(level["precision"]).replace(" ", ""),
+            "updates": level["updates"],
+            "tokens": level["tokens"],
+            "stash fp32, KiB": level.get("stash_bytes_fp32", 0) / 1024,
+            "stash DSQ, KiB": level.get("stash_bytes", 0) / 1024,
+            "DSQ/fp32": level["stash_bytes"] / level["stash_bytes_fp32"] if level.get("stash_bytes_fp32") else None,
+        }
+        for level in results["history"]["levels"]
+    )
+
+
+def table(results: dict[str, Any]) -> str:
+    """The final table: BLEU and time; then for a DSQ run its levels and costs."""
+    seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in results["seconds"].items())
+    lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})", seconds]
+    if "history" in results:
+        levels = level_table(results).to_markdown(index=False, floatfmt=("", "", "", ",.0f", ",.0f", ".3f"), intfmt=",")
+        lines += [
+            "",
+            levels,
+            "",
+            "relative to fixed-point 32, weighed by the tokens at each level (dsq-cost estimate):",
+        ]
+        lines += [
+            f"  {profile + ' profile:':26} arithmetic {cost['arithmetic']:.3f}x  DRAM {cost['dram']:.3f}x"
+            for profile, cost in results["costs"].items()
+        ]
+    return "\n".join(lines)

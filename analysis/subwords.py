@@ -1,0 +1,36 @@
+"""One BPE vocabulary for both languages, by the sentencepiece library."""
+
+from pathlib import Path
+
+import sentencepiece
+
+from analysis.parallel import ParallelText
+
+
+def train_bpe(text: ParallelText, size: int, prefix: Path) -> sentencepiece.SentencePieceProcessor:
+    """Learn `size` subwords from both sides of text; writes prefix.model and prefix.vocab.
+
+    Raises ValueError for a size that this text cannot give.
+    """
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*text.source, *text.target]),
+            model_prefix=str(prefix),
+            model_type="bpe",
+            vocab_size=size,
+            character_coverage=1.0,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"--vocab {size}: sentencepiece cannot learn so many subwords of this text ({why})") from None
+    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def write_pieces(
+    text: ParallelText, bpe: sentencepiece.SentencePieceProcessor, prefix: Path, languages: tuple[str, str]
+) -> None:
+    """Write prefix.SOURCE and prefix.TARGET: a sentence a line, its pieces between spaces."""
+    for side, language in zip((text.source, text.target), languages, strict=True):
+        lines = "".join(" ".join(pieces) + "\n" for pieces in bpe.encode(side, out_type=str))
+        Path(f"{prefix}.{language}").write_text(lines, encoding="utf-8")

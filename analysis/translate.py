@@ -1,0 +1,199 @@
+"""Translation with DSQ from raw parallel text to BLEU and costs, for any directory of parallel text.
+
+    python -m analysis.translate --data DIR --out RUN --source de --target en
+    python -m analysis.translate --data ../shared/data/mt --prefix multi30k --out RUN --encoder-layers 6 --max-epoch 30
+
+raw text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate -> BLEU (sacrebleu) -> RUN/results.json
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.command import OneLineParser, guarded
+from analysis.fairseq_run import fairseq, hypotheses, progress
+from analysis.parallel import ParallelText, read_parallel
+from analysis.results import collect, table, write_json
+from analysis.subwords import train_bpe, write_pieces
+
+PROG = "python -m analysis.translate"
+LEVELS = "[2,2,2,16] [16,4,4,16]"
+#: what dsq-train is given unless the user says otherwise: a model for two CPU cores
+TRAINING = {
+    "--arch": "transformer",
+    "--encoder-layers": "3",
+    "--decoder-layers": "3",
+    "--encoder-embed-dim": "128",
+    "--decoder-embed-dim": "128",
+    "--encoder-ffn-embed-dim": "256",
+    "--decoder-ffn-embed-dim": "256",
+    "--encoder-attention-heads": "4",
+    "--decoder-attention-heads": "4",
+    "--dropout": "0.1",
+    "--criterion": "label_smoothed_cross_entropy",
+    "--label-smoothing": "0.1",
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9,0.98)",
+    "--clip-norm": "1.0",
+    "--lr": "0.002",
+    "--lr-scheduler": "inverse_sqrt",
+    "--warmup-updates": "400",
+    "--max-tokens": "2048",
+    "--max-epoch": "10",
+    "--seed": "1",
+    "--num-workers": "0",
+    "--log-interval": "20",
+}
+#: what the recipe relies on
+FIXED = ["--task", "translation", "--share-all-embeddings", "--no-epoch-checkpoints", "--no-progress-bar"]
+FIXED += ["--log-format", "json"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    data: Path
+    out: Path
+    source: str = "de"
+    target: str = "en"
+    prefix: str = ""
+    columns: tuple[str, ...] = ("de", "en")
+    lowercase: bool = False
+    vocab: int = 4000
+    beam: int = 4
+    levels: str = LEVELS  #: "none": in floating point
+    resume: bool = False
+    training: tuple[str, ...] = ()  #: further flags for dsq-train, which come after TRAINING's
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    def log(self, command: str) -> Path:
+        return self.out / f"{command}.log"
+
+
+def run(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe; returns what it writes to RUN/results.json.
+
+    Raises ValueError for what the user can mend: the data, a flag, a run directory that is in use.
+    """
+    seconds: dict[str, float] = {}
+    started = time.perf_counter()
+    if recipe.out.exists() and (not recipe.out.is_dir() or any(recipe.out.iterdir())) and not recipe.resume:
+        raise ValueError(f"--out {recipe.out}: there already; give a new or empty directory, or --resume")
+    text = read_parallel(recipe.data, recipe.source, recipe.target, recipe.prefix, recipe.columns)
+    if recipe.lowercase:
+        text = {split: _lower(part) for split, part in text.items()}
+    if not (recipe.out / "binary" / f"test.{recipe.source}-{recipe.target}.{recipe.target}.idx").exists():
+        _prepare(recipe, text)
+    seconds["prepare"] = time.perf_counter() - started
+    _train(recipe)
+    seconds["train"] = time.perf_counter() - started - sum(seconds.values())
+    translations = _generate(recipe)
+    seconds["generate"] = time.perf_counter() - started - sum(seconds.values())
+    results = collect(recipe, text, translations, seconds)
+    write_json(results, recipe.out / "results.json")
+    return results
+
+
+def _lower(text: ParallelText) -> ParallelText:
+    return ParallelText([a.lower() for a in text.source], [b.lower() for b in text.target], text.dropped)
+
+
+def _prepare(recipe: Recipe, text: dict[str, ParallelText]) -> None:
+    sizes = ", ".join(f"{split} {len(part)}" for split, part in text.items())
+    print(f"preparing {recipe.source}-{recipe.target}: {sizes} sentence pairs, {recipe.vocab} subwords", flush=True)
+    pieces = recipe.out / "pieces"
+    pieces.mkdir(parents=True, exist_ok=True)
+    bpe = train_bpe(text["train"], recipe.vocab, pieces / "bpe")
+    for split, part in text.items():
+        write_pieces(part, bpe, pieces / split, (recipe.source, recipe.target))
+    languages = ["--source-lang", recipe.source, "--target-lang", recipe.target, "--joined-dictionary"]
+    texts = [f"--{split}pref={pieces / split}" for split in text]
+    fairseq("preprocess", [*languages, *texts, "--destdir", str(recipe.out / "binary")], recipe.log("preprocess"))
+
+
+def _train(recipe: Recipe) -> None:
+    precision = "in floating point" if recipe.levels == "none" else f"from {recipe.levels.replace('] [', '] to [')}"
+    print(f"training {precision}", flush=True)
+    levels = [] if recipe.levels == "none" else ["--dsq-levels", recipe.levels]
+    defaults = [word for pair in TRAINING.items() for word in pair]
+    place = [str(recipe.out / "binary"), "--save-dir", str(recipe.checkpoints)]
+    fairseq("train", [*place, *FIXED, *defaults, *levels, *recipe.training], recipe.log("train"), watch=_show)
+
+
+def _show(line: str) -> None:
+    shown = progress(line)
+    if shown:
+        print(shown, flush=True)
+
+
+def _generate(recipe: Recipe) -> list[str]:
+    print("translating the test text", flush=True)
+    log = recipe.log("generate")
+    log.unlink(missing_ok=True)
+    checkpoint = ["--path", str(recipe.checkpoints / "checkpoint_best.pt")]
+    search = ["--beam", str(recipe.beam), "--batch-size", "128", "--remove-bpe", "sentencepiece"]
+    fairseq("generate", [str(recipe.out / "binary"), *checkpoint, *search, "--no-progress-bar", *_device(recipe)], log)
+    return hypotheses(log)
+
+
+def _device(recipe: Recipe) -> list[str]:
+    return ["--cpu"] if "--cpu" in recipe.training else []
+
+
+def parser() -> argparse.ArgumentParser:
+    top = OneLineParser(
+        prog=PROG,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
+        "Unless given, these: " + shlex.join(word for pair in TRAINING.items() for word in pair),
+    )
+    top.add_argument("--data", type=Path, required=True, help="directory of parallel text (see analysis/parallel.py)")
+    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
+    top.add_argument("--source", default="de", metavar="LANG", help="source language (default: %(default)s)")
+    top.add_argument("--target", default="en", metavar="LANG", help="target language (default: %(default)s)")
+    top.add_argument("--prefix", default="", help="what the names of this corpus begin with, as in PREFIX.train.tsv.xz")
+    top.add_argument(
+        "--columns", default="de,en", metavar="A,B", help="languages of a .tsv's columns (default: %(default)s)"
+    )
+    top.add_argument("--lowercase", action="store_true", help="lower-case all text, the references too")
+    top.add_argument("--vocab", type=int, default=4000, help="BPE subwords of both languages (default: %(default)s)")
+    top.add_argument("--beam", type=int, default=4, help="beam of the search (default: %(default)s)")
+    top.add_argument(
+        "--dsq-levels", dest="levels", default=LEVELS, help='precision schedule, or "none" (default: %(default)s)'
+    )
+    top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
+    return top
+
+
+def check_dsq_flags(levels: str, training: list[str]) -> None:
+    """Exit with one line, before anything is written, where a --dsq-* flag has no use."""
+    import fairseq_plugin  # noqa: F401 - fairseq's shims come first
+    from fairseq_plugin.flags import add_flags, config_of
+
+    flags = OneLineParser(prog=PROG, add_help=False, allow_abbrev=False)
+    add_flags(flags)
+    given, _ = flags.parse_known_args([*([] if levels == "none" else ["--dsq-levels", levels]), *training])
+    config_of(given)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given, training = parser().parse_known_args(arguments)
+
+    def work() -> None:
+        check_dsq_flags(given.levels, training)
+        columns = tuple(given.columns.split(","))
+        recipe = Recipe(**{**vars(given), "columns": columns, "training": tuple(training)})
+        print(table(run(recipe)))
+
+    return guarded(PROG, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
