@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,13 @@ def test_resuming_with_other_flags(capsys, data: Path, trained: Path, given: lis
     before = contents(trained)
     assert line in refusal(capsys, "train", data, *MODEL, "--save-dir", trained, "--max-update", 2, *given)
     assert contents(trained) == before
+
+
+def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
+    given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
+    run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 2, *given)
+    (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # of the two updates, one was the other run's
 
 
 def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn) -> None:

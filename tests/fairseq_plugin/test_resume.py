@@ -9,14 +9,14 @@ import torch
 
 from tests.fairseq_plugin.harness import LEVELS, MODEL, run, start
 
-UPDATES = 36
+UPDATES = 44
 #: a learning rate too high to get far, so that the level rises; random numbers in dropout and in the rounding
 SCHEDULE = ["--lr", 0.1, "--save-interval-updates", 4, "--max-update", UPDATES, "--dsq-levels", LEVELS]
 SCHEDULE += ["--dsq-patience", 2]
 
 
 def kill_after(checkpoint: Path, data: Path) -> None:
-    """Train in a process of its own until ``checkpoint`` is there, then kill that."""
+    """Train on in a process of its own until ``checkpoint`` is there, then kill that."""
     process = start("train", data, *MODEL, *SCHEDULE, "--save-dir", checkpoint.parent)
     deadline = time.monotonic() + 60
     while not checkpoint.exists():
@@ -35,7 +35,8 @@ def final_state(folder: Path) -> dict:
 def test_killed_and_resumed_equals_unbroken(data: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run("train", data, *MODEL, *SCHEDULE, "--save-dir", whole)
-    kill_after(broken / "checkpoint_1_8.pt", data)
+    for checkpoint in ("checkpoint_1_8.pt", "checkpoint_3_24.pt"):  # the level rises between them
+        kill_after(broken / checkpoint, data)
     assert final_state(broken)["optimizer_history"][-1]["num_updates"] < UPDATES
     run("train", data, *MODEL, *SCHEDULE, "--save-dir", broken)
 
