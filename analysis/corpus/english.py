@@ -184,9 +184,12 @@ def finite_clause(clause: Clause, front: str = "subject", question: bool = False
         auxiliary, rest = do, [base, *rest]
         finite = ""
     subject = _phrase(clause.subject, True)
+    if auxiliary == "can" and clause.negated and not question:
+        auxiliary, negation = "cannot", []
+    else:
+        negation = ["not"] if clause.negated else []
     head = [auxiliary, *subject] if question else [*subject, auxiliary]
-    adverbs = ["not"] if clause.negated else []
-    adverbs += [clause.frequency.en] if clause.frequency else []
+    adverbs = [*negation, clause.frequency.en] if clause.frequency else negation
     spoken = [*first, *head, *adverbs, finite, *rest, *_flat(parts), *_complement(clause.complement)]
     return [word for word in spoken if word]
 

@@ -158,6 +158,11 @@ SENTENCES = {
         "Die Männer durften am Morgen aufstehen.",
         "The men were allowed to get up in the morning.",
     ),
+    "cannot": (
+        Sentence(replace(GETS_UP, modal=MODAL["können"], negated=True)),
+        "Der Mann kann am Morgen nicht aufstehen.",
+        "The man cannot get up in the morning.",
+    ),
     "prefix parts": (Sentence(GETS_UP), "Der Mann steht am Morgen auf.", "The man gets up in the morning."),
     "prefix in the perfect": (
         Sentence(replace(GETS_UP, tense="past")),
