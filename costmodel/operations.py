@@ -119,17 +119,29 @@ class Workload:
 
     def fusing_attention(self) -> Workload:
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do."""
-        operations = []
-        for op in self.operations:
-            if isinstance(op, Gemm) and not op.weight:
-                op = replace(op, on_chip="y", recompute=1) if op.name.endswith("scores") else replace(op, on_chip="x")
-            elif op.cls == "attention":
+        operations: list[Operation] = []
+        scores = False  # the last product between activations made scores, which the next one consumes
+        for index, op in enumerate(self.operations):
+            if isinstance(op, Gemm) and not op.weight and not op.on_chip:
+                if scores:
+                    op, scores = replace(op, on_chip="x"), False
+                elif _softmax_follows(self.operations[index + 1 :]):
+                    op, scores = replace(op, on_chip="y", recompute=1), True
+            elif scores and not isinstance(op, Gemm):
                 continue  # scaling, masking and softmax happen inside the fused kernel
             operations.append(op)
         return replace(self, operations=tuple(operations))
 
     def gemms_only(self) -> Workload:
         return replace(self, operations=tuple(self.gemms))
+
+
+def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
+    """A softmax comes before the next matrix product."""
+    for op in operations:
+        if isinstance(op, Gemm) or op.kind == "softmax":
+            return not isinstance(op, Gemm)
+    return False
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,13 @@ def test_fused_attention_runs_five_products_in_training_and_two_forward():
     assert not [op for op in workload.operations if getattr(op, "kind", "") == "softmax"]
 
 
+def test_fusing_attention_of_a_traced_model_is_that_of_its_shapes():
+    plain, shapes = trace_of(GATED_DECODER), build(GATED_DECODER)
+    extra = shapes.fusing_attention().macs - shapes.macs
+    assert plain.fusing_attention().macs - plain.macs == extra > 0
+    assert [g.on_chip for g in plain.fusing_attention().gemms if not g.weight] == ["y", "x"] * 2
+
+
 def test_trace_names_bad_arguments():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         dsq.workload.trace("model", torch.zeros(1))

@@ -1,0 +1,53 @@
+"""Fields of a Hugging Face config.json; every error names the file and the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Config:
+    """Reads fields of the JSON; every error names the file and the field."""
+
+    data: dict[str, Any]
+    where: str
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """The first of these fields that is present, a positive whole number."""
+        for name in names:
+            value = self.data.get(name)
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    raise ValueError(
+                        f"config {self.where}: field {name} must be a positive whole number, not {value!r}"
+                    )
+                return value
+        if default is None:
+            raise ValueError(f"config {self.where}: field {names[0]} is missing")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.data.get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"config {self.where}: field {name} must be true or false, not {value!r}")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.data.get(name, default)
+        if not isinstance(value, str):
+            raise ValueError(f"config {self.where}: field {name} must be text, not {value!r}")
+        return value
+
+    @property
+    def architecture(self) -> str:
+        """The model class the config names first, e.g. BertForMaskedLM; empty: the bare model."""
+        names = self.data.get("architectures") or [""]
+        if not isinstance(names, list) or not isinstance(names[0], str):
+            raise ValueError(f"config {self.where}: field architectures must be a list of names, not {names!r}")
+        return names[0]
+
+    @property
+    def classes(self) -> int:
+        labels = self.data.get("id2label")
+        return len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
