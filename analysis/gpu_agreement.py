@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from dsq.kernels import REFERENCE, Backend, Grid, Layout
+from torch import Tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,7 +60,7 @@ def cases(rows: int = 21, columns: int = 140) -> Iterator[Case]:
     yield Case((4, rows, 2, 40), 1, Grid(4, 16), torch.float64, torch.float64)
 
 
-def edges(case: Case, device: torch.device) -> Tensor:
+def edges(case: Case) -> Tensor:
     """A tensor whose patches hold ordinary values over many binades, ties, subnormals, zeros of both signs, the largest
     values, and NaN and infinities (one patch in eight, so that most boxes are finite)."""
     generator = torch.Generator().manual_seed(case.grid.bits)
@@ -83,28 +82,28 @@ def edges(case: Case, device: torch.device) -> Tensor:
     x = torch.stack([ordinary, ties, subnormal, zero, largest, broken, ordinary, ties]).gather(0, patch[None])[0]
     if case.grid.box == 0:  # one NaN would hide every other value
         x = torch.where(x.isfinite(), x, 0.0)
-    return x.reshape(case.shape).to(case.dtype).to(device)
+    return x.reshape(case.shape).to(case.dtype)
 
 
 def disagreements(backend: Backend, case: Case, device: torch.device) -> list[str]:
-    """What ``backend`` and the reference do not give alike for ``case``: empty where every bit agrees."""
-    x, layout = edges(case, device), Layout.of(case.shape, case.dim)
+    """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: empty where every bit
+    agrees."""
+    x, layout = edges(case), Layout.of(case.shape, case.dim)
     codes, exponents = REFERENCE.pack(x, case.grid, layout, case.seed)
-    expected = {
-        "quantize": (REFERENCE.quantize(x, case.grid, layout, case.seed, case.out),),
-        "pack": (codes, exponents),
-        "unpack": (REFERENCE.unpack(codes, exponents, case.grid, layout, case.out),),
-    }
-    found = {
-        "quantize": (backend.quantize(x, case.grid, layout, case.seed, case.out),),
-        "pack": backend.pack(x, case.grid, layout, case.seed),
-        "unpack": (backend.unpack(codes, exponents, case.grid, layout, case.out),),
-    }
-    return [
-        f"{name}: {case}"
-        for name in expected
-        if not all(same_bits(a, b) for a, b in zip(expected[name], found[name], strict=True))
+    y = REFERENCE.quantize(x, case.grid, layout, case.seed, case.out)
+    z = REFERENCE.unpack(codes, exponents, case.grid, layout, case.out)
+
+    on_device = x.to(device)
+    found_codes, found_exponents = backend.pack(on_device, case.grid, layout, case.seed)
+    found_y = backend.quantize(on_device, case.grid, layout, case.seed, case.out)
+    found_z = backend.unpack(codes.to(device), exponents.to(device), case.grid, layout, case.out)
+    pairs = [
+        ("codes", codes, found_codes),
+        ("exponents", exponents, found_exponents),
+        ("quantize", y, found_y),
+        ("unpack", z, found_z),
     ]
+    return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -15,15 +15,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
+from dsq.kernels import Grid, Layout, gpu
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from analysis.gpu_tables import print_table, write_csv
-from dsq.kernels import Grid, Layout, gpu
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHAPE = (1024, 512)
@@ -85,8 +86,8 @@ def _read(kernel) -> Compiled:
     code = [name for name in instructions if not name.startswith("NOP")]
     return Compiled(
         kernel=kernel.metadata.name,
-        registers=int(re.search(r"REG:(\d+)", usage)[1]),
-        spilled_bytes=int(re.search(r"STACK:(\d+)", usage)[1]),
+        registers=_usage(usage, "REG"),
+        spilled_bytes=_usage(usage, "STACK"),
         shared_bytes=kernel.metadata.shared,
         instructions=len(code),
         load_bytes=_widest(code, "LDG"),
@@ -96,15 +97,22 @@ def _read(kernel) -> Compiled:
     )
 
 
+def _usage(report: str, resource: str) -> int:
+    found = re.search(rf"{resource}:(\d+)", report)
+    assert found is not None, report
+    return int(found[1])
+
+
 def _disassemble(cubin: bytes) -> tuple[str, str]:
+    """The report of resources, and the machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        tools = triton.knobs.nvidia
-        return tuple(
-            subprocess.run([tool.path, *options, file.name], capture_output=True, text=True, check=True).stdout
-            for tool, options in ((tools.cuobjdump, ["-res-usage"]), (tools.nvdisasm, ["-c"]))
-        )
+
+        def run(tool: str, option: str) -> str:
+            return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+        return run(triton.knobs.nvidia.cuobjdump.path, "-res-usage"), run(triton.knobs.nvidia.nvdisasm.path, "-c")
 
 
 def _widest(code: list[str], prefix: str) -> int:
@@ -128,10 +136,10 @@ def launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
                 codes = torch.empty(layout.code_shape(bits), dtype=torch.uint8)
                 exponents = torch.empty(layout.exponent_shape(16), dtype=torch.uint8)
                 typed = x.to(dtype)
-                yield {"op": "pack", **row}, values, lambda a=(typed, grid, layout, None): gpu.pack(*a)
-                yield {"op": "pack, stochastic", **row}, values, lambda a=(typed, grid, layout, 1): gpu.pack(*a)
-                yield {"op": "unpack", **row}, values, lambda a=(codes, exponents, grid, layout, dtype): gpu.unpack(*a)
-                yield {"op": "quantize", **row}, values, lambda a=(typed, grid, layout, None, dtype): gpu.quantize(*a)
+                yield {"op": "pack", **row}, values, partial(gpu.pack, typed, grid, layout, None)
+                yield {"op": "pack, stochastic", **row}, values, partial(gpu.pack, typed, grid, layout, 1)
+                yield {"op": "unpack", **row}, values, partial(gpu.unpack, codes, exponents, grid, layout, dtype)
+                yield {"op": "quantize", **row}, values, partial(gpu.quantize, typed, grid, layout, None, dtype)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -53,11 +53,17 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
 
     y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
     if y.numel():
-        plan = _plan(grid, layout, counted=False)
+        plan = plan_for(grid, layout, counted=False)
         words, word = _words(codes, plan)
         with torch.cuda.device_of(y):
             decode[plan.programs](
-                words, exponents, _integers_for_bfloat16(y), *plan.sizes, plan.row_bits // word, WORD=word, **plan.options
+                words,
+                exponents,
+                _integers_for_bfloat16(y),
+                *plan.sizes,
+                plan.row_bits // word,
+                WORD=word,
+                **plan.options,
             )
     return y.to(dtype)
 
@@ -81,7 +87,7 @@ def _encode(
 
     if not x.numel():
         return
-    plan = _plan(grid, layout, counted=seed is not None)
+    plan = plan_for(grid, layout, counted=seed is not None)
     words, word = (None, 8) if codes is None else _words(codes, plan)
     with torch.cuda.device_of(x):
         encode[plan.programs](
@@ -95,7 +101,7 @@ def _exponents_first(x: Tensor, grid: Grid, layout: Layout) -> Tensor | None:
     """The exponents of boxes that no tile holds; None where the kernel that rounds makes them."""
     from .gpu_kernels import box_exponents
 
-    if _inside(grid, layout):
+    if holds_boxes(grid, layout):
         return None
     if grid.box == 0:
         return _tensor_exponent(x, grid)
@@ -131,9 +137,9 @@ class _Plan:
 
 
 @lru_cache(maxsize=4096)
-def _plan(grid: Grid, layout: Layout, counted: bool) -> _Plan:
+def plan_for(grid: Grid, layout: Layout, counted: bool) -> _Plan:
     """``counted``: stochastic rounding numbers the values by row and column."""
-    inside = _inside(grid, layout)
+    inside = holds_boxes(grid, layout)
     flat = _is_flat(grid, layout, counted)
     if flat:
         layout = Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
@@ -157,7 +163,7 @@ def _plan(grid: Grid, layout: Layout, counted: bool) -> _Plan:
     return _Plan((programs,), sizes, 8 * layout.code_shape(grid.bits)[1], options)
 
 
-def _inside(grid: Grid, layout: Layout) -> bool:
+def holds_boxes(grid: Grid, layout: Layout) -> bool:
     """Whether a tile holds whole boxes."""
     return grid.box in (BOXES_OF_ROWS if layout.along_rows else BOXES_OF_COLUMNS)
 
