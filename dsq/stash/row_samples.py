@@ -107,8 +107,10 @@ class RowSampler:
             if not other.open:
                 other.close()
                 self._shared.pop(key, None)
-        shape = (x.numel() // x.shape[-1], x.shape[-1]) if x.is_contiguous() else tuple(x.shape)
-        key = (*storage_key(x), x.storage_offset(), shape, x.stride(), dtype)
+        rows = (
+            x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
+        )  # contiguous: however the tokens are grouped
+        key = (*storage_key(x), x.storage_offset(), x.numel(), rows, dtype)
         sample = self._shared.get(key)
         if sample is None or reader in sample.readers:
             sample = self._shared[key] = self._draw(x, dtype, reader, tokens)

@@ -161,6 +161,19 @@ def test_readers_of_one_activation_share_rows_and_add_their_gradients():
     torch.testing.assert_close(norms["q"], together.norm(dim=2).square().mean(1).sqrt())
 
 
+def test_flattened_tokens_are_the_same_activation():
+    class Flattening(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(x)
+            return self.q(x).flatten(0, 1) + self.k(x.flatten(0, 1)) + self.v(x[:4].repeat(2, 1, 1)).flatten(0, 1)
+
+    torch.manual_seed(0)
+    model = Flattening()
+    controller = dsq.stash.apply(model, "wtacrs")
+    model(tokens()).sum().backward()
+    assert "2 draws, read by 3 linears" in str(controller.report())
+
+
 def test_only_rows_and_their_numbers_are_kept():
     """relu(q * k + v) keeps q, k and its output, tanh its output; the linears add two samples of rows to that."""
     model, x = attention(), tokens()
