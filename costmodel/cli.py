@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from costmodel.shipped import profile_names
+from costmodel.shipped import DEFAULT_HARDWARE, profile_names
 from costmodel.workloads import REGISTRY
 
 EXAMPLES = {
@@ -86,7 +86,9 @@ def parser() -> Parser:
 
     table = _command(commands, "table", "the paper's tables 1, 6 and 7 beside ours, with residuals", workload=False)
     table.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
-    table.add_argument("--hardware", default="a100-80gb", metavar="NAME|FILE", help="for table 7 (default: a100-80gb)")
+    table.add_argument(
+        "--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=f"for table 7 (default: {DEFAULT_HARDWARE})"
+    )
 
     roofline = _command(
         commands, "roofline", "intensity, bound and time floor of each operation class, and the picture"
@@ -156,9 +158,9 @@ def _workload(command: argparse.ArgumentParser) -> None:
     group.add_argument("--target-length", type=int, metavar="N", help="decoder tokens a sequence")
     group.add_argument(
         "--hardware",
-        default="a100-80gb",
+        default=DEFAULT_HARDWARE,
         metavar="NAME|FILE",
-        help=f"{', '.join(profile_names())}, or a .toml file (default: a100-80gb)",
+        help=f"{', '.join(profile_names())}, or a .toml file (default: {DEFAULT_HARDWARE})",
     )
     group.add_argument(
         "--gemms-only",

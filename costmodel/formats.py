@@ -97,11 +97,20 @@ def container_bits(precision: Precision) -> Bits:
 def packed_bytes(outer: int, rows: int, columns: int, bits: Bits, fmt: Format, boxes: str) -> Bits:
     """Bytes of an (outer, rows, columns) tensor as dsq packs it, `boxes` = the axis ("rows"/"columns") boxes run along.
 
-    codes = outer * rows * ceil(columns * bits / 8): each row is one bitstream, padded to a byte.
-    exponents (exponent_bits each): bfp along columns outer * rows * ceil(columns / box), along rows
-    outer * ceil(rows / box) * columns; fixed: one byte a tensor; float: none. bits > 16: fp32, 4 bytes a value.
+    codes, outer * rows * ceil(columns * bits / 8), for each row is one bitstream padded to a byte; plus exponent_bytes.
+    Above 16 bits: fp32, 4 bytes a value.
     """
     codes = outer * rows * ceil_div(columns * bits, 8)
+    kept = np.where(np.asarray(bits) > WIDEST_PACKED, 4 * outer * rows * columns, codes)
+    return kept + exponent_bytes(outer, rows, columns, bits, fmt, boxes)
+
+
+def exponent_bytes(outer: int, rows: int, columns: int, bits: Bits, fmt: Format, boxes: str) -> Bits:
+    """What box storage adds to the codes.
+
+    bfp: boxes along columns outer * rows * ceil(columns / box) exponents, along rows outer * ceil(rows / box) * columns;
+    fixed: one byte a tensor; float, and anything above 16 bits: nothing.
+    """
     shared = 0
     if fmt.kind == "bfp":
         along_columns = boxes == "columns" or fmt.box_axis == "last"
@@ -109,4 +118,4 @@ def packed_bytes(outer: int, rows: int, columns: int, bits: Bits, fmt: Format, b
         shared = ceil_div(outer * count * fmt.exponent_bits, 8)
     elif fmt.kind == "fixed":
         shared = 1
-    return np.where(np.asarray(bits) > WIDEST_PACKED, 4 * outer * rows * columns, codes + shared)
+    return np.where(np.asarray(bits) > WIDEST_PACKED, 0, shared)

@@ -24,6 +24,7 @@ from costmodel.names import nearest
 from costmodel.shipped import profile_names, profile_text
 
 MAX_BITS = 32
+WIDTHS = range(MAX_BITS + 1)
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,20 @@ class Hardware:
 
     def datatype(self, kind: str, bits: int) -> Peak:
         """The fastest datatype that multiplies `bits`-wide operands of the format exactly. Raises ValueError."""
-        able = [peak for peak in self.peaks if peak.holds.get(kind, 0) >= bits]
+        able = self._able(kind, bits)
         if not able:
             raise ValueError(f"hardware {self.name!r} has no peak that holds {kind} operands of {bits} bits")
         return max(able, key=lambda peak: peak.flops)
 
     def matrix_flops(self, kind: str, bits: Bits) -> Bits:
         """Peak rate for operands `bits` wide (the wider of the two); an array of widths gives an array of rates."""
-        used = np.unique(bits)
-        rates = np.zeros(MAX_BITS + 1)
-        rates[used] = [self.datatype(kind, int(width)).flops for width in used]
-        return rates[bits]
+        rates = np.array([max((peak.flops for peak in self._able(kind, m)), default=0.0) for m in WIDTHS])[bits]
+        if not np.all(rates):
+            self.datatype(kind, int(np.max(bits)))  # raises, saying what is missing
+        return rates
+
+    def _able(self, kind: str, bits: int) -> list[Peak]:
+        return [peak for peak in self.peaks if peak.holds.get(kind, 0) >= bits]
 
 
 def load_hardware(name: str) -> Hardware:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from importlib.resources.abc import Traversable
 
+DEFAULT_HARDWARE = "a100-80gb"
+
 
 def profile_names() -> list[str]:
     return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))

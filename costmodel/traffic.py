@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costmodel.formats import WIDEST_PACKED, Bits, Format, Precision, container_bits, packed_bytes
+from costmodel.formats import WIDEST_PACKED, Bits, Format, Precision, container_bits, exponent_bytes, packed_bytes
 from costmodel.operations import Gemm, Group, Pointwise, Workload, grouped
 from costmodel.tiles import passes, tile_edge
 
@@ -142,6 +142,7 @@ class Charge:
     bits: Bits
     times: int
     bytes: Bits
+    exponents: Bits = 0  #: the part of `bytes` that box storage adds to the codes
 
     @property
     def total(self) -> Bits:
@@ -203,11 +204,12 @@ def _gemm_charges(group: Group, gemm: Gemm, precision: Precision, fmt: Format, e
         bits = widths[width]
         rows, columns = (size[axis] for axis in move.shape)
         times = passes(size[move.reread], edge) if move.reread else 1
-        nbytes = packed_bytes(gemm.batch, rows, columns, bits, layout, move.boxes) * times
+        nbytes = times * packed_bytes(gemm.batch, rows, columns, bits, layout, move.boxes)
+        shared = times * exponent_bytes(gemm.batch, rows, columns, bits, layout, move.boxes)
         if stashing:  # above 16 bits dsq keeps x itself: nothing is written
             nbytes = nbytes * (bits <= WIDEST_PACKED)
         shape = (rows, columns) if gemm.batch == 1 else (gemm.batch, rows, columns)
-        found.append(Charge(group, move.tensor, move.phase, move.direction, shape, width, bits, times, nbytes))
+        found.append(Charge(group, move.tensor, move.phase, move.direction, shape, width, bits, times, nbytes, shared))
     if gemm.bias:
         for tensor, phase, direction in (("bias", "forward", "read"), ("d bias", "backward", "write")):
             found.append(

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from costmodel import paper
-from costmodel.commands.query import Setup, facts, floor_record, format_of, heading, setups_of, workload_of
+from costmodel.commands.query import Setup, check_paper, facts, floor_record, format_of, heading, setups_of, workload_of
 from costmodel.estimate import REFERENCE, Estimate, evaluate
 from costmodel.formats import Format, Precision
 from costmodel.hardware import load_hardware
@@ -25,6 +25,7 @@ def run(arguments: argparse.Namespace) -> Report:
     else:
         history, setups = None, setups_of(arguments.precision, fmt)
     if arguments.profile == "paper":
+        check_paper(arguments)
         records = [_paper_record(workload, *setup) for setup in setups]
         report = Report(
             [Section("estimates", f"{workload.name}, paper profile, relative to fixed-point 32", records)],

@@ -7,7 +7,7 @@ import re
 
 from costmodel import paper
 from costmodel.arithmetic import LAWS
-from costmodel.commands.query import facts, format_of, heading, setups_of, workload_of
+from costmodel.commands.query import check_paper, facts, format_of, heading, setups_of, workload_of
 from costmodel.formats import Format, Precision
 from costmodel.hardware import load_hardware
 from costmodel.operations import Workload
@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> Report:
     except re.error as error:
         raise ValueError(f"operation {arguments.operation!r} is not a regular expression: {error}") from None
     if arguments.profile == "paper":
+        check_paper(arguments)
         return _explain_paper(workload, fmt, precision)
     hardware = load_hardware(arguments.hardware)
     found = charges(workload, precision, fmt, hardware.on_chip_bytes)
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> Report:
                 "bits": int(charge.bits),
                 "times": charge.times,
                 "bytes": int(charge.bytes),
+                "exponents": int(charge.exponents),
                 "count": charge.group.count,
                 "total": int(charge.total),
                 "share": float(charge.total) / whole,
@@ -50,12 +52,12 @@ def run(arguments: argparse.Namespace) -> Report:
         )
     if not records:
         raise ValueError(f"operation {arguments.operation!r} matches none of the workload's operations")
-    shown = dict.fromkeys(records[0], "") | {"bytes": ",", "total": ",", "share": ".2%"}
+    shown = dict.fromkeys(records[0], "") | {"bytes": ",", "exponents": ",", "total": ",", "share": ".2%"}
     total = sum(record["total"] for record in records)
     notes = [
         f"{fmt.kind} {precision}: {total:,} bytes shown of {whole:,.0f} a step.",
-        "bytes: one operation, all its reads; times: how often the tile model reads it; a: the container width of "
-        "tensors that no quantiser touches.",
+        "bytes: one operation, all its reads; exponents: the part of them that box storage adds; times: how often "
+        "the tile model reads it; a: the container width of tensors that no quantiser touches.",
     ]
     return Report([Section("tensors", heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
 

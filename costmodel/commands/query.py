@@ -10,6 +10,7 @@ from costmodel.hardware import Hardware
 from costmodel.operations import Workload
 from costmodel.output import Record
 from costmodel.roofline import Floor
+from costmodel.shipped import DEFAULT_HARDWARE
 from costmodel.workloads import load_workload
 
 Setup = tuple[Format, Precision]
@@ -61,3 +62,21 @@ def floor_record(floor: Floor) -> Record:
         "bound": "memory" if floor.memory_bound else "compute",
         "floor_ms": float(floor.seconds) * 1e3,
     }
+
+
+#: options that change nothing in the paper profile, which costs linear layers and knows no hardware, and their defaults
+IGNORED_BY_PAPER = {
+    "hardware": DEFAULT_HARDWARE,
+    "gemms_only": False,
+    "exclude": None,
+    "quantise_attention": False,
+    "fused_attention": False,
+    "box_axis": "contraction",
+}
+
+
+def check_paper(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for an option that would do nothing."""
+    for name, default in IGNORED_BY_PAPER.items():
+        if getattr(arguments, name) != default:
+            raise ValueError(f"--{name.replace('_', '-')} does nothing in the paper profile: leave it out")

@@ -124,6 +124,10 @@ BAD = {
     "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
     "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "is not a regular expression"),
     "command": (["cost"], "invalid choice: 'cost'"),
+    "idle option": (
+        ["estimate", "[16,4,4,16]", "--profile", "paper", "--fused-attention"],
+        "--fused-attention does nothing in the paper profile",
+    ),
     "float in paper": (["estimate", "float:[16,16,16,16]", "--profile", "paper"], "use --profile first-principles"),
 }
 

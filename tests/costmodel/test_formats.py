@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dsq
-from costmodel.formats import Format, Precision, container_bits, packed_bytes, parse_precision
+from costmodel.formats import Format, Precision, container_bits, exponent_bytes, packed_bytes, parse_precision
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 7, 8, 13, 16, 32])
@@ -24,6 +24,18 @@ def test_a_box_of_sixteen_at_four_bits_takes_nine_bytes():
     assert packed_bytes(1, 16, 1, 4, Format("bfp"), "rows") == 16 + 1  # a bitstream a row, one exponent
     assert packed_bytes(1, 16, 1, 4, Format("bfp", box_axis="last"), "rows") == 16 + 16
     assert packed_bytes(3, 1, 16, 4, Format("float"), "columns") == 24
+
+
+def test_exponents_are_what_box_storage_adds():
+    for fmt, size in (
+        (Format("bfp"), 5 * 3),
+        (Format("bfp", box=8), 5 * 5),
+        (Format("fixed"), 1),
+        (Format("float"), 0),
+    ):
+        assert exponent_bytes(1, 5, 33, 4, fmt, "columns") == size
+        assert packed_bytes(1, 5, 33, 4, fmt, "columns") == 5 * 17 + size
+    assert exponent_bytes(1, 5, 33, 32, Format("bfp"), "columns") == 0
 
 
 def test_arrays_give_what_scalars_give():
