@@ -108,8 +108,8 @@ def packed_bytes(outer: int, rows: int, columns: int, bits: Bits, fmt: Format, b
 def exponent_bytes(outer: int, rows: int, columns: int, bits: Bits, fmt: Format, boxes: str) -> Bits:
     """What box storage adds to the codes.
 
-    bfp: boxes along columns outer * rows * ceil(columns / box) exponents, along rows outer * ceil(rows / box) * columns;
-    fixed: one byte a tensor; float, and anything above 16 bits: nothing.
+    bfp: boxes along columns outer * rows * ceil(columns / box) exponents, along rows outer * ceil(rows / box) *
+    columns; fixed: one byte a tensor; float, and anything above 16 bits: nothing.
     """
     shared = 0
     if fmt.kind == "bfp":

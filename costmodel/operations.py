@@ -133,7 +133,9 @@ class Workload:
         return replace(self, operations=tuple(operations))
 
     def gemms_only(self) -> Workload:
-        return replace(self, operations=tuple(self.gemms))
+        """The matrix products alone; parameters of the rest still count, but nothing of them moves."""
+        rest = self.parameters - sum(gemm.parameters for gemm in self.gemms)
+        return replace(self, operations=(*self.gemms, Pointwise("rest", "parameters", 1, 1, parameters=rest)))
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
