@@ -61,8 +61,7 @@ class Mask:
         if flags_N.device.type == "cpu":
             bits = torch.from_numpy(np.packbits(flags_N.numpy(), bitorder="little")).clone()  # clone: PyTorch's memory
         else:
-            bytes_N = F.pad(flags_N.view(torch.uint8), (0, -flags_N.numel() % 8))
-            bits = (bytes_N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
+            bits = gather_bits(F.pad(flags_N.view(torch.uint8), (0, -flags_N.numel() % 8)))
         return cls(bits, Layout.of(mask))
 
     @property
@@ -75,8 +74,18 @@ class Mask:
         if self.bits.device.type == "cpu":
             bytes_N = torch.from_numpy(np.unpackbits(self.bits.numpy(), bitorder="little"))
         else:
-            bytes_N = (self.bits[:, None] >> torch.arange(8, device=self.bits.device, dtype=torch.uint8) & 1).view(-1)
+            bytes_N = spread_bits(self.bits)
         return self.layout.restore(bytes_N[:numel].view(torch.bool))
+
+
+def gather_bits(bytes_8N: Tensor) -> Tensor:
+    """uint8 0 or 1, a multiple of 8 of them, into bits: (8N,) -> (N,) uint8."""
+    return (bytes_8N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
+
+
+def spread_bits(bits_N: Tensor) -> Tensor:
+    """The inverse: (N,) uint8 -> (8N,) uint8 0 or 1."""
+    return (bits_N[:, None] >> torch.arange(8, device=bits_N.device, dtype=torch.uint8) & 1).view(-1)
 
 
 @dataclass(frozen=True)
