@@ -95,5 +95,6 @@ def _explain(error: BaseException) -> str | None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        raise SystemExit(f"usage: python -m fairseq_plugin.commands {{{','.join(COMMANDS)}}} ...")
+        print(f"usage: python -m fairseq_plugin.commands {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
+        raise SystemExit(2)
     _run(sys.argv.pop(1))

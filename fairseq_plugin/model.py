@@ -45,26 +45,26 @@ def _before_load(
     model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object, reset: bool, inference: bool
 ) -> None:
     saved, state = state_dict.get(prefix + KEY), state_of(model)
-    if state is None and saved is not None:
-        if not inference:
-            raise InputError(
-                f"--dsq-levels is absent, but the checkpoint was trained with {_levels(saved)}: give these levels, "
-                "or another --save-dir"
-            )
-        _convert(model, config_from(saved["config"]))
-    elif state is not None and (saved is None or reset):
-        logger.info("DSQ starts at its first level (%s)", "--dsq-reset" if saved else "no DSQ state in the checkpoint")
-        state_dict[prefix + KEY] = state.get_extra_state()
-    elif state is not None and saved is not None:
+    if saved is None or (state is not None and reset):  # fairseq loads into copies of the model too (--store-ema)
+        if state is not None:
+            state_dict[prefix + KEY] = state.get_extra_state()
+        return
+    if state is not None:
         check_same(state.config, saved["config"])
+    elif inference:
+        _convert(model, config_from(saved["config"]))
+    else:
+        raise InputError(
+            f"--dsq-levels is absent, but the checkpoint was trained with {_levels(saved)}: give these levels, "
+            "or another --save-dir"
+        )
+    logger.info("DSQ goes on from a checkpoint of %s, trained at level %d", _levels(saved), saved["trained_level"])
 
 
 def _after_load(model: nn.Module, _: object, inference: bool) -> None:
     state = state_of(model)
     if state is not None:
-        level = state.trained_level if inference else state.scheduler.level
-        dsq.set_level(model, state.config, level)
-        logger.info("DSQ level %d %s, from the checkpoint", level, state.config.levels[level])
+        dsq.set_level(model, state.config, state.trained_level if inference else state.scheduler.level)
 
 
 def _levels(saved: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 Import this before anything of fairseq, and in every process: workers that are spawned import it again.
 
 1. Python 3.11 refuses fairseq's dataclasses: see startup.py.
-2. torch.load reads tensors and plain values only, where fairseq's checkpoints hold a few classes more.
+2. torch.load reads tensors and plain values only, where fairseq's checkpoints hold a few classes more, and what its
+   workers send each other any class.
 3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
 4. checkpoint_last.pt is copied in place: a run killed during the copy has no checkpoint to go on from.
@@ -20,6 +21,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from fairseq_plugin import startup
 
@@ -28,6 +30,7 @@ startup.apply()
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from fairseq import options  # noqa: E402
+from fairseq.distributed import utils as distributed_utils  # noqa: E402
 from fairseq.file_io import PathManager  # noqa: E402
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding  # noqa: E402
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase  # noqa: E402
@@ -41,6 +44,17 @@ def _trust_checkpoint_classes() -> None:
     makers: list[Any] = [one.__reduce__()[0] for one in (np.float64(0), np.empty(0))]  # their module's name varies
     bleu_counts = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType, *makers]  # of --eval-bleu
     torch.serialization.add_safe_globals([argparse.Namespace, *bleu_counts])
+
+
+def _loading_anything(function):
+    """``function`` with torch.load reading any object: for what this run's own workers send each other."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        with mock.patch.object(torch, "load", functools.partial(torch.load, weights_only=False)):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _after_init(module: type, then: Callable[[Any], None]) -> None:
@@ -114,5 +128,6 @@ _after_init(TransformerEncoderLayerBase, _drop_fused_copy)
 TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy
 for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, AdaptiveSoftmax):
     _after_init(_module, _zero_memory)
+distributed_utils.broadcast_object = _loading_anything(distributed_utils.broadcast_object)
 PathManager.copy = _copy_atomically(PathManager.copy)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -38,9 +39,10 @@ def measured(model: nn.Module) -> Iterator[Measured]:
                 saved[tensor.data_ptr(), tensor.nbytes] = tensor
             return tensor
 
-        x = args[0]
-        inputs[x.data_ptr(), x.numel()] = x.detach()
         called.add(linear)
+        if torch.is_grad_enabled():  # with --checkpoint-activations a layer runs first without, and again with
+            x = args[0]
+            inputs[x.data_ptr(), x.numel()] = x.detach()
         open_forwards.append(saved_tensors_hooks(keep, lambda tensor: tensor))
         open_forwards[-1].__enter__()
 

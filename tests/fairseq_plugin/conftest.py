@@ -6,7 +6,6 @@ pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 import torch
 
-from fairseq_plugin import shims
 from tests.fairseq_plugin.harness import run, sentence_pairs, write_pairs
 
 
@@ -21,10 +20,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:  # what fairseq, hydra and torch say to each other
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
+
+
 @pytest.fixture(autouse=True)
-def _alike():
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    shims.silence_deprecations()  # pytest forgets filters between tests
     yield
     torch.set_num_threads(threads)

@@ -52,10 +52,10 @@ def run(command: str, *arguments: object) -> None:
         sys.argv = before
 
 
-def start(command: str, *arguments: object, **environment: str) -> subprocess.Popen:
-    """dsq-``command`` in a process of its own."""
+def start(*program: object, **environment: str) -> subprocess.Popen:
+    """Python with the arguments ``program``, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "fairseq_plugin.commands", command, *map(str, arguments)],
+        [sys.executable, *map(str, program)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

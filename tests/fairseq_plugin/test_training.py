@@ -131,3 +131,13 @@ def test_state_is_no_parameter(trained: tuple[Path, str]) -> None:
     assert state["scheduler"]["level"] == 1
     assert state["trained_level"] == 1
     assert not any("dsq" in name for name in saved)
+
+
+def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
+    # layers run again in the backward; two batches an update; a copy of the model is loaded into at each update
+    given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--dsq-levels", "[4,4,4,16]"]
+    run("train", data, *MODEL, *given, "--max-update", 2, "--save-dir", tmp_path)
+    (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    assert (level["updates"], level["linears_called"]) == (2, LINEARS)
+    ideal = level["stash_bytes_fp32"] * 4.5 / 32
+    assert ideal <= level["stash_bytes"] <= 1.05 * ideal

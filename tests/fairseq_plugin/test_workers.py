@@ -1,27 +1,45 @@
-"""Two workers on a CPU (gloo, legacy_ddp) step the schedule together."""
+"""Two workers on a CPU (gloo, legacy_ddp) go on from a checkpoint and step the schedule together."""
 
 import json
 import socket
 from pathlib import Path
 
-from tests.fairseq_plugin.harness import LEVELS, MODEL, start
+from tests.fairseq_plugin.harness import LEVELS, MODEL, run, start
+
+#: dsq-train that says what loss the schedule was given, and the level after it
+WORKER = """
+from fairseq_plugin import commands, tasks
+
+def step_schedule(state, model, update, loss):
+    step(state, model, update, loss)
+    print("STEP", update, loss, state.scheduler.level)
+
+step, tasks.step_schedule = tasks.step_schedule, step_schedule
+commands.train()
+"""
 
 
 def test_two_workers(data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--lr", 0, "--save-interval-updates", 1, "--dsq-patience", 1, "--dsq-levels", LEVELS]
+    given += ["--save-dir", tmp_path]
+    run("train", *given, "--max-update", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    given = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--save-dir", tmp_path]
-    given += ["--lr", 0, "--dsq-patience", 1, "--save-interval-updates", 1, "--max-update", 3, "--dsq-levels", LEVELS]
-    workers = [
-        start("train", data, *MODEL, *given, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", RANK=str(rank))
-        for rank in range(2)
-    ]
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    given += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--max-update", 4]
+    workers = [start("-c", WORKER, *given, RANK=str(rank), **meeting) for rank in range(2)]
     logs = [worker.communicate(timeout=120)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(logs)
+
+    first, second = ([line for line in log.splitlines() if line.startswith("STEP")] for log in logs)
+    assert first == second
+    assert len(first) == 3
+    assert first[-1].endswith(" 1")  # the loss got no better: the level rose, on both
     record = json.loads((tmp_path / "dsq_history.json").read_text())
-    # had one worker stayed at the first level, fairseq would have found gradients that disagree
-    assert [level["updates"] for level in record["levels"]] == [2, 1]
-    first = [line for line in logs[0].splitlines() if "| train_inner |" in line]
-    words = [float(line.split("wpb=")[1].split(",")[0]) for line in first]
-    assert record["tokens"] == sum(words)  # of both workers
+    assert record["level"] == 1
+    assert record["updates"] == 4
+    assert record["levels"][1]["updates"] >= 1
+    counts = [float(line.split("wpb=")[1].split(",")[0]) for line in logs[0].splitlines() if "| train_inner |" in line]
+    alone = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
+    assert len(counts) == 3
+    assert 0 < alone < min(counts)
