@@ -82,7 +82,8 @@ class Chain(nn.Module):
         out = {"x": x}
         for layer in self.layers:
             out = layer({"x": out["x"]}, scale=0.5, extra=out["x"])
-        assert out["note"] == "text" and not out["mask"].requires_grad
+        assert out["note"] == "text"
+        assert not out["mask"].requires_grad
         return out["x"] + out["extra"]
 
 

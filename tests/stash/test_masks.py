@@ -44,14 +44,18 @@ def test_bits_are_in_memory_order_lowest_first():
 def test_dropout_noise_is_exact(dtype):
     noise = torch.empty(50, 7, dtype=dtype).bernoulli_(0.7).div_(0.7)
     packed = scaled_mask(noise)
-    assert packed is not None and packed.nbytes == -(-350 // 8)
-    assert torch.equal(packed.get(), noise) and packed.get().dtype == dtype
+    assert packed is not None
+    assert packed.nbytes == -(-350 // 8)
+    assert torch.equal(packed.get(), noise)
+    assert packed.get().dtype == dtype
 
 
 @pytest.mark.parametrize(
     "values",
-    [torch.randn(64), torch.zeros(64), -torch.ones(64), torch.ones(4), torch.tensor([0.0, 1, 2, 0] * 9)]
-    + [torch.cat([torch.ones(300), torch.tensor([2.0])])],
+    [
+        *(torch.randn(64), torch.zeros(64), -torch.ones(64), torch.ones(4), torch.tensor([0.0, 1, 2, 0] * 9)),
+        torch.cat([torch.ones(300), torch.tensor([2.0])]),
+    ],
     ids=["normal", "zeros", "negative", "few", "three values", "third value late"],
 )
 def test_other_tensors_are_no_mask(values):
