@@ -5,7 +5,7 @@ Shapes: T tokens (all leading dimensions), K in-features, k kept rows, B samples
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -39,6 +39,11 @@ class Tokens:
         return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).flatten(1).mean(1)
 
 
+def activation(kept: Tensor) -> Tensor:
+    """``kept`` marked as needing a gradient: hook policies take a saved tensor that needs none for a statistic."""
+    return kept.requires_grad_()
+
+
 def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
     """Row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k): no stash policy rounds it."""
     return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
@@ -51,7 +56,7 @@ def scales_of(index_2k: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class RowSample:
-    """One draw of rows, open to further layers until its activation is gone or its backward begins.
+    """One draw of rows, open to further layers until its activation is gone, or the model's forward is over.
 
     The graph holds it (each layer's node does) and the sampler refers to it weakly: it dies with its graph. While open
     it holds the rows, so that a stash policy's hooks see one live tensor for q, k and v, and pack it once.
@@ -103,10 +108,7 @@ class RowSampler:
 
         A layer that reads an activation again (a second forward on the same input) gets a new draw.
         """
-        for key, other in list(self._shared.items()):
-            if not other.open:
-                other.close()
-                self._shared.pop(key, None)
+        self.close(lambda other: not other.open)
         rows = (
             x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
         )  # contiguous: however the tokens are grouped
@@ -118,6 +120,13 @@ class RowSampler:
         self.tally.readers += 1
         return sample
 
+    def close(self, which: Callable[[RowSample], bool] = lambda sample: True) -> None:
+        """Close samples, by default all: from then on only what autograd saved of them is kept."""
+        for key, sample in list(self._shared.items()):
+            if which(sample):
+                sample.close()
+                del self._shared[key]
+
     def _draw(self, x: Tensor, dtype: torch.dtype, leader: str, tokens: Tokens) -> RowSample:
         h_TK = x.reshape(-1, x.shape[-1])
         k = budget(len(h_TK), self.ratio)
@@ -128,7 +137,7 @@ class RowSampler:
         h_norm_T = torch.linalg.vector_norm(h_TK, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
         p_T = probabilities(h_norm_T, None if norms_B is None else tokens.spread(norms_B))
         rows_k, scale_k = sample_rows(p_T, k, self.uniform(x.device, k))
-        h_kK = h_TK.index_select(0, rows_k).to(dtype)
+        h_kK = activation(h_TK.index_select(0, rows_k).to(dtype))
         index_2k = index_of(rows_k, scale_k)
 
         tally = self.tally

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from dsq.stash.hooks import rules_may_act
-from dsq.stash.row_samples import RowSampler, index_of, scales_of
+from dsq.stash.row_samples import RowSampler, activation, index_of, scales_of
 from dsq.stash.sampling import budget, probabilities, sample_rows
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm")
@@ -84,10 +84,10 @@ def _keep(x: Tensor, dtype: torch.dtype, sampler: RowSampler) -> tuple[Tensor, T
     rows = x.shape[-2]
     k = budget(rows, sampler.ratio)
     if k >= rows or type(x.grad_fn).__name__ == "SoftmaxBackward0":
-        return x.to(dtype), None
+        return activation(x.to(dtype)), None
     p_T = probabilities(torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)))
     rows_k, scale_k = sample_rows(p_T, k, sampler.uniform(x.device, *x.shape[:-2], k))
-    kept = _take(x, rows_k).to(dtype)
+    kept = activation(_take(x, rows_k).to(dtype))
     index = index_of(rows_k, scale_k)
     sampler.tally.products += 1
     sampler.tally.raw_bytes += x.numel() * dtype.itemsize

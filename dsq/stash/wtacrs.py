@@ -106,16 +106,22 @@ def attach(
     for name, module in changed:
         set_attribute(controller, module, "_wtacrs", Site(name, controller.sampler, sample_dim))
     controller.attached = tuple(name for name, _ in changed)
-    start = partial(_start_tally, Site("", controller.sampler, sample_dim))
-    controller.undo.callback(model.register_forward_pre_hook(start, prepend=True).remove)
+    root = Site("", controller.sampler, sample_dim)
+    controller.undo.callback(model.register_forward_pre_hook(partial(_start, root), prepend=True).remove)
+    controller.undo.callback(model.register_forward_hook(partial(_end, root), always_call=True).remove)
     if products:
         around_forward(controller, model, partial(SampledProducts, controller.sampler))
     return controller
 
 
-def _start_tally(site: Site | None, module: nn.Module, args: Any) -> None:
-    if site is not None and torch.is_grad_enabled():
-        site.sampler.tally = Tally()
+def _start(root: Site | None, module: nn.Module, args: Any) -> None:
+    if root is not None and torch.is_grad_enabled():
+        root.sampler.tally = Tally()
+
+
+def _end(root: Site | None, module: nn.Module, args: Any, output: Any) -> None:
+    if root is not None:
+        root.sampler.close()
 
 
 def _check(ratio: float, products: bool, sample_dim: int, seed: int) -> None:

@@ -653,3 +653,35 @@ def test_a_product_with_one_constant_operand_or_broadcast_stays_exact():
     sampled = gradients(model, x)
     assert "0 operands of other products" in str(controller.report())
     torch.testing.assert_close(sampled["mix.weight"], exact["mix.weight"])
+
+
+@pytest.mark.parametrize("order", [("wtacrs", "bfp"), ("bfp", "wtacrs")])
+def test_another_policy_packs_the_rows_once(order):
+    model, x = attention(), tokens(1, 8, 40)
+    alone = dsq.stash.apply(model, "wtacrs", products=True)
+    model(x)
+    rows = alone.report().kept_bytes
+    alone.remove()
+    for name in order:
+        dsq.stash.apply(model, name, **({"bits": 4} if name == "bfp" else {"products": True}))
+    report = dsq.stash.measure(lambda: model(x))
+    linears = [h for h in report.held if "SampledLinear" in h.op]
+    assert not [h for h in linears if h.dtype == "float32"]
+    codes = sum(h.nbytes for h in linears if h.dtype == "uint8")
+    index = sum(h.nbytes for h in linears if h.dtype == "int32")
+    assert codes == (rows - index) * 4.5 / 32
+    model(x).sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_rows_packed_by_another_policy_still_give_the_gradient():
+    """16 bits are nearly exact: the same draw with and without them gives nearly the same gradient."""
+    x, grads = tokens(), []
+    for packed in (False, True):
+        model = attention()
+        dsq.stash.apply(model, "wtacrs", seed=2)
+        if packed:
+            dsq.stash.apply(model, "bfp", bits=16)
+        grads.append(gradients(model, x))
+    for name, g in grads[0].items():
+        torch.testing.assert_close(grads[1][name], g, rtol=1e-3, atol=1e-3 * g.abs().max().item())
