@@ -11,7 +11,7 @@ constexpr int UNITS = STEP / LANES;
 
 // ---- a step's codes, one in each 32-bit lane, as whole bytes or pairs of them, in order ----
 
-inline void narrow(const I code[UNITS], int16_t out[STEP]) {
+INLINE void narrow(const I code[UNITS], int16_t out[STEP]) {
 #if LANES == 16
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
   for (int i = 0; i < UNITS; i += 2)
@@ -27,21 +27,21 @@ inline void narrow(const I code[UNITS], int16_t out[STEP]) {
 }
 
 #if LANES == 16
-inline __m512i narrow_to_bytes(const I code[UNITS]) {
+INLINE __m512i narrow_to_bytes(const I code[UNITS]) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   __m512i low = _mm512_packs_epi32((__m512i)code[0], (__m512i)code[1]);
   __m512i high = _mm512_packs_epi32((__m512i)code[2], (__m512i)code[3]);
   return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
 }
 #elif LANES == 8
-inline __m256i narrow_to_bytes(const I code[4]) {
+INLINE __m256i narrow_to_bytes(const I code[4]) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   __m256i low = _mm256_packs_epi32((__m256i)code[0], (__m256i)code[1]);
   __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
   return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
 }
 #elif defined DSQ_X86
-inline __m128i narrow_to_bytes(const I code[4]) {
+INLINE __m128i narrow_to_bytes(const I code[4]) {
   __m128i low = _mm_packs_epi32((__m128i)code[0], (__m128i)code[1]);
   __m128i high = _mm_packs_epi32((__m128i)code[2], (__m128i)code[3]);
   return _mm_packs_epi16(low, high);
@@ -50,24 +50,32 @@ inline __m128i narrow_to_bytes(const I code[4]) {
 
 // ---- packing ----
 
-// Eight codes fill `bits` bytes; sixteen are written.
-inline void pack_eight(const int16_t* code, int bits, uint8_t* out) {
-  uint64_t mask = (1ull << bits) - 1, low = 0, high = 0;
-  for (int i = 3; i >= 0; i--) {
-    low = low << bits | (code[i] & mask);
-    high = high << bits | (code[i + 4] & mask);
+// Any width: codes pair up in 32-bit lanes, pairs in 64-bit lanes, those in 128 bits, the upper one shifted down to
+// where the lower one ends. Eight codes fill `bits` bytes; sixteen are written.
+INLINE void pack_any(const int16_t code[STEP], int bits, uint8_t* out) {
+  const uint32_t one = (1u << bits) - 1, ones = one | one << 16;
+  const uint64_t two = (1ull << 2 * bits) - 1;
+  const int shift = 4 * bits;  // at most 60: width 16 does not come here
+  alignas(64) uint64_t four[STEP / 4];
+  for (int i = 0; i < STEP; i += 2 * LANES) {
+    U pair = read<U>(code + i) & ones;
+    pair = (pair & one) | ((pair >> (16 - bits)) & ~one);
+    U64 quad = (U64)pair;
+    quad = (quad & two) | ((quad >> (32 - 2 * bits)) & ~two);
+    write(four + i / 4, quad);
   }
-  int shift = 4 * bits;  // at most 60: width 16 does not come here
-  uint64_t words[2] = {low | high << shift, high >> (64 - shift)};
-  memcpy(out, words, sizeof words);
+  for (int i = 0; i < STEP / 4; i += 2, out += bits) {
+    uint64_t words[2] = {four[i] | four[i + 1] << shift, four[i + 1] >> (64 - shift)};
+    memcpy(out, words, sizeof words);
+  }
 }
 
 // Packs a step. WIDTH is the width where it has a way of its own, else 0, which writes 16 bytes more than the step's.
-template <int WIDTH> inline void pack_step(const I code[UNITS], int bits, uint8_t* out) {
+template <int WIDTH> INLINE void pack_step(const I code[UNITS], int bits, uint8_t* out) {
   if constexpr (WIDTH == 0) {
-    int16_t pair[STEP];
+    alignas(64) int16_t pair[STEP];
     narrow(code, pair);
-    for (int i = 0; i < STEP; i += 8) pack_eight(pair + i, bits, out + i / 8 * bits);
+    pack_any(pair, bits, out);
   } else if constexpr (WIDTH == 16) {
     narrow(code, (int16_t*)out);
 #if LANES == 16
@@ -141,7 +149,7 @@ template <int WIDTH> inline void pack_step(const I code[UNITS], int bits, uint8_
 // ---- and back ----
 
 #if LANES == 4
-inline void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
+INLINE void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
   uint64_t words[2];
   memcpy(words, in, sizeof words);
   int shift = 4 * bits;
@@ -173,7 +181,7 @@ class Unpacker {
 #endif
   }
 
-  void step(const uint8_t* in, I code[UNITS]) const {
+  INLINE void step(const uint8_t* in, I code[UNITS]) const {
 #if LANES == 16
 #pragma GCC unroll 4
     for (int i = 0; i < UNITS; i++) {

@@ -27,7 +27,7 @@ template <class Out> struct Values {
   Out* step_of(Out* to, int i) const { return to + i; }
   size_t size(int n) const { return (size_t)n * sizeof(Out); }
 
-  template <class GetFactors> void put(const I code[UNITS], GetFactors factors, Out* to, bool whole) const {
+  template <class GetFactors> INLINE void put(const I code[UNITS], GetFactors factors, Out* to, bool whole) const {
     if (whole && stream_out) {
 #pragma GCC unroll 16
       for (int u = 0; u < UNITS; u++) stream(to + u * LANES, decode_lanes(code[u], factors(u * LANES)));
@@ -52,14 +52,14 @@ template <int WIDTH> struct Codes {
   uint8_t* step_of(uint8_t* to, int i) const { return to + i / 8 * bits; }
   size_t size(int n) const { return (size_t)ceil_div(n * bits, 8); }
 
-  template <class GetFactors> void put(const I code[UNITS], GetFactors, uint8_t* to, bool) const {
+  template <class GetFactors> INLINE void put(const I code[UNITS], GetFactors, uint8_t* to, bool) const {
     pack_step<WIDTH>(code, bits, to);
   }
 };
 
-// Calls step(x, to, i) for the steps i = 0, 64 of the chunk of n columns at (row, column).
+// Calls step(x, to, i, whole) for the steps i = 0, 64 of the chunk of n columns at (row, column); decoding has no x.
 template <class In, class Sink, class Step>
-inline void each_step(const In* x, int n, const Sink& sink, int64_t row, int64_t column, Step step) {
+INLINE void each_step(const In* x, int n, const Sink& sink, int64_t row, int64_t column, Step step) {
   typename Sink::Unit* target = sink.place(row, column);
   if (n == CHUNK && Sink::DIRECT) {
     for (int i = 0; i < CHUNK; i += STEP) step(x + i, sink.step_of(target, i), i, true);
@@ -67,19 +67,19 @@ inline void each_step(const In* x, int n, const Sink& sink, int64_t row, int64_t
   }
   alignas(64) In few[CHUNK];
   alignas(64) typename Sink::Unit waiting[Sink::ROOM];
-  if (n < CHUNK) {
+  if (x && n < CHUNK) {
     memset(few, 0, sizeof few);
     memcpy(few, x, (size_t)n * sizeof(In));
     x = few;
   }
-  for (int i = 0; i < n; i += STEP) step(x + i, sink.step_of(waiting, i), i, false);
+  for (int i = 0; i < n; i += STEP) step(x ? x + i : x, sink.step_of(waiting, i), i, false);
   memcpy(target, waiting, sink.size(n));
 }
 
 // ---- exponents ----
 
 // The largest stored exponent of each of a step's groups of 16 columns, a byte each.
-inline uint32_t exponents_of(const F x[UNITS]) {
+INLINE uint32_t exponents_of(const F x[UNITS]) {
   constexpr int units = 16 / LANES;
   I most[4];
 #pragma GCC unroll 4
@@ -91,7 +91,7 @@ inline uint32_t exponents_of(const F x[UNITS]) {
   return four_exponents(most[0], most[1], most[2], most[3]);
 }
 
-template <class In> inline void load_step(const In* x, F value[UNITS]) {
+template <class In> INLINE void load_step(const In* x, F value[UNITS]) {
 #pragma GCC unroll 16
   for (int u = 0; u < UNITS; u++) value[u] = load(x + u * LANES);
 }
@@ -99,7 +99,7 @@ template <class In> inline void load_step(const In* x, F value[UNITS]) {
 // ---- a step, under exponents of its groups or its columns ----
 
 template <bool STOCHASTIC, class Sink, class GetFactors>
-inline void encode_step(const F x[UNITS], GetFactors factors, F max_code, const Random& random, int i, const Sink& sink,
+INLINE void encode_step(const F x[UNITS], GetFactors factors, F max_code, const Random& random, int i, const Sink& sink,
                         typename Sink::Unit* to, bool whole) {
   I code[UNITS];
 #pragma GCC unroll 16
@@ -123,25 +123,27 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
   void boxes_of_16(int64_t row, int64_t column) {
     uint8_t exponent[CHUNK / 16];
     each_step(values(row, column), left(column), sink, row, column,
-              [&](const In* x, typename Sink::Unit* to, int i, bool whole) {
+              [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
                 load_step(x, value);
                 const uint32_t four = exponents_of(value);
                 memcpy(exponent + i / 16, &four, 4);
-                auto factors = [&](int c) { return group_factors<STOCHASTIC>(scales, four >> c / 16 * 8 & 255); };
+                auto factors = [&](int c) ALWAYS { return group_factors<STOCHASTIC>(scales, four >> c / 16 * 8 & 255); };
                 encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
               });
-    if (job.exponents)
-      memcpy(job.exponents + row * ceil_div(p.columns, 16) + column / 16, exponent, (size_t)ceil_div(left(column), 16));
+    if (!job.exponents) return;
+    uint8_t* to = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
+    if (left(column) == CHUNK) memcpy(to, exponent, CHUNK / 16);
+    else memcpy(to, exponent, (size_t)ceil_div(left(column), 16));
   }
 
   // Exponents known, one for each 16 columns of the chunk.
   void under_groups(int64_t row, int64_t column, const uint8_t exponent[CHUNK / 16]) {
     each_step(values(row, column), left(column), sink, row, column,
-              [&](const In* x, typename Sink::Unit* to, int i, bool whole) {
+              [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
                 load_step(x, value);
-                auto factors = [&](int c) { return group_factors<STOCHASTIC>(scales, exponent[(i + c) / 16]); };
+                auto factors = [&](int c) ALWAYS { return group_factors<STOCHASTIC>(scales, exponent[(i + c) / 16]); };
                 encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
               });
   }
@@ -149,10 +151,10 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
   // Exponents known, one for each column of the chunk.
   void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column) {
     each_step(values(row, column), left(column), sink, row, column,
-              [&](const In* x, typename Sink::Unit* to, int i, bool whole) {
+              [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
                 load_step(x, value);
-                auto factors = [&](int c) { return by_column.at(i + c); };
+                auto factors = [&](int c) ALWAYS { return by_column.at(i + c); };
                 encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
               });
   }
@@ -259,57 +261,75 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
 
 // ---- back ----
 
-template <class Out> void decode(const Job& job, int64_t begin, int64_t end) {
+template <class Out> struct Decoder {
+  const Job& job;
   const Plan& p = *job.plan;
-  const Tasks tasks = encode_tasks(p);
-  const bool rows = boxes_along_rows(p), grouped = !rows && p.box % 16 == 0;
-  const int64_t boxes = p.box ? ceil_div(p.columns, p.box) : 0;
+  const Scales& scales = *job.scales;
+  const Unpacker unpacker{p.bits};
+  const Values<Out> sink{job};
   const uint8_t* codes_end = job.codes + p.outer * p.rows * p.row_bytes;
-  const Unpacker unpacker(p.bits);
-  const Values<Out> sink(job);
-  ColumnFactors<false> by_column;
-  uint8_t group[CHUNK / 16];
-  if (p.box == 0) memset(group, job.tensor_exponent, sizeof group);
-  int64_t block = begin / tasks.strips, strip = begin % tasks.strips;
-  for (int64_t task = begin; task < end; task++) {
-    const int64_t first = strip * tasks.width;
-    const int64_t last = first + tasks.width < p.columns ? first + tasks.width : p.columns;
-    int64_t top = block, bottom = block + 1;
-    if (rows) {
-      const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
-      top = outer * p.rows + box * p.box;
-      bottom = top + p.box < (outer + 1) * p.rows ? top + p.box : (outer + 1) * p.rows;
-    }
-    for (int64_t column = first; column < last; column += CHUNK) {
-      const int n = (int)(last - column < CHUNK ? last - column : CHUNK);
-      const uint8_t* e = job.exponents + (rows ? block * p.columns + column : block * boxes);
-      if (p.box == 16 && grouped) memcpy(group, e + column / 16, (size_t)ceil_div(n, 16));
-      else if (p.box && grouped) for (int g = 0; 16 * g < n; g++) group[g] = e[(column + 16 * g) / p.box];
-      else if (p.box) for (int i = 0; i < n; i++) by_column.set(*job.scales, i, rows ? e[i] : e[(column + i) / p.box]);
 
-      for (int64_t row = top; row < bottom; row++) {
-        const uint8_t* in = job.codes + row * p.row_bytes + column / 8 * p.bits;
-        uint8_t few[CHUNK * 2 + 16];
-        if (codes_end - in < 16 * p.bits + 16) {
-          const size_t bytes = (size_t)(codes_end - in);
-          memcpy(few, in, bytes);
-          memset(few + bytes, 0, sizeof few - bytes);
-          in = few;
-        }
-        each_step((const Out*)nullptr, n, sink, row, column, [&](const Out*, Out* to, int i, bool whole) {
-          I code[UNITS];
-          unpacker.step(in + i / 8 * p.bits, code);
-          if (grouped)
-            sink.put(code, [&](int c) { return group_factors<false>(*job.scales, group[(i + c) / 16]); }, to, whole);
-          else
-            sink.put(code, [&](int c) { return by_column.at(i + c); }, to, whole);
-        });
-      }
+  // n columns from (row, column), under factors(column of the chunk).
+  template <class GetFactors> INLINE void under(int64_t row, int64_t column, int n, GetFactors factors) const {
+    const uint8_t* in = job.codes + row * p.row_bytes + column / 8 * p.bits;
+    uint8_t few[CHUNK * 2 + 16];
+    if (codes_end - in < 16 * p.bits + 16) {  // the unpacker reads beyond
+      const size_t bytes = (size_t)(codes_end - in);
+      memcpy(few, in, bytes);
+      memset(few + bytes, 0, sizeof few - bytes);
+      in = few;
     }
-    if (++strip == tasks.strips) strip = 0, block++;
+    each_step((const Out*)nullptr, n, sink, row, column, [&](const Out*, Out* to, int i, bool whole) ALWAYS {
+      I code[UNITS];
+      unpacker.step(in + i / 8 * p.bits, code);
+      sink.put(code, [&](int c) ALWAYS { return factors(i + c); }, to, whole);
+    });
   }
-  end_of_streams();
-}
+
+  // Boxes along the columns, or one for the tensor.
+  void columns(int64_t begin, int64_t end) const {
+    const Tasks tasks = encode_tasks(p);
+    const int64_t boxes = p.box ? ceil_div(p.columns, p.box) : 0;
+    int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
+    ColumnFactors<false> by_column;
+    uint8_t group[CHUNK / 16];
+    memset(group, job.tensor_exponent, sizeof group);
+    auto factors_of_group = [&](int c) ALWAYS { return group_factors<false>(scales, group[c / 16]); };
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t first = strip * tasks.width;
+      const int64_t last = first + tasks.width < p.columns ? first + tasks.width : p.columns;
+      const uint8_t* exponent = job.exponents + row * boxes;
+      for (int64_t column = first; column < last; column += CHUNK) {
+        const int n = (int)(last - column < CHUNK ? last - column : CHUNK);
+        if (p.box % 16 == 0) {
+          if (p.box == 16 && n == CHUNK) memcpy(group, exponent + column / 16, CHUNK / 16);
+          else if (p.box) for (int g = 0; 16 * g < n; g++) group[g] = exponent[(column + 16 * g) / p.box];
+          under(row, column, n, factors_of_group);
+        } else {
+          for (int i = 0; i < n; i++) by_column.set(scales, i, exponent[(column + i) / p.box]);
+          under(row, column, n, [&](int c) ALWAYS { return by_column.at(c); });
+        }
+      }
+      if (++strip == tasks.strips) strip = 0, row++;
+    }
+  }
+
+  void rows(int64_t begin, int64_t end) const {
+    const Tasks tasks = encode_tasks(p);
+    int64_t block = begin / tasks.strips, strip = begin % tasks.strips;
+    ColumnFactors<false> by_column;
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer, column = strip * CHUNK;
+      const int64_t top = outer * p.rows + box * p.box, last = (outer + 1) * p.rows;
+      const int64_t bottom = top + p.box < last ? top + p.box : last;
+      const int n = (int)(p.columns - column < CHUNK ? p.columns - column : CHUNK);
+      for (int i = 0; i < n; i++) by_column.set(scales, i, job.exponents[block * p.columns + column + i]);
+      for (int64_t row = top; row < bottom; row++)
+        under(row, column, n, [&](int c) ALWAYS { return by_column.at(c); });
+      if (++strip == tasks.strips) strip = 0, block++;
+    }
+  }
+};
 
 // ---- the entries of the table ----
 
@@ -338,6 +358,12 @@ template <class Sink, class In> void encode_into(const Job& job, int64_t begin, 
     Encoder<false, In, Sink> encoder{job};
     rows ? encoder.rows(begin, end) : encoder.columns(begin, end);
   }
+  end_of_streams();
+}
+
+template <class Out> void decode(const Job& job, int64_t begin, int64_t end) {
+  const Decoder<Out> decoder{job};
+  boxes_along_rows(*job.plan) ? decoder.rows(begin, end) : decoder.columns(begin, end);
   end_of_streams();
 }
 

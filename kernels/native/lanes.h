@@ -13,29 +13,46 @@
 
 namespace {
 
+// The hot loops are cut into functions for the reader; the compiler must not keep them apart.
+#define ALWAYS __attribute__((always_inline))
+#define INLINE inline ALWAYS
+
 #define VECTOR(type, count) __attribute__((vector_size(sizeof(type) * (count)))) type
 typedef VECTOR(float, LANES) F;
 typedef VECTOR(int32_t, LANES) I;
 typedef VECTOR(uint32_t, LANES) U;
+typedef VECTOR(uint64_t, LANES / 2) U64;
 typedef VECTOR(uint16_t, LANES) U16;
 typedef VECTOR(int16_t, LANES) I16;
 
 struct bf16 { uint16_t bits; };
 struct half { uint16_t bits; };
 
-template <class V> inline V read(const void* p) {
+template <class V> INLINE V read(const void* p) {
   V v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-template <class V> inline void write(void* p, V v) { memcpy(p, &v, sizeof v); }
+template <class V> INLINE void write(void* p, V v) { memcpy(p, &v, sizeof v); }
 
-inline F splat(float x) { return F{} + x; }
-inline I splat(int32_t x) { return I{} + x; }
-inline F choose(I mask, F a, F b) { return (F)((mask & (I)a) | (~mask & (I)b)); }
-inline I choose(I mask, I a, I b) { return (mask & a) | (~mask & b); }
+INLINE F splat(float x) {
+#if LANES == 16
+  return (F)_mm512_set1_ps(x);
+#elif LANES == 8
+  return (F)_mm256_set1_ps(x);
+#elif defined DSQ_X86
+  return (F)_mm_set1_ps(x);
+#else
+  F v;
+  for (int i = 0; i < LANES; i++) v[i] = x;
+  return v;
+#endif
+}
+INLINE I splat(int32_t x) { return I{} + x; }
+INLINE F choose(I mask, F a, F b) { return (F)((mask & (I)a) | (~mask & (I)b)); }
+INLINE I choose(I mask, I a, I b) { return (mask & a) | (~mask & b); }
 
-inline I max_of(I a, I b) {
+INLINE I max_of(I a, I b) {
 #if LANES == 16
   return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #elif LANES == 8
@@ -45,10 +62,10 @@ inline I max_of(I a, I b) {
 #endif
 }
 
-inline F absolute(F x) { return (F)((I)x & 0x7fffffff); }
+INLINE F absolute(F x) { return (F)((I)x & 0x7fffffff); }
 
 // The smaller magnitude, with the sign of x. A NaN may come out as anything.
-inline F clamp(F x, F bound) {
+INLINE F clamp(F x, F bound) {
 #if LANES == 16
   return (F)_mm512_range_ps((__m512)x, (__m512)bound, 0b0010);
 #elif LANES == 8
@@ -62,7 +79,7 @@ inline F clamp(F x, F bound) {
 }
 
 // To the nearest whole number, ties to even; |x| < 2^22.
-inline I nearest(F x) {
+INLINE I nearest(F x) {
 #if LANES == 16
   return (I)_mm512_cvtps_epi32((__m512)x);
 #elif LANES == 8
@@ -77,11 +94,11 @@ inline I nearest(F x) {
 
 // ---- values in memory: float, bfloat16 and half, to float and back; rounding is to nearest even ----
 
-inline F load(const float* p) { return read<F>(p); }
+INLINE F load(const float* p) { return read<F>(p); }
 
-inline F load(const bf16* p) { return (F)(__builtin_convertvector(read<U16>(p), U) << 16); }
+INLINE F load(const bf16* p) { return (F)(__builtin_convertvector(read<U16>(p), U) << 16); }
 
-inline F load(const half* p) {
+INLINE F load(const half* p) {
 #if LANES == 16
   return (F)_mm512_cvtph_ps(read<__m256i>(p));
 #elif LANES == 8
@@ -95,14 +112,14 @@ inline F load(const half* p) {
 #endif
 }
 
-inline void store(float* p, F x) { write(p, x); }
+INLINE void store(float* p, F x) { write(p, x); }
 
-inline void store(bf16* p, F x) {
+INLINE void store(bf16* p, F x) {
   U u = (U)x;
   write(p, __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, U16));
 }
 
-inline void store(half* p, F x) {
+INLINE void store(half* p, F x) {
 #if LANES == 16
   write(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif LANES == 8
@@ -119,7 +136,7 @@ inline void store(half* p, F x) {
 }
 
 // The same past the caches, which saves reading what is overwritten; p is aligned to what is stored.
-inline void stream(float* p, F x) {
+INLINE void stream(float* p, F x) {
 #if LANES == 16
   _mm512_stream_ps(p, (__m512)x);
 #elif LANES == 8
@@ -131,7 +148,7 @@ inline void stream(float* p, F x) {
 #endif
 }
 
-template <class T> inline void stream(T* p, F x) {
+template <class T> INLINE void stream(T* p, F x) {
 #if LANES == 16
   alignas(32) T narrow[LANES];
   store(narrow, x);
@@ -145,7 +162,7 @@ template <class T> inline void stream(T* p, F x) {
 #endif
 }
 
-inline void end_of_streams() {
+INLINE void end_of_streams() {
 #ifdef DSQ_X86
   _mm_sfence();
 #endif
@@ -153,10 +170,10 @@ inline void end_of_streams() {
 
 // ---- exponents ----
 
-inline I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
+INLINE I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
 
 // The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes.
-inline uint32_t four_exponents(I a, I b, I c, I d) {
+INLINE uint32_t four_exponents(I a, I b, I c, I d) {
   U bytes = ((U)a >> 23) | (((U)b >> 15) & 0xff00) | (((U)c >> 7) & 0xff0000) | (((U)d << 1) & 0xff000000);
 #if LANES == 16
   __m256i y = _mm256_max_epu8(_mm512_castsi512_si256((__m512i)bytes), _mm512_extracti64x4_epi64((__m512i)bytes, 1));
@@ -183,7 +200,7 @@ inline uint32_t four_exponents(I a, I b, I c, I d) {
 #endif
 }
 
-inline uint32_t largest_lane(I a) {
+INLINE uint32_t largest_lane(I a) {
   int32_t lane[LANES], most = 0;
   memcpy(lane, &a, sizeof lane);
   for (int i = 0; i < LANES; i++) most = lane[i] > most ? lane[i] : most;

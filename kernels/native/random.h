@@ -5,9 +5,7 @@
 
 namespace {
 
-typedef VECTOR(uint64_t, LANES / 2) U64;
-
-inline U64 multiply_low_halves(U64 a, U64 b) {
+INLINE U64 multiply_low_halves(U64 a, U64 b) {
 #if LANES == 16
   return (U64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 #elif LANES == 8
@@ -19,7 +17,7 @@ inline U64 multiply_low_halves(U64 a, U64 b) {
 #endif
 }
 
-inline U64 even_numbers() {
+INLINE U64 even_numbers() {
   U64 even = {};
   for (int i = 0; i < LANES / 2; i++) even[i] = 2 * (uint64_t)i;
   return even;
@@ -32,7 +30,7 @@ struct Random {
 
   // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
   // multiplier finds it there; what is left in the high half it ignores.
-  void draw(int64_t row, int64_t block) {
+  INLINE void draw(int64_t row, int64_t block) {
     for (int first = 0; first < 16; first += LANES) {
       U64 parts[2][4];
       for (int odd = 0; odd < 2; odd++) {
@@ -57,7 +55,7 @@ struct Random {
   }
 
   // Numbers k of columns column..column + LANES - 1 of the chunk; the uniform number is (k + 1/2) / 2^16.
-  U at(int column) const {
+  INLINE U at(int column) const {
     U word = read<U>(words[column / 32] + column % 16);
     return column / 16 % 2 ? word >> 16 : word & 0xffff;
   }

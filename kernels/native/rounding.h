@@ -16,7 +16,7 @@ struct Factors {
 };
 
 // One exponent for a group of 16 columns.
-template <bool STOCHASTIC> inline Factors group_factors(const Scales& s, uint32_t exponent) {
+template <bool STOCHASTIC> INLINE Factors group_factors(const Scales& s, uint32_t exponent) {
 #if LANES == 16
   return {splat((STOCHASTIC ? s.power_16 : s.power)[exponent]), splat(s.down[exponent])};
 #else
@@ -33,7 +33,7 @@ template <bool STOCHASTIC> struct ColumnFactors {
 #endif
   alignas(64) float down[CHUNK];
 
-  void set(const Scales& s, int column, uint8_t exponent) {
+  INLINE void set(const Scales& s, int column, uint8_t exponent) {
 #if LANES == 16
     power[column] = (STOCHASTIC ? s.power_16 : s.power)[exponent];
 #else
@@ -41,7 +41,7 @@ template <bool STOCHASTIC> struct ColumnFactors {
 #endif
     down[column] = s.down[exponent];
   }
-  Factors at(int column) const {
+  INLINE Factors at(int column) const {
 #if LANES == 16
     return {load(power + column), load(down + column)};
 #else
@@ -53,7 +53,7 @@ template <bool STOCHASTIC> struct ColumnFactors {
 // Codes of x, the column its place in the chunk's random numbers. With ZERO_NAN, a box that holds a NaN or an infinity
 // has codes 0; else they are any numbers.
 template <bool STOCHASTIC, bool ZERO_NAN>
-inline I round_to_code(F x, const Factors& f, F max_code, const Random& random, int column) {
+INLINE I round_to_code(F x, const Factors& f, F max_code, const Random& random, int column) {
 #if LANES == 16
   F t = (F)_mm512_scalef_ps((__m512)x, (__m512)f.power);
   const __mmask16 number = ZERO_NAN ? _mm512_cmp_ps_mask((__m512)t, (__m512)t, _CMP_ORD_Q) : (__mmask16)-1;
@@ -86,6 +86,6 @@ inline I round_to_code(F x, const Factors& f, F max_code, const Random& random, 
 #endif
 }
 
-inline F decode_lanes(I code, const Factors& f) { return __builtin_convertvector(code, F) * f.down; }
+INLINE F decode_lanes(I code, const Factors& f) { return __builtin_convertvector(code, F) * f.down; }
 
 }  // namespace
