@@ -6,7 +6,8 @@ forward runs as PyTorch wrote it, under a mode that sends those calls to sampled
 
 from __future__ import annotations
 
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from dsq.stash.attention import own_body
 from dsq.stash.row_samples import Tokens
 from dsq.stash.sampled_linear import Site, sampled_linear
 
-_attend = own_body(F.multi_head_attention_forward)
+_attend = own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
 class SampledAttention(nn.MultiheadAttention):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dsq.stash
-import dsq.stash.wtacrs  # registers the policy
 
 
 class Attention(nn.Module):
