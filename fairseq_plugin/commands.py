@@ -39,7 +39,7 @@ def _run(command: str) -> None:
     try:
         _fairseq_main(command)()
     except Exception as error:
-        message = next(filter(None, map(_explain, _causes(error))), None)
+        message = next(filter(None, (_explain(cause, command) for cause in _causes(error))), None)
         if message is None:
             raise
         print(f"{prog}: error: {message}", file=sys.stderr)
@@ -71,15 +71,20 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         yield error
 
 
-def _explain(error: BaseException) -> str | None:
+def _explain(error: BaseException, command: str) -> str | None:
     """What to tell the user of ``error``; None if it is no mistake of theirs."""
     from fairseq_plugin.flags import InputError
 
     text = str(error)
     if isinstance(error, InputError):
         return text
+    if isinstance(error, FileNotFoundError) and command == "preprocess":
+        return f"{error.filename or text} does not exist: give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
     if isinstance(error, FileNotFoundError):
-        return f"data: {error.filename or text} does not exist: give a directory that dsq-preprocess wrote"
+        missing = f"{error.filename} does not exist" if error.filename else text
+        return f"data: {missing}: give a directory that dsq-preprocess wrote"
+    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
+        return f"--save-dir or --destdir: {error.filename} cannot be written to: give another directory"
     if text.startswith("Model file not found: "):
         return f"--path: {text.partition(': ')[2]} does not exist: give a checkpoint that dsq-train wrote"
     if "Torch not compiled with CUDA enabled" in text:

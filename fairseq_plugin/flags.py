@@ -17,7 +17,6 @@ from dsq.precision import parse_levels
 
 _DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
 
-
 logger = logging.getLogger(__name__)
 
 ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A

@@ -5,7 +5,6 @@ generation and on fine-tuning. The state is Python data (get_extra_state): buffe
 """
 
 import dataclasses
-import logging
 from typing import Any
 
 from torch import nn
@@ -13,8 +12,6 @@ from torch import nn
 import dsq
 from dsq.precision import Precision
 from fairseq_plugin.flags import InputError, flag_of, quiet
-
-logger = logging.getLogger(__name__)
 
 #: the name of the submodule, and of its entry in a state dict
 NAME = "dsq"

@@ -75,6 +75,20 @@ def test_missing_data(capsys, tmp_path: Path, trained: Path) -> None:
     assert expected in refusal(capsys, "generate", tmp_path / "none", "--path", trained / "checkpoint_last.pt")
 
 
+def test_missing_subset(capsys, data: Path, tmp_path: Path) -> None:
+    said = refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path, "--valid-subset", "dev")
+    assert "data: Dataset not found: dev" in said
+    assert "give a directory that dsq-preprocess wrote" in said
+
+
+def test_save_dir_that_is_a_file(capsys, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    said = refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path / "run")
+    assert f"--save-dir or --destdir: {tmp_path / 'run'}" in said
+    assert "cannot be written to" in said
+    assert (tmp_path / "run").read_text() == "mine"
+
+
 def test_missing_checkpoint(capsys, data: Path, tmp_path: Path) -> None:
     said = refusal(capsys, "generate", data, "--path", tmp_path / "none.pt")
     assert f"--path: {tmp_path / 'none.pt'} does not exist: give a checkpoint that dsq-train wrote" in said

@@ -12,7 +12,7 @@ from tests.fairseq_plugin.harness import LEVELS, MODEL, run, start
 UPDATES = 44
 #: a learning rate too high to get far, so that the level rises; random numbers in dropout and in the rounding
 SCHEDULE = ["--lr", 0.1, "--save-interval-updates", 4, "--max-update", UPDATES, "--dsq-levels", LEVELS]
-SCHEDULE += ["--dsq-patience", 2]
+SCHEDULE += ["--dsq-patience", 2, "--dsq-rounding", "stochastic"]
 
 
 def kill_after(checkpoint: Path, data: Path) -> None:
