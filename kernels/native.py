@@ -1,12 +1,13 @@
 """The CPU backend: the C++ kernels of native/, a plain shared library that setup.py builds beside this file.
 
-The library is called with raw pointers (ctypes) and knows nothing of PyTorch; its threads are those of the OpenMP runtime
-that PyTorch has loaded, as many as ``torch.get_num_threads()`` says. The instruction set is chosen at run time.
+The library is called with raw pointers (ctypes) and knows nothing of PyTorch; its threads are those of the OpenMP
+runtime that PyTorch has loaded, as many as ``torch.get_num_threads()`` says. The instruction set is chosen at run time.
 Where the library was not built, the reference serves the CPU, and a warning says so once.
 """
 
 import ctypes
 import warnings
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -48,11 +49,9 @@ def _load() -> ctypes.CDLL:
             function.argtypes = arguments
             function.restype = ctypes.c_int64 if name.endswith("_scratch") else None
     library.dsq_isa.restype = ctypes.c_char_p
-    try:
+    with suppress(AttributeError):  # PyTorch built without OpenMP: one thread
         # looked up through PyTorch's own dependencies: the OpenMP runtime it uses, whatever its file is called
         library.dsq_use_threads(ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, pointer))
-    except AttributeError:  # built without OpenMP: one thread
-        pass
     return library
 
 
@@ -93,14 +92,14 @@ def backend(isa: str) -> Backend:
     """The native kernels for one instruction set: a key of ``instruction_sets()``."""
     index = instruction_sets()[isa]
     threads = torch.get_num_threads
-    run_quantize, run_pack, run_unpack = _library.dsq_quantize, _library.dsq_pack, _library.dsq_unpack
+    run_quantize, run_pack, run_unpack = library().dsq_quantize, library().dsq_pack, library().dsq_unpack
 
     @lru_cache(maxsize=4096)
     def plan(
         grid: Grid, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
     ) -> tuple[int, tuple[int, ...], tuple[int, ...], _Plan]:
         """Address of the plan, shapes of codes and of exponents; and the plan, kept alive."""
-        rows, row_bytes = code_shape = layout.code_shape(grid.bits)
+        _, row_bytes = code_shape = layout.code_shape(grid.bits)
         exponent = -1 if grid.exponent is None else grid.exponent + BIAS
         made = _Plan(
             *(layout.outer, layout.rows, layout.columns, row_bytes),
@@ -116,7 +115,7 @@ def backend(isa: str) -> Backend:
             return quantize(x.float(), grid, layout, seed, torch.float32).to(dtype)
         if out is None:
             out = torch.empty_like(x, dtype=dtype)
-        address, *_ = plan(grid, layout, x.dtype, dtype, seed is not None)
+        address = plan(grid, layout, x.dtype, dtype, seed is not None)[0]
         run_quantize(address, x.data_ptr(), out.data_ptr(), threads(), (seed or 0) & _SEED_MASK)
         return out
 
@@ -127,7 +126,7 @@ def backend(isa: str) -> Backend:
             x = x.float()
         address, code_shape, exponent_shape, _ = plan(grid, layout, x.dtype, x.dtype, seed is not None)
         if out is None:
-            out = torch.empty(code_shape, dtype=torch.uint8), torch.empty(exponent_shape, dtype=torch.uint8)
+            out = torch.empty(*code_shape, dtype=torch.uint8), torch.empty(*exponent_shape, dtype=torch.uint8)
         codes, exponents = out
         seed = (seed or 0) & _SEED_MASK
         run_pack(address, x.data_ptr(), codes.data_ptr(), exponents.data_ptr(), threads(), seed)
@@ -139,8 +138,8 @@ def backend(isa: str) -> Backend:
         if dtype is torch.float64:
             return unpack(codes, exponents, grid, layout, torch.float32).to(dtype)
         if out is None:
-            out = torch.empty((layout.outer, layout.rows, layout.columns), dtype=dtype)
-        address, *_ = plan(grid, layout, dtype, dtype, False)
+            out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype)
+        address = plan(grid, layout, dtype, dtype, False)[0]
         run_unpack(address, codes.data_ptr(), exponents.data_ptr(), out.data_ptr(), threads())
         return out
 

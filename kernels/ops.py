@@ -5,9 +5,11 @@ autograd. ``seed`` None rounds to nearest, ties to even; a number rounds stochas
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .backends import backend_for
 from .grid import Grid, Layout
@@ -23,13 +25,39 @@ def define(schema: str, implementation: Callable, fake: Callable) -> None:
     torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
 
 
+_PLAIN = (Tensor, Parameter)
+_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_transform = torch._C._functorch.peek_interpreter_stack
+_layout_of = lru_cache(maxsize=4096)(Layout.of)
+
+
+def plain(x: Tensor) -> bool:
+    """Whether the kernel of ``x`` may be called as it is, past the dispatcher, which costs more than a small kernel: no
+    compiler, no mode, no function transform and no tensor of a special kind would see the call."""
+    return (
+        type(x) in _PLAIN
+        and not _compiling()
+        and not _dispatch_modes()
+        and _function_transform() is None
+        and not x.is_neg()
+        and not x._is_zerotensor()
+    )
+
+
 def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` rounded to ``grid`` with boxes along ``dim``; same shape, in ``dtype`` (default: that of ``x``)."""
+    if plain(x):
+        x = (x.detach() if x.requires_grad else x).contiguous()
+        return backend_for(x.device).quantize(x, grid, _layout_of(x.shape, dim), seed, dtype or x.dtype)
     return torch.ops.dsq.quantize(x.detach(), grid.bits, grid.box, grid.exponent, dim, seed, dtype or x.dtype)
 
 
 def pack(x: Tensor, grid: Grid, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Codes and exponents of ``x``: uint8 tensors of the shapes that ``Layout`` gives."""
+    if plain(x):
+        x = (x.detach() if x.requires_grad else x).contiguous()
+        return backend_for(x.device).pack(x, grid, _layout_of(x.shape, dim), seed)
     return torch.ops.dsq.pack(x.detach(), grid.bits, grid.box, grid.exponent, dim, seed)
 
 
@@ -37,6 +65,9 @@ def unpack(
     codes: Tensor, exponents: Tensor, grid: Grid, shape: tuple[int, ...], dim: int, dtype: torch.dtype
 ) -> Tensor:
     """The values packed in ``codes`` and ``exponents``, as a tensor of ``shape`` and ``dtype``."""
+    if plain(codes):
+        values = backend_for(codes.device).unpack(codes, exponents, grid, _layout_of(shape, dim), dtype)
+        return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
     return torch.ops.dsq.unpack(codes, exponents, grid.bits, grid.box, grid.exponent, shape, dim, dtype)
 
 
