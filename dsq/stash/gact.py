@@ -83,6 +83,8 @@ def attach(
         raise ValueError(f"adapt_interval={adapt_interval!r}: accepted are None and whole numbers of steps from 1")
     if swap_dir is not None and level != "L2":
         raise ValueError(f"swap_dir={swap_dir!r}: only level 'L2' swaps, this is {level!r}")
+    # first: it refuses a model without blocks, which must then be left as it was
+    checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), codec), adapt_interval, seed, level == "L2", swap_dir)
     around_forward(controller, model, controller.forward)
     before = model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True)
@@ -90,8 +92,8 @@ def attach(
     for handle in (before, after):
         controller.undo.callback(handle.remove)
     controller.undo.callback(controller.window.take_off)
-    if level in ("CB1", "CB2"):
-        controller.undo.callback(apply(model, "checkpoint").remove)
+    if checkpointing is not None:
+        controller.undo.callback(checkpointing.remove)
     if level == "CB2":
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):
@@ -160,7 +162,7 @@ class Gact(Controller):
             return
         run = self.run
         run.model_done()
-        self.window.open(run.stash.pack)
+        self.window.open(run.stash.pack, tensors, run.stash.storages)
 
         def backward_begins(grad: Tensor) -> None:
             self.window.close()

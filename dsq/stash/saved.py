@@ -63,12 +63,17 @@ def is_weight(tensor: Tensor, storages: set[int]) -> bool:
     """
     if tensor.untyped_storage()._cdata in storages:
         return True
+    return isinstance(leaf_of(tensor), torch.nn.Parameter)
+
+
+def leaf_of(tensor: Tensor) -> Tensor | None:
+    """The leaf that needs a gradient of which a tensor is a view or a cast, if it is one."""
+    if tensor.is_leaf:
+        return tensor if tensor.requires_grad else None
     node = tensor.grad_fn
-    cast = False
     while node is not None and node.name() in _TRANSPARENT:
-        cast = cast or node.name() == "ToCopyBackward0"
         node = node.next_functions[0][0]
-    return cast and isinstance(getattr(node, "variable", None), torch.nn.Parameter)
+    return getattr(node, "variable", None)
 
 
 def is_statistic(tensor: Tensor) -> bool:
