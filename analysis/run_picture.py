@@ -25,7 +25,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     top.set_ylabel("loss (bits a subword, smoothed)")
     top.legend(frameon=False)
     starts = [0, *ends[:-1]]
-    bottom.stairs(range(1, len(levels) + 1), [0, *ends], color=ORANGE, linewidth=2.5, baseline=None)
+    bottom.stairs(range(1, len(levels) + 1), [0, *ends], color=ORANGE, linewidth=2.5, baseline=None, zorder=3)
     bottom.set_yticks(range(1, len(levels) + 1), names)
     bottom.set_ylim(0.5, len(levels) + 0.5)
     bottom.set_ylabel("precision")
@@ -35,7 +35,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
             for axes in (top, bottom):
                 axes.axvline(start, color=ORANGE, linestyle="--", linewidth=1)
             top.annotate(f" to {name}", (start, 1), xycoords=("data", "axes fraction"), va="top", color=ORANGE)
+    for row, (level, start, end) in enumerate(zip(levels, starts, ends, strict=True), start=1):
+        if level.get("stash_bytes_fp32") and end > start:
+            share = f"stash {level['stash_bytes'] / level['stash_bytes_fp32']:.1%} of fp32"
+            if row == 1:
+                bottom.annotate(share, (start, row), (0, 4), textcoords="offset points")
+            else:
+                bottom.annotate(share, (end, row), (0, -4), textcoords="offset points", ha="right", va="top")
     for axes in (top, bottom):
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", linewidth=0.4)
     figure.suptitle(f"BLEU {results['bleu']:.1f} after {ends[-1]:,} updates", x=0.02, ha="left")
