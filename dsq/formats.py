@@ -1,6 +1,7 @@
 """Number formats. A format knows numbers: its grid, its bits a value. It knows neither tensors nor bytes."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dsq.kernels import BIAS, MAX_BITS, Grid
 
@@ -30,7 +31,7 @@ class BFP:
     @property
     def grid(self) -> Grid | None:
         """What the kernels need; None where values are kept as they are."""
-        return Grid(self.bits, self.box) if self.bits <= MAX_BITS else None
+        return _grid(self.bits, self.box, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,7 @@ class FixedPoint:
     @property
     def grid(self) -> Grid | None:
         """What the kernels need; None where values are kept as they are."""
-        if self.bits > MAX_BITS:
-            return None
-        exponent = None if self.fraction_bits is None else self.bits - 2 - self.fraction_bits
-        return Grid(self.bits, 0, exponent)
+        return _grid(self.bits, 0, None if self.fraction_bits is None else self.bits - 2 - self.fraction_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,11 @@ class Identity:
 
 
 Format = BFP | FixedPoint | Identity
+
+
+@lru_cache  # asked for many times a layer
+def _grid(bits: int, box: int, exponent: int | None) -> Grid | None:
+    return Grid(bits, box, exponent) if bits <= MAX_BITS else None
 
 
 def _is_int(value: object) -> bool:

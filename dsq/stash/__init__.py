@@ -14,7 +14,6 @@ from dsq.stash import gact as gact
 from dsq.stash import mesa as mesa
 from dsq.stash import selective as selective
 from dsq.stash import wtacrs as wtacrs
-from dsq.stash import wtacrs as wtacrs
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import Controller, Summary, apply, policies, register
 
