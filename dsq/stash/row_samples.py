@@ -36,7 +36,7 @@ class Tokens:
 
     def mean_square(self, norms_T: Tensor) -> Tensor:
         """A norm a token -> the mean square over each sample's tokens (B)."""
-        return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).flatten(1).mean(1)
+        return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).reshape(self.samples(), -1).mean(1)
 
 
 def activation(kept: Tensor) -> Tensor:
