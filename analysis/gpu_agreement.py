@@ -58,6 +58,7 @@ def cases(rows: int = 21, columns: int = 140) -> Iterator[Case]:
         yield Case(shape, dim, Grid(4, 16))
         yield Case(shape, dim, Grid(5, 0), seed=3)
     yield Case((4, rows, 2, 40), 1, Grid(4, 16), torch.float64, torch.float64)
+    yield Case((rows, 40), 1, Grid(4, 0), torch.float64, torch.float64)
 
 
 def edges(case: Case) -> Tensor:

@@ -1,6 +1,6 @@
 """Hold the GPU kernels against the reference, and time them against their ceilings.
 
-    python -m analysis.gpu_check [--out DIR]
+    python -m analysis.gpu_check [--part PART]... [--out DIR]
 
 runs from a checkout with only torch, triton and numpy. On a machine with a GPU:
 
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from dsq.kernels import Grid, Layout, gpu
+from dsq.kernels import Grid, Layout, gemm_bf16, gpu
 
 from analysis.gpu_agreement import Case, cases, disagreements
 from analysis.gpu_tables import Row, print_table, write_csv
@@ -33,6 +33,9 @@ NOT_ON_GPU = "not run on a GPU (Triton's interpreter on the CPU)"
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m analysis.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="only this part (may be given again); default: all"
     )
     parser.add_argument("--out", type=Path, help="folder for the tables, as CSV")
     args = parser.parse_args(argv)
@@ -45,16 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     machine = torch.cuda.get_device_name() if on_gpu else NOT_ON_GPU
     print(f"machine: {machine}; torch {torch.__version__}, triton {importlib.metadata.version('triton')}")
 
-    parts = {"agreement": agreement(torch.device("cuda" if on_gpu else "cpu"))}
-    if on_gpu:
-        from analysis import gpu_bandwidth, gpu_step
-
-        parts["bandwidth"] = gpu_bandwidth.bandwidth()
-        for size in gpu_step.SIZES:
-            parts[f"step_{size.width}"] = gpu_step.steps(size)
     wrong = False
-    for part, found in parts.items():
-        rows = [{**row, "machine": machine} for row in found]
+    for part in args.part or PARTS:
+        if not on_gpu and part != "agreement":
+            print(f"\n{part}: {NOT_ON_GPU}")
+            continue
+        rows = [{**row, "machine": machine} for row in PARTS[part](torch.device("cuda" if on_gpu else "cpu"))]
         wrong = wrong or any(row.get("disagree") for row in rows)
         _report(part, rows)
         if args.out:
@@ -70,6 +69,7 @@ def agreement(device: torch.device) -> Iterator[Row]:
     if device.type == "cuda":
         yield from _compared("", device, cases(rows=200, columns=1100))
         yield _beyond_32_bits()
+        yield from _products()
 
 
 def _compared(prefix: str, device: torch.device, tried: Iterable[Case]) -> Iterator[Row]:
@@ -107,6 +107,35 @@ def _beyond_32_bits() -> Row:
         names = ("codes", "exponents", "unpack")
         wrong += [f"{name} (boxes along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
     return {"case": f"{rows}x{columns} values, bfloat16", "disagree": " ".join(wrong)}
+
+
+def _bandwidth(device: torch.device) -> Iterator[Row]:
+    from analysis.gpu_bandwidth import bandwidth
+
+    return bandwidth()
+
+
+def _step(device: torch.device) -> Iterator[Row]:
+    from analysis.gpu_step import SIZES, steps
+
+    for size in SIZES:
+        yield from steps(size)
+
+
+def _products() -> Iterator[Row]:
+    """Products of values that bfloat16 holds, summed in float32: far nearer float64's than sums in bfloat16 or TF32."""
+    for m, k, n in ((1024, 512, 2048), (4096, 4096, 4096)):
+        a, b = (
+            gpu.quantize(torch.randn(*shape, device="cuda"), Grid(9, 16), Layout.of(shape, dim), None, torch.bfloat16)
+            for shape, dim in (((m, k), 1), ((k, n), 0))
+        )
+        expected = a.double() @ b.double()
+        error = ((gemm_bf16(a, b).double() - expected).norm() / expected.norm()).item()
+        wrong = "" if error < 1e-5 else f"relative error {error:.1e}"
+        yield {"case": f"gemm_bf16 {m}x{k} by {k}x{n}, relative error under 1e-5", "disagree": wrong}
+
+
+PARTS = {"agreement": agreement, "bandwidth": _bandwidth, "step": _step}
 
 
 def _report(part: str, rows: list[Row]) -> None:

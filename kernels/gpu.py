@@ -17,7 +17,7 @@ from .philox import BLOCK
 
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
-#: boxes along rows: box x 256 values, each thread holding four columns of the box, whose maximum needs no exchange
+#: boxes along rows: box x 128 values for one warp, a thread holding whole boxes, whose maximum then needs no exchange
 BOX_TILE = {"C": BLOCK, "num_warps": 1}
 #: a tile holds whole boxes of these lengths, along columns and along rows (more rows would not fit the registers);
 #: other boxes have their exponents made first
@@ -32,6 +32,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def quantize(x: Tensor, grid: Grid, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
+    x = x.to(_float(x.dtype))
     y = torch.empty_like(x, dtype=_float(dtype))
     _encode(x, y, None, _exponents_first(x, grid, layout), grid, layout, seed)
     return y.to(dtype)
@@ -39,6 +40,7 @@ def quantize(x: Tensor, grid: Grid, layout: Layout, seed: int | None, dtype: tor
 
 def pack(x: Tensor, grid: Grid, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
     """Codes and exponents of ``x`` as uint8 tensors of ``layout.code_shape`` and ``layout.exponent_shape``."""
+    x = x.to(_float(x.dtype))
     codes = torch.empty(layout.code_shape(grid.bits), dtype=torch.uint8, device=x.device)
     exponents = _exponents_first(x, grid, layout)
     if exponents is None:
@@ -91,7 +93,7 @@ def _encode(
     words, word = (None, 8) if codes is None else _words(codes, plan)
     with torch.cuda.device_of(x):
         encode[plan.programs](
-            _integers_for_bfloat16(x.to(_float(x.dtype))), None if y is None else _integers_for_bfloat16(y), words,
+            _integers_for_bfloat16(x), None if y is None else _integers_for_bfloat16(y), words,
             exponents, seed or 0, *plan.sizes, layout.columns, plan.row_bits // word,
             STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **plan.options,
         )  # fmt: skip
@@ -109,7 +111,7 @@ def _exponents_first(x: Tensor, grid: Grid, layout: Layout) -> Tensor | None:
     if exponents.numel():
         with torch.cuda.device_of(x):
             box_exponents[(-(-exponents.numel() // BOXES),)](
-                _integers_for_bfloat16(x.to(_float(x.dtype))), exponents, layout.outer, layout.rows, layout.columns,
+                _integers_for_bfloat16(x), exponents, exponents.numel(), layout.rows, layout.columns,
                 BOX=grid.box, ALONG_ROWS=layout.along_rows, P=BOXES, WIDE=x.numel() >= WIDE,
             )  # fmt: skip
     return exponents
@@ -131,7 +133,7 @@ class _Plan:
     """How the kernels walk a tensor."""
 
     programs: tuple[int]
-    sizes: tuple[int, int, int]  #: outer, rows, columns
+    sizes: tuple[int, int, int]  #: outer * rows, rows, columns
     row_bits: int  #: of codes in a row, padded to a byte
     options: dict[str, int | bool]  #: compile-time arguments
 
@@ -159,7 +161,7 @@ def plan_for(grid: Grid, layout: Layout, counted: bool) -> _Plan:
         "WIDE": layout.outer * layout.rows * layout.columns >= WIDE,
         **tile,
     }
-    sizes = (layout.outer, layout.rows, layout.columns)
+    sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
     return _Plan((programs,), sizes, 8 * layout.code_shape(grid.bits)[1], options)
 
 

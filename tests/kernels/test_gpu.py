@@ -1,0 +1,97 @@
+"""The Triton kernels: on a GPU where there is one, else through Triton's interpreter; and compiled for sm_90."""
+
+import csv
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from dsq.kernels import REFERENCE, Grid, Layout, gpu
+
+from analysis.gpu_agreement import Case, disagreements
+
+pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_case_gives_the_bits_of_the_reference(tmp_path):
+    # a process of its own: Triton reads TRITON_INTERPRET once, when it is imported
+    command = [sys.executable, "-m", "analysis.gpu_check", "--part", "agreement", "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with open(tmp_path / "gpu_agreement.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 100
+    assert [row for row in rows if row["disagree"]] == []
+    assert torch.cuda.is_available() or {row["machine"] for row in rows} == {
+        "not run on a GPU (Triton's interpreter on the CPU)"
+    }
+
+
+@pytest.mark.parametrize("operation", ["pack", "quantize", "unpack"])
+def test_one_wrong_bit_is_a_disagreement(operation):
+    def flip_first(*args):
+        result = getattr(REFERENCE, operation)(*args)
+        first = result[0] if isinstance(result, tuple) else result
+        first.view(-1).view(torch.uint8)[0] ^= 1
+        return result
+
+    case = Case((3, 40), -1, Grid(4, 16))
+    cpu = torch.device("cpu")
+    assert disagreements(REFERENCE, case, cpu) == []
+    assert disagreements(replace(REFERENCE, **{operation: flip_first}), case, cpu) != []
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing")
+    from analysis.gpu_compile import compiling
+
+    def compile_one(launch):
+        with compiling() as kernels:
+            launch()
+        return kernels[-1]
+
+    return compile_one
+
+
+@pytest.mark.parametrize("dim", [-1, 0], ids=["columns", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled, dim, dtype):
+    x, grid = torch.empty(1024, 512, dtype=dtype), Grid(4, 16)
+    layout = Layout.of(x.shape, dim)
+    codes = torch.empty(layout.code_shape(4), dtype=torch.uint8)
+    exponents = torch.empty(layout.exponent_shape(16), dtype=torch.uint8)
+    pack = compiled(lambda: gpu.pack(x, grid, layout, None))
+    unpack = compiled(lambda: gpu.unpack(codes, exponents, grid, layout, dtype))
+    stochastic = compiled(lambda: gpu.quantize(x, grid, layout, 1, dtype))
+    for kernel in (pack, unpack, stochastic):
+        assert (kernel.load_bytes, kernel.store_bytes, kernel.spilled_bytes) == (16, 16, 0)
+        assert not kernel.flushes
+
+
+@pytest.mark.parametrize(
+    "shape, dim, grid",
+    [
+        ((3, 19, 77), 1, Grid(5, 12)),
+        ((3, 19, 77), 2, Grid(13, 100)),
+        ((3, 19, 77), 1, Grid(16, 0)),
+        ((40, 33), 0, Grid(3, 8)),
+        ((40, 33), 1, Grid(8, 64)),
+    ],
+)
+def test_the_untuned_kernels_compile_without_spills(compiled, shape, dim, grid):
+    layout = Layout.of(shape, dim)
+    kernel = compiled(lambda: gpu.pack(torch.empty(shape), grid, layout, 7))
+    assert kernel.kernel == "encode"
+    assert kernel.spilled_bytes == 0
+
+
+def test_importing_dsq_does_not_import_triton():
+    code = "import sys, dsq; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=False).returncode == 0
