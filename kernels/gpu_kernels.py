@@ -19,11 +19,12 @@ from .gpu_tiles import (
     BIAS,
     MAGIC,
     MAGIC_BITS,
-    load_codes,
     load_float,
+    load_words,
     magnitude,
     round_to_code,
     scale,
+    split_words,
     store_codes,
     store_float,
     uniform,
@@ -126,7 +127,7 @@ def decode(
     row_T, col0_T, valid_T, box, _ = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
-    code_TC = load_codes(codes_pointer, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
+    words = load_words(codes_pointer, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
     if not INSIDE:
         stored_TC = _gather_exponents(exponents_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
     elif ALONG_ROWS:
@@ -138,6 +139,7 @@ def decode(
         stored_TB = tl.load(exponents_pointer + row_T[:, None] * boxes + at_TB, mask_TB, other=0).to(tl.int32)
         stored_TC = _spread(stored_TB, BOX)
     SIGN: tl.constexpr = 1 << (BITS - 1)
+    code_TC = split_words(words, BITS, WORD, T, C)
     magic_TC = (code_TC ^ (MAGIC_BITS | SIGN)).to(tl.float32, bitcast=True)  # MAGIC + SIGN + the signed code
     _store_values(y_pointer, magic_TC - (MAGIC + SIGN), stored_TC, row_T, col_TC, mask_TC, columns, BITS)
 

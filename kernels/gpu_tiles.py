@@ -125,26 +125,34 @@ def store_codes(
 
 
 @triton.jit
-def load_codes(
+def load_words(
     pointer, row_T, col0_T, valid_T, row_words,
     BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The codes of a tile, from words of WORD bits, not yet sign-extended."""
+    """The words of WORD bits that hold a tile's codes; or, where a word does not hold whole codes, for each code the
+    three bytes from its first bit on."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
-        W: tl.constexpr = C // V
-        at_TW = (col0_T // V)[:, None] + tl.arange(0, W)[None, :]
+        at_TW = (col0_T // V)[:, None] + tl.arange(0, C // V)[None, :]
         mask_TW = valid_T[:, None] & (at_TW < row_words)
-        word_TW = tl.load(pointer + row_T[:, None] * row_words + at_TW, mask_TW, other=0).to(tl.int32)
-        code_TWV = word_TW[:, :, None] >> (BITS * tl.arange(0, V))[None, None, :]
-        code_TC = tl.reshape(code_TWV, (T, C))
+        words = tl.load(pointer + row_T[:, None] * row_words + at_TW, mask_TW, other=0)
     else:
-        bit_C = BITS * tl.arange(0, C)
-        at_TC = (col0_T // 8 * BITS)[:, None] + (bit_C // 8)[None, :]
+        at_TC = (col0_T // 8 * BITS)[:, None] + (BITS * tl.arange(0, C) // 8)[None, :]
         at_row_TC = pointer + row_T[:, None] * row_words + at_TC
-        code_TC = tl.zeros_like(at_TC).to(tl.int32)
+        words = tl.zeros_like(at_TC).to(tl.int32)
         for byte in tl.static_range((BITS + 14) // 8):
             mask_TC = valid_T[:, None] & (at_TC + byte < row_words)
-            code_TC |= tl.load(at_row_TC + byte, mask_TC, other=0).to(tl.int32) << (8 * byte)
-        code_TC = code_TC >> (bit_C % 8)[None, :]
+            words |= tl.load(at_row_TC + byte, mask_TC, other=0).to(tl.int32) << (8 * byte)
+    return words
+
+
+@triton.jit
+def split_words(words, BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
+    """The codes in what ``load_words`` gave, not yet sign-extended."""
+    if WORD % BITS == 0:
+        V: tl.constexpr = WORD // BITS
+        code_TWV = words.to(tl.int32)[:, :, None] >> (BITS * tl.arange(0, V))[None, None, :]
+        code_TC = tl.reshape(code_TWV, (T, C))
+    else:
+        code_TC = words >> (BITS * tl.arange(0, C) % 8)[None, :]
     return code_TC & ((1 << BITS) - 1)
