@@ -76,10 +76,13 @@ def uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: 
     wide_TQ = zero_TQ + row_T[:, None]
     c2_TQ = (wide_TQ >> 32).to(tl.int32) if wide_TQ.dtype == tl.int64 else zero_TQ
     w0, w1, w2, w3 = tl.philox(seed, c0_TQ.to(tl.int32), wide_TQ.to(tl.int32), c2_TQ, zero_TQ, n_rounds=ROUNDS)
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    k = tl.join(words & 0xFFFF, words >> 16)
-    k = tl.permute(tl.reshape(k, (T, C // BLOCK, LANES, BLOCK // LANES)), (0, 1, 3, 2))
-    k_TC = tl.reshape(k, (T, C)).to(tl.int32)
+    # two 64-bit words move to the threads of a counter's eight values, each of which takes its own 16 bits there
+    low_TQ = w0.to(tl.uint64) | (w1.to(tl.uint64) << 32)
+    high_TQ = w2.to(tl.uint64) | (w3.to(tl.uint64) << 32)
+    words = tl.permute(tl.reshape(tl.join(low_TQ, high_TQ), (T, C // BLOCK, LANES, 2)), (0, 1, 3, 2))
+    words = tl.broadcast_to(words[:, :, :, None, :], (T, C // BLOCK, 2, 4, LANES))
+    shift = (16 * tl.arange(0, 4)).to(tl.uint64)
+    k_TC = tl.reshape((words >> shift[None, None, None, :, None]) & 0xFFFF, (T, C)).to(tl.int32)
     return ((k_TC << 7) | 0x3F800040).to(tl.float32, bitcast=True) - 1.0
 
 
