@@ -83,6 +83,7 @@ void take_pieces(void* data) {
 }
 
 uint32_t deal_out(const Job& job, Range range, int64_t count, int threads) {
+  if (count == 0) return 0;
   const Plan& p = *job.plan;
   int64_t useful = p.outer * p.rows * p.columns / VALUES_A_THREAD;
   if (useful > count) useful = count;

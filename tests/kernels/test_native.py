@@ -1,0 +1,191 @@
+"""The native CPU kernels give the reference's bits, on every instruction set of this machine."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from dsq.kernels import Grid, Layout, native, reference
+
+from analysis.gpu_agreement import cases, disagreements, same_bits
+
+if not native.LIBRARY.exists():
+    pytest.skip("the native kernels are not built", allow_module_level=True)
+
+CPU = torch.device("cpu")
+EACH_ISA = pytest.mark.parametrize("isa", list(native.instruction_sets()))
+
+
+def assert_same_bits(a, b):
+    """But for a NaN's own bits, which differ between PyTorch's own conversions."""
+    assert same_bits(a, b)
+
+
+def assert_agrees(isa, x, grid, dim, seed=None, out=torch.float32):
+    backend, layout = native.backend(isa), Layout.of(x.shape, dim)
+    codes, exponents = reference.pack(x, grid, layout, seed)
+    found_codes, found_exponents = backend.pack(x, grid, layout, seed)
+    assert_same_bits(found_codes, codes)
+    assert_same_bits(found_exponents, exponents)
+    assert_same_bits(backend.quantize(x, grid, layout, seed, out), reference.quantize(x, grid, layout, seed, out))
+    values = reference.unpack(codes, exponents, grid, layout, out)
+    assert_same_bits(backend.unpack(codes, exponents, grid, layout, out), values)
+
+
+def wide(*shape, seed=0):
+    """Normal values over forty binades."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator) * torch.exp2(torch.randint(-20, 20, shape, generator=generator))
+
+
+def test_this_machine_has_the_portable_kernels_at_least():
+    assert "portable" in native.instruction_sets()
+
+
+@EACH_ISA
+def test_cases_full_of_edges(isa):
+    backend = native.backend(isa)
+    assert [str(case) for case in cases() if disagreements(backend, case, CPU)] == []
+
+
+@EACH_ISA
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_every_width_rounding_and_axis(isa, bits):
+    for shape in [(3, 256), (17, 144), (2, 33, 130), (5, 7)]:
+        for dim in (-1, -2):
+            for box in (16, 0):
+                for seed in (None, 2**63 + bits):
+                    assert_agrees(isa, wide(*shape, seed=bits), Grid(bits, box), dim, seed)
+
+
+@EACH_ISA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_type_in_and_out(isa, dtype, out):
+    for bits in (4, 12):  # bfloat16 holds the values of one and rounds those of the other
+        for dim in (0, 1):
+            for seed in (None, 3):
+                assert_agrees(isa, wide(33, 150).to(dtype), Grid(bits, 16), dim, seed, out)
+
+
+@EACH_ISA
+def test_every_exponent(isa):
+    x = torch.ldexp(1 + torch.rand(254, 64), torch.arange(-126, 128).view(-1, 1)) * torch.randn(254, 64).sign()
+    subnormal = torch.randint(-(2**23), 2**23, (64, 64)) * 2.0**-149
+    subnormal = subnormal * torch.exp2(-torch.arange(64.0) % 24).view(-1, 1)
+    for bits in (2, 8, 16):
+        for dim in (0, 1):
+            for seed in (None, 1):
+                assert_agrees(isa, torch.cat([x, subnormal]), Grid(bits, 16), dim, seed)
+    for exponent in (-127, 0, 127):
+        assert_agrees(isa, x, Grid(16, 0, exponent), 1)
+        assert_agrees(isa, x, Grid(3, 0, exponent), 1, seed=1)
+
+
+@EACH_ISA
+def test_boxes_with_nan_or_infinity(isa):
+    x = torch.randn(40, 200)
+    x[3, 5], x[20, 100], x[39, 199] = torch.nan, torch.inf, -torch.inf
+    x[30, 17] = torch.tensor(0x7F800001 - 2**32, dtype=torch.int64).to(torch.int32).view(torch.float32)  # signalling
+    for bits in (2, 4, 5, 8, 12, 16):
+        for grid in (Grid(bits, 16), Grid(bits, 0), Grid(bits, 0, 3)):
+            for dim in (0, 1):
+                for seed in (None, 9):
+                    assert_agrees(isa, x, grid, dim, seed)
+                    assert_agrees(isa, x, grid, dim, seed, torch.bfloat16)
+
+
+@EACH_ISA
+def test_half_values_come_out_rounded_and_beyond_its_range_infinite(isa):
+    x = torch.ldexp(torch.randn(60, 64), torch.arange(-40, 20).view(-1, 1))
+    for bits in (4, 16):
+        assert_agrees(isa, x, Grid(bits, 16), 1, out=torch.float16)
+
+
+@EACH_ISA
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_and_writing_past_the_caches_change_nothing(isa, threads):
+    backend, x = native.backend(isa), wide(1024, 2304)  # 9 MiB
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dim in (0, 1):
+            for grid in (Grid(4, 16), Grid(11, 0)):
+                for out in (torch.float32, torch.bfloat16):
+                    layout = Layout.of(x.shape, dim)
+                    y = backend.quantize(x, grid, layout, None, out)
+                    assert_same_bits(backend.unpack(*backend.pack(x, grid, layout, None), grid, layout, out)[0], y)
+                    if grid.box:
+                        part = x[512:528].contiguous()
+                        expected = reference.quantize(part, grid, Layout.of(part.shape, dim), None, out)
+                        assert_same_bits(y[512:528], expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@EACH_ISA
+def test_memory_that_is_not_aligned(isa):
+    x = wide(20 * 130 + 1)[1:].view(20, 130)
+    backend, grid, layout = native.backend(isa), Grid(4, 16), Layout.of((20, 130), 0)
+    room = torch.full((20 * 130 + 2,), 7.0)
+    out = room[1:-1].view(20, 130)
+    assert_same_bits(
+        backend.quantize(x, grid, layout, 5, torch.float32, out=out),
+        reference.quantize(x, grid, layout, 5, torch.float32),
+    )
+    assert room[0] == room[-1] == 7.0
+
+
+@EACH_ISA
+def test_nothing_is_written_beyond_the_outputs(isa):
+    for bits in range(2, 17):
+        for shape in [(3, 16), (2, 128), (5, 131)]:
+            backend, grid, layout = native.backend(isa), Grid(bits, 16), Layout.of(shape, -1)
+            code_shape, exponent_shape = layout.code_shape(bits), layout.exponent_shape(16)
+            room = [torch.full((s[0] * s[1] + 64,), 0xA5, dtype=torch.uint8) for s in (code_shape, exponent_shape)]
+            out = tuple(r[:-64].view(s) for r, s in zip(room, (code_shape, exponent_shape), strict=True))
+            backend.pack(wide(*shape), grid, layout, None, out=out)
+            assert all((r[-64:] == 0xA5).all() for r in room)
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU flushes no subnormals")
+@EACH_ISA
+def test_subnormals_survive_a_caller_that_flushes_them(isa):
+    x = torch.randint(-(2**22), 2**22, (16, 32)) * 2.0**-149
+    backend, grid, layout = native.backend(isa), Grid(4, 16), Layout.of(x.shape, -1)
+    expected = reference.quantize(x, grid, layout, None, torch.float32)
+    torch.set_flush_denormal(True)
+    try:
+        y = backend.quantize(x, grid, layout, None, torch.float32)
+    finally:
+        torch.set_flush_denormal(False)
+    assert expected.any()
+    assert_same_bits(y, expected)
+
+
+def test_without_the_library_the_reference_serves_and_says_so_once():
+    program = (
+        "import dsq.kernels.native as native, pathlib\n"
+        "from dsq.kernels import backends\n"
+        "backends._by_device.clear(); native._library = None\n"
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    native.register()\n"
+        "import torch, dsq\n"
+        "assert len(said) == 1 and 'build_ext --inplace' in str(said[0].message), said\n"
+        "assert backends.backend_for(torch.device('cpu')).name == 'reference'\n"
+        "dsq.quantize(torch.randn(3, 16), dsq.BFP(4))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_threads_are_pytorchs():
+    program = (
+        "import torch, dsq\n"
+        "torch.set_num_threads(2)\n"
+        "dsq.quantize(torch.randn(1024, 1024), dsq.BFP(4)); torch.randn(1024, 1024).exp()\n"
+        "files = {line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.rsplit('/', 1)[-1]}\n"
+        "assert len([f for f in files if '.so' in f]) <= 1, files\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

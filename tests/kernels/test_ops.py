@@ -1,0 +1,98 @@
+"""The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher."""
+
+import pytest
+import torch
+from dsq.kernels import REFERENCE, Grid, use_backend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsq import kernels
+
+GRID = Grid(4, 16)
+ops = torch.ops.dsq
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 16), Grid(7, 0), Grid(3, 0, 1)])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_opcheck(grid, dim, seed):
+    x, numbers = torch.randn(20, 33), (grid.bits, grid.box, grid.exponent)
+    codes, exponents = ops.pack(x, *numbers, dim, seed)
+    torch.library.opcheck(ops.quantize, (x, *numbers, dim, seed, torch.bfloat16))
+    torch.library.opcheck(ops.pack, (x, *numbers, dim, seed))
+    torch.library.opcheck(ops.unpack, (codes, exponents, *numbers, [20, 33], dim, torch.float32))
+
+
+def round_trip(x, dim=0):
+    codes, exponents = kernels.pack(x, GRID, dim)
+    return kernels.unpack(codes, exponents, GRID, tuple(x.shape), dim, x.dtype) + kernels.quantize(x, GRID, dim)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_in_one_graph_to_the_same_values(dynamic):
+    compiled = torch.compile(round_trip, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (16, 40):
+        x = torch.randn(rows, 24)
+        assert torch.equal(compiled(x), round_trip(x))
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_the_operators():
+    with Seen() as seen:
+        round_trip(torch.randn(16, 32))
+    assert {"dsq::pack", "dsq::unpack", "dsq::quantize"} <= set(seen.names)
+
+
+def test_fake_tensors_stay_fake():
+    with FakeTensorMode():
+        y = round_trip(torch.empty(10, 20, dtype=torch.bfloat16))
+    assert (y.shape, y.dtype) == ((10, 20), torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_under_vmap_boxes_stay_within_a_sample():
+    x = torch.randn(3, 24, 8)
+    y = torch.vmap(lambda sample: kernels.quantize(sample, GRID, 0))(x)
+    assert torch.equal(y, torch.stack([kernels.quantize(sample, GRID, 0) for sample in x]))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 16), (16, 0), (2, 3, 5)])
+def test_the_direct_way_gives_what_the_operator_gives(shape):
+    x = torch.randn(shape)
+    direct = kernels.quantize(x, GRID, -1)
+    codes, exponents = kernels.pack(x, GRID, -1)
+    back = kernels.unpack(codes, exponents, GRID, shape, -1, torch.float32)
+    assert torch.equal(direct, ops.quantize(x, 4, 16, None, -1, None, torch.float32))
+    assert torch.equal(codes, ops.pack(x, 4, 16, None, -1, None)[0])
+    assert direct.shape == back.shape == x.shape
+    assert torch.equal(back, direct)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32)), torch._efficientzerotensor(8, 32)]
+)
+def test_tensors_whose_memory_is_not_their_values(x):
+    plain = torch.empty(8, 32).copy_(x)
+    assert torch.equal(kernels.quantize(x, GRID, -1), kernels.quantize(plain, GRID, -1))
+    assert torch.equal(kernels.pack(x, GRID, -1)[0], kernels.pack(plain, GRID, -1)[0])
+
+
+@pytest.mark.parametrize("backend", [None, REFERENCE])
+def test_results_take_no_part_in_autograd(backend):
+    weight = torch.nn.Parameter(torch.randn(8, 32))
+    with use_backend(backend or kernels.backend_for(weight.device)):
+        assert not kernels.quantize(weight, GRID, -1).requires_grad
+        assert not kernels.quantize(weight * 2, GRID, -1).requires_grad
+
+
+def test_a_dimension_out_of_range_is_said_plainly():
+    with pytest.raises(ValueError, match=r"dim must be in \[-2, 1\] for a tensor of shape \(4, 5\), got 2"):
+        kernels.quantize(torch.randn(4, 5), GRID, 2)
