@@ -5,6 +5,7 @@ headers, only a C++17 compiler (GCC or Clang). Without one the package installs 
 In a checkout: ``python setup.py build_ext --inplace``.
 """
 
+import glob
 import os
 import platform
 
@@ -50,13 +51,12 @@ class PlatformWheel(bdist_wheel):
 
 
 NATIVE = os.path.join("kernels", "native")
-HEADERS = ["threads.h", "panels.h", "job.h", "lanes.h", "bits.h", "random.h", "engine.h"]
 setup(
     ext_modules=[
         Extension(
             "dsq.kernels._native",
             sources=[os.path.join(NATIVE, name) for name in SOURCES],
-            depends=[os.path.join(NATIVE, name) for name in HEADERS],
+            depends=sorted(glob.glob(os.path.join(NATIVE, "*.h"))),
             optional=True,
         )
     ],
