@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from dsq.stash.hooks import Kept, storage_key
 from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
-from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, span
+from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, source_of, span
 
 
 class Code(Protocol):
@@ -38,20 +38,20 @@ class Stash:
     """The one code of all saved views of a piece of memory."""
 
     code: Code
-    dtype: torch.dtype
     #: keeps the storage's address from being given to another while this lives
     source: StorageWeakRef = field(repr=False)
 
 
 @dataclass(frozen=True)
 class View:
-    """What one pack hook gave back: a stash, and the shape in which this consumer saved it."""
+    """What one pack hook gave back: a stash, and the shape and type in which this consumer saved it."""
 
     stash: Stash
     order: MemoryOrder
+    dtype: torch.dtype
 
     def get(self) -> Tensor:
-        return self.order.restore(self.stash.code.unpack(self.stash.dtype).reshape(-1))
+        return self.order.restore(self.stash.code.unpack(self.dtype).reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class ForwardStash:
         self.raw_bytes = 0
         self.kept_bytes = 0
         self._made: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
+        self._cast: WeakValueDictionary[tuple[int, int, int] | None, Stash] = WeakValueDictionary()
 
     def pack(self, tensor: Tensor) -> Packed:
         """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact."""
@@ -98,13 +99,17 @@ class ForwardStash:
         found = self._made.get(key)
         if isinstance(found, Kept):
             return Kept.of(tensor)
+        source = source_of(tensor)
+        found = found or self._cast.get(source)
         if found is None:
             code = self.encode(tensor, order, values)
             if code is None:
                 return self.keep(tensor)
-            self._made[key] = found = Stash(code, tensor.dtype, StorageWeakRef(tensor.untyped_storage()))
+            self._made[key] = found = Stash(code, StorageWeakRef(tensor.untyped_storage()))
             self._count(values.numel() * tensor.element_size(), code.nbytes)
-        return View(found, order)
+        if source is not None:
+            self._cast[source] = found
+        return View(found, order, tensor.dtype)
 
     def keep(self, tensor: Tensor) -> Packed:
         """Keep a tensor exact, masks in one bit a value; consumers that come later share it."""

@@ -87,8 +87,9 @@ def attach(
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), codec), adapt_interval, seed, level == "L2", swap_dir)
     around_forward(controller, model, controller.forward)
-    before = model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True)
-    after = model.register_forward_hook(controller.after)
+    # closures: a deep copy of the model shares the controller, where a bound method would be copied with it
+    before = model.register_forward_pre_hook(lambda *call: controller.before(*call), prepend=True, with_kwargs=True)
+    after = model.register_forward_hook(lambda *call: controller.after(*call))
     for handle in (before, after):
         controller.undo.callback(handle.remove)
     controller.undo.callback(controller.window.take_off)
@@ -191,10 +192,12 @@ class Gact(Controller):
         """Measure the sensitivity of each tensor on a remembered step (algorithm 1)."""
         inputs = step.args, step.kwargs
         replay = ReplayRun(self.plan, inputs, (self.seed, self.step), parameter_storages(self.model))
-        self.replay, self.variance.paused = replay, True
+        self.replay, self.variance.listening = replay, False
         try:
             with torch.enable_grad():
                 outputs, gradients = step.run(self.model)
+            if not outputs:
+                return
             leaves: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
             leaves = leaves or differentiable(inputs)
 
@@ -205,17 +208,18 @@ class Gact(Controller):
 
             c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
         finally:
-            self.replay, self.variance.paused = None, False
+            self.replay = None
         self.next_adaptation = self.step + (self.adapt_interval or 0)
         if c and all(math.isfinite(value) for value in c):
             self.plan.measured[len(c)] = Measured(tuple(c), tuple(replay.sizes))
+            self.variance.restart()
             self.alarm = self.step + _ALARM_AFTER, self.plan.variance(Layout(tuple(replay.sizes), ()))
 
     def check_alarm(self) -> None:
         """Warn when the codes' variance dominates the gradient's (end of section 4.2)."""
         if self.alarm is None or self.step < self.alarm[0]:
             return
-        expected, self.alarm = self.alarm[1], None
+        expected, self.alarm, self.variance.listening = self.alarm[1], None, False
         overall = self.variance.value({name: p.numel() for name, p in self.model.named_parameters()})
         if not overall:
             return
@@ -261,7 +265,8 @@ class Gact(Controller):
         self.pending = None if state["pending"] is None else Step(**state["pending"])
         self.alarm, self.noise_share = state["alarm"], state["noise_share"]
         self.plan.load_state_dict(state["plan"])
-        self.variance.load_state_dict(state["variance"])
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.variance.load_state_dict(state["variance"], device)
 
 
 def _key(inputs: Any, training: bool) -> str:

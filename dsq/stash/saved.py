@@ -7,9 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+#: nodes after which a contiguous tensor of as many values holds the same values in the same order, cast perhaps
+_SAME_ORDER = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0")
+_SAME_ORDER += ("ExpandBackward0", "ToCopyBackward0")
 #: nodes that move or cast a tensor without making an activation of it
-_TRANSPARENT = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ReshapeAliasBackward0")
-_TRANSPARENT += ("ToCopyBackward0", "UnsqueezeBackward0", "ExpandBackward0", "SliceBackward0", "SplitBackward0")
+_TRANSPARENT = (
+    *_SAME_ORDER,
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "SliceBackward0",
+    "SplitBackward0",
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,19 @@ def leaf_of(tensor: Tensor) -> Tensor | None:
     while node is not None and node.name() in _TRANSPARENT:
         node = node.next_functions[0][0]
     return getattr(node, "variable", None)
+
+
+def source_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Equal for contiguous tensors of one forward that are one operation's output, reshaped or cast; None: not known.
+
+    Autocast casts a tensor anew for each of its consumers: q, k and v's linears save three copies of one input.
+    """
+    node, output = tensor.grad_fn, tensor.output_nr
+    while node is not None and node.name() in _SAME_ORDER:
+        node, output = node.next_functions[0]
+    if node is None or hasattr(node, "variable") or not tensor.is_contiguous():
+        return None
+    return node._sequence_nr(), output, tensor.numel()
 
 
 def is_statistic(tensor: Tensor) -> bool:
