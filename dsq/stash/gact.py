@@ -244,6 +244,8 @@ class Gact(Controller):
             known = f", c = {measured.c[index]:.3g}" if measured and in_model else ""
             width = "exact" if bits == EXACT else f"{bits} bits"
             lines.append(f"{'model' if in_model else 'loss'} tensor {index}: {size} values, {width}{known}")
+        if run.model_tensors is None:
+            lines.append("no tensor that needs a gradient was found in the output: bits stay uniform, the loss exact")
         if self.noise_share is not None:
             lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
         return Summary(self.name, (), run.stash.raw_bytes, run.stash.kept_bytes, tuple(lines))

@@ -4,8 +4,8 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -54,14 +54,24 @@ class Step:
             for device, state in zip(devices, self.random[1:], strict=True):
                 torch.cuda.set_rng_state(state, device)
             output = torch.func.functional_call(model, buffers, self.args, self.kwargs)
-        pairs = zip(differentiable(output), self.gradients, strict=True)
-        kept = [(tensor, grad) for tensor, grad in pairs if grad is not None]
+        tensors = differentiable(output)
+        if len(tensors) != len(self.gradients):  # what trained then is frozen now: there is nothing to measure
+            return [], []
+        kept = [(tensor, grad) for tensor, grad in zip(tensors, self.gradients, strict=True) if grad is not None]
         return [tensor for tensor, _ in kept], [grad for _, grad in kept]
 
 
 def differentiable(output: Any) -> list[Tensor]:
-    """The tensors of a model's output through which a gradient can come back."""
-    return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    """The tensors of a model's output through which a gradient can come back: in containers, dataclasses, mappings."""
+    found: list[Tensor] = []
+    for leaf in tree_flatten(output)[0]:
+        if isinstance(leaf, Tensor):
+            found += [leaf] if leaf.requires_grad else []
+        elif isinstance(leaf, Mapping):
+            found += differentiable(list(leaf.values()))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += differentiable([getattr(leaf, part.name) for part in fields(leaf)])
+    return found
 
 
 class Reseedable(Protocol):

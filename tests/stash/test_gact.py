@@ -4,7 +4,9 @@ import copy
 import io
 import itertools
 import warnings
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from dsq import stash
 from dsq.stash.allocation import allocate
 from dsq.stash.codecs import CODECS, EXACT
 from dsq.stash.hooks import innermost_hooks
+from dsq.stash.replay import differentiable
 
 pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
 
@@ -526,3 +529,23 @@ def test_another_model_in_between_stays_exact() -> None:
     critic = nn.Sequential(nn.Linear(5, 32), nn.GELU(), nn.Linear(32, 1))
     critic(model(tokens())).sum().backward()
     assert sum(line.startswith("loss") for line in controller.report().details) <= 1  # the model's output
+
+
+@dataclass
+class Output:
+    scores: Tensor
+    note: str = ""
+
+
+@pytest.mark.parametrize("wrap", [Output, lambda y: {"scores": y}, lambda y: (None, [y]), lambda y: UserDict(a=y)])
+def test_outputs_of_any_shape(wrap: Callable[[Tensor], object]) -> None:
+    class Wrapped(Encoder):
+        def forward(self, x: Tensor) -> object:
+            return wrap(super().forward(x))
+
+    model = make(Wrapped)
+    controller = stash.apply(model, "gact")
+    for _ in range(2):
+        (scores,) = differentiable(model(tokens()))
+        scores.sum().backward()
+    assert controller.plan.measured
