@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from dsq.stash.hooks import ContextFactory, active_contexts, reenter
+from dsq.stash.hooks import Active, active_contexts, reenter
 from dsq.stash.policy import Controller, register
 from dsq.stash.swap import set_attribute
 
@@ -128,7 +128,7 @@ class _Segment:
     rest: list[Any]  #: the flat arguments, None at the tensors
     where: list[int]  #: the slots of the tensors
     spec: TreeSpec
-    contexts: tuple[ContextFactory, ...]
+    contexts: tuple[Active, ...]
     ambient: _Ambient
     output_spec: Any = None
     output_rest: Any = None

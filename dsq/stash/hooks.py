@@ -26,11 +26,19 @@ from dsq.stash.policy import Controller
 ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 
+@dataclass(frozen=True)
+class Active:
+    """A context that is entered, and the module around whose forward it is."""
+
+    factory: ContextFactory
+    module: nn.Module
+
+
 class _Calls(threading.local):
-    """Per thread (nn.DataParallel): the factories entered now, outermost first."""
+    """Per thread (nn.DataParallel): the contexts entered now, outermost first."""
 
     def __init__(self) -> None:
-        self.active: list[ContextFactory] = []
+        self.active: list[Active] = []
         self.packs: list[Any] = []  # pack hooks that are this package's
 
 
@@ -50,8 +58,8 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
         if not hasattr(calls, "stack"):
             calls.stack = []
         entered = ExitStack()
-        if torch.is_grad_enabled() and factory not in _CALLS.active:
-            entered.enter_context(_activate(factory))
+        if torch.is_grad_enabled():
+            entered.enter_context(reenter((Active(factory, module),)))
         calls.stack.append(entered)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -63,10 +71,10 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
 
 
 @contextmanager
-def _activate(factory: ContextFactory) -> Iterator[None]:
-    _CALLS.active.append(factory)
+def _activate(context: Active) -> Iterator[None]:
+    _CALLS.active.append(context)
     try:
-        with factory(), _ours():
+        with context.factory(), _ours():
             yield
     finally:
         _CALLS.active.pop()
@@ -130,18 +138,18 @@ def op_hooks(pack_one: Callable[[Tensor], Any]) -> Iterator[None]:
         yield
 
 
-def active_contexts() -> tuple[ContextFactory, ...]:
+def active_contexts() -> tuple[Active, ...]:
     """What is entered now; a checkpoint remembers it in the forward ..."""
     return tuple(_CALLS.active)
 
 
 @contextmanager
-def reenter(factories: tuple[ContextFactory, ...]) -> Iterator[None]:
+def reenter(contexts: tuple[Active, ...]) -> Iterator[None]:
     """... and enters it again around the recomputation, so that the recomputed stash is packed too."""
     with ExitStack() as stack:
-        for factory in factories:
-            if factory not in _CALLS.active:
-                stack.enter_context(_activate(factory))
+        for context in contexts:
+            if all(context.factory != entered.factory for entered in _CALLS.active):
+                stack.enter_context(_activate(context))
         yield
 
 
@@ -180,6 +188,8 @@ def storage_key(tensor: Tensor) -> tuple[int, int]:
 def parameter_storages(model: nn.Module) -> set[int]:
     """Storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never data_ptr).
 
-    Recomputed at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
+    Those of the module that is running are among them: it may be a deep copy of the model, whose hooks it carries. To
+    be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
     """
-    return {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    models = (model, *(context.module for context in _CALLS.active))
+    return {t.untyped_storage()._cdata for m in models for t in (*m.parameters(), *m.buffers())}

@@ -155,7 +155,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)
-    controller.undo.callback(model.register_forward_pre_hook(_refuse_compile).remove)
+    controller.undo.callback(model.register_forward_pre_hook(_refuse_compile, prepend=True).remove)
     applied(model)[policy] = controller
     return controller
 
