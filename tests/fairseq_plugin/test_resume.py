@@ -18,7 +18,7 @@ SCHEDULE += ["--dsq-patience", 2, "--dsq-rounding", "stochastic"]
 def kill_after(checkpoint: Path, data: Path) -> None:
     """Train on in a process of its own until ``checkpoint`` is there, then kill that."""
     process = start("-m", "fairseq_plugin.commands", "train", data, *MODEL, *SCHEDULE, "--save-dir", checkpoint.parent)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not checkpoint.exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline

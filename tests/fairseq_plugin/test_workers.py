@@ -28,7 +28,7 @@ def test_two_workers(data: Path, tmp_path: Path) -> None:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     given += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--max-update", 4]
     workers = [start("-c", WORKER, *given, RANK=str(rank), **meeting) for rank in range(2)]
-    logs = [worker.communicate(timeout=120)[0] for worker in workers]
+    logs = [worker.communicate(timeout=300)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(logs)
 
     first, second = ([line for line in log.splitlines() if line.startswith("STEP")] for log in logs)
