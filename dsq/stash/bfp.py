@@ -21,11 +21,10 @@ from dsq.formats import BFP, Format
 from dsq.linear import Linear
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.forward_stash import ForwardStash, storages_of, unpack
+from dsq.stash.forward_stash import ForwardStash, exact_masks, storages_of, unpack
 from dsq.stash.hooks import around_forward, parameter_storages
-from dsq.stash.masks import PackedBool, TwoValued
 from dsq.stash.policy import Controller, Summary, check_keys, register
-from dsq.stash.rules import MASKS, MAX_POOL, Call, Narrow, PackOne, Rule, Rules, Saved
+from dsq.stash.rules import Rule, Rules
 from dsq.stash.saved import MemoryOrder
 
 FEW = 256  #: values up to which a tensor is kept exact
@@ -149,17 +148,5 @@ _SENSITIVE: tuple[Any, ...] = (
 
 
 def _rules(stash: ForwardStash) -> dict[Any, Rule]:
-    def counted(rule: Rule) -> Rule:
-        def act(call: Call) -> PackOne | None:
-            pack_one = rule(call)
-            return None if pack_one is None else lambda tensor: count(pack_one(tensor))
-
-        return act
-
-    def count(saved: Saved | None) -> Saved | None:
-        if isinstance(saved, (TwoValued, PackedBool, Narrow)):
-            stash.kept_bytes += saved.nbytes
-        return saved
-
     exact: Rule = lambda call: stash.keep  # noqa: E731
-    return {func: counted(rule) for func, rule in (MASKS | MAX_POOL).items()} | dict.fromkeys(_SENSITIVE, exact)
+    return exact_masks(stash) | dict.fromkeys(_SENSITIVE, exact)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from dsq.stash.hooks import Kept, storage_key
 from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
+from dsq.stash.rules import MASKS, MAX_POOL, Call, Narrow, PackOne, Rule, Saved
 from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, source_of, span
 
 
@@ -148,6 +149,27 @@ class ForwardStash:
     def _count(self, raw: int, kept: int) -> None:
         self.raw_bytes += raw
         self.kept_bytes += kept
+
+
+def exact_masks(stash: ForwardStash) -> dict[Callable[..., Any], Rule]:
+    """Rules for ops whose backward asks for less than they save: one bit of a ReLU's or dropout's, narrow indices of a
+    max-pool. A code shared with the next layer would round a ReLU's small outputs to zero and lose their gradient. What
+    the rules keep is counted with the stash's bytes.
+    """
+
+    def counted(rule: Rule) -> Rule:
+        def act(call: Call) -> PackOne | None:
+            pack_one = rule(call)
+            return None if pack_one is None else lambda tensor: count(pack_one(tensor))
+
+        return act
+
+    def count(saved: Saved | None) -> Saved | None:
+        if isinstance(saved, (TwoValued, PackedBool, Narrow)):
+            stash.kept_bytes += saved.nbytes
+        return saved
+
+    return {func: counted(rule) for func, rule in (MASKS | MAX_POOL).items()}
 
 
 def storages_of(tree: Any) -> set[int]:

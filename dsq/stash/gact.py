@@ -11,9 +11,13 @@ touched by that: no .grad, no buffer, no random stream. It takes about L backwar
 adapt_interval steps.
 
 Saved tensors are told apart by their order in the forward. Weights, integers, statistics and tensors that need no
-gradient stay exact, masks take one bit, a tensor saved twice is encoded once. What the loss saves, between the
-forward and its backward, is outside of the steps that can be run again, and the most sensitive there is (section
-6.1): it gets 8 bits, or stays exact where it is small, and the model's tensors share what the budget has left.
+gradient stay exact, and a tensor saved twice is encoded once. What the loss saves, between the forward and its
+backward, is outside of the steps that can be run again, and the most sensitive there is (section 6.1): it gets 8 bits,
+or stays exact where it is small, and the model's tensors share what the budget has left.
+
+Beyond the paper, masks of the ReLU family and of dropout take one bit, exact, on top of the average, and max-pool's
+indices their narrowest integers. In the paper a ReLU shares the code of the next layer's input, which rounds small
+outputs to zero: at 4 bits the gradient of a ResNet-20 was off by 0.42 of its norm that way, and is by 0.10 with masks.
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ from torch.utils._pytree import tree_flatten
 
 from dsq.stash.bit_plan import BitPlan, Layout, Measured
 from dsq.stash.codecs import CODECS, EXACT
-from dsq.stash.forward_stash import unpack
+from dsq.stash.forward_stash import exact_masks, unpack
 from dsq.stash.gact_runs import RecomputedRun, ReplayRun, TrainingRun
 from dsq.stash.gradient_variance import GradientVariance
 from dsq.stash.hooks import around_forward, parameter_storages
 from dsq.stash.offload import Swap
 from dsq.stash.policy import Controller, Summary, apply, check_keys, register
 from dsq.stash.replay import Step, differentiable, sensitivities
+from dsq.stash.rules import Rules
 from dsq.stash.window import LossWindow
 
 LEVELS = ("L1", "L2", "CB1", "CB2")
@@ -153,7 +158,7 @@ class Gact(Controller):
             key = _key(self.inputs, self.model.training)
             run = self.run = TrainingRun(self.plan, self.inputs, key, seed, swap, storages)
             self.inputs = ()
-        with saved_tensors_hooks(run.stash.pack, unpack):
+        with saved_tensors_hooks(run.stash.pack, unpack), Rules(exact_masks(run.stash)):
             yield
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:

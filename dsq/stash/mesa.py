@@ -35,7 +35,7 @@ from dsq.stash.forward_stash import ForwardStash, Packed, storages_of, unpack
 from dsq.stash.hooks import around_forward, parameter_storages, rules_may_act
 from dsq.stash.policy import Controller, Summary, check_keys, register
 
-#: function names of each kind of operation; the paper has neither dropout (masks, 1 bit and exact) nor batch norm
+#: function names of each kind of operation; dropout (masks, 1 bit and exact) and batch norm are not named in the paper
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "matmul": ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"),
     "softmax": ("softmax",),
@@ -47,7 +47,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "dropout": ("dropout",),
     "batchnorm": ("batch_norm",),
 }
-DEFAULT_KINDS = tuple(kind for kind in OPERATIONS if kind != "batchnorm")
 _KIND_OF = {name: kind for kind, names in OPERATIONS.items() for name in names}
 _HEAD_ATTRIBUTES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
@@ -57,7 +56,7 @@ _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 def attach(
     model: nn.Module,
     *,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    kinds: Sequence[str] = tuple(OPERATIONS),
     decay: float = 0.9,
     groups: int | None = None,
     rounding: str = "stochastic",
