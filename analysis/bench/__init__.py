@@ -1,0 +1,7 @@
+"""Benchmarks that anyone can run: ``python -m analysis.bench kernels``.
+
+racing.py   how things are timed: in turns, in one process, as ratios to a baseline
+report.py   the table, the CSV and the picture of a race
+kernels.py  quantise, pack and unpack against copying, and against other packages
+peers.py    those other packages, where they are installed
+"""

@@ -1,0 +1,48 @@
+"""python -m analysis.bench PART: races of one part, as a table on the terminal, a CSV and a picture."""
+
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+
+from analysis.command import OneLineParser, guarded
+
+from .racing import Race
+from .report import save, text
+
+#: part -> module with races(rounds) -> iterable of Race, imported when asked for
+PARTS = {
+    "kernels": "analysis.bench.kernels",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.bench", description=__doc__)
+    parser.add_argument("part", choices=PARTS, help="what to time")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
+    parser.add_argument("--threads", type=int, help="PyTorch's threads (default: as they are)")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")
+    options = parser.parse_args(argv)
+    if options.rounds < 2:
+        parser.error(f"--rounds must be at least 2, got {options.rounds}")
+    if options.threads is not None and options.threads < 1:
+        parser.error(f"--threads must be at least 1, got {options.threads}")
+    return guarded(parser.prog, lambda: run(options.part, options.rounds, options.threads, options.out))
+
+
+def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    races: Callable[[int], Iterable[Race]] = import_module(PARTS[part]).races
+    done = []
+    for race in races(rounds):
+        print(text([race]), flush=True)
+        done.append(race)
+    for path in save(done, out, part):
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

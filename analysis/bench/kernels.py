@@ -1,0 +1,111 @@
+"""The CPU kernels against copying the same values: ratios below 1 are faster than a copy."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from dsq.kernels import Grid, Layout, native
+from torch import Tensor
+
+from dsq import kernels
+
+from .peers import installed, plain_pytorch
+from .racing import Call, Race, race
+
+COLUMNS = 4096
+LARGE = 1 << 24
+LAYER_SIZES = (1 << 18, 1 << 20, 1 << 22)
+BOX = 16
+AXES = {"columns": -1, "rows": 0}
+
+
+def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
+    """Preallocated outputs, instruction sets, allocation counted, and peers. Raises ValueError without the kernels."""
+    sets = list(native.instruction_sets())
+    if not sets:
+        raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
+    x = torch.randn(values // COLUMNS, COLUMNS)
+    y = torch.empty_like(x)
+    copy = ("copy_", lambda: y.copy_(x))
+    where = f"{values:,} float32 values, outputs preallocated, {torch.get_num_threads()} threads"
+    yield race(f"{sets[0]}, {where}", copy, preallocated(sets[0], x, y), rounds)
+    for isa in sets[1:]:
+        yield race(f"{isa}, {where}", copy, _main_operations(isa, x, y), rounds)
+    for size in LAYER_SIZES:
+        small = torch.randn(size // 512, 512)
+        title = f"{size:,} float32 values, outputs allocated"
+        yield race(title, ("clone", small.clone), allocating(small), rounds)
+    peers = dict(_peers(x, y))
+    yield race(f"other implementations of 4 bits in boxes, {where}", copy, peers, max(rounds // 4, 3))
+
+
+def preallocated(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
+    """Every operation on both axes, writing into memory that is there."""
+    calls = _main_operations(isa, x, y)
+    for axis in AXES:
+        for bits in (2, 8, 16, 5):
+            calls |= {f"pack {bits} bits, {axis}": _pack(isa, x, Grid(bits, BOX), axis)}
+            calls |= {f"unpack {bits} bits, {axis}": _unpack(isa, x, y, Grid(bits, BOX), axis)}
+        half = torch.empty_like(y, dtype=torch.bfloat16)
+        calls |= {f"quantise to bfloat16, {axis}": _quantize(isa, x, half, Grid(4, BOX), axis)}
+        calls |= {f"unpack 4 bits to bfloat16, {axis}": _unpack(isa, x, half, Grid(4, BOX), axis)}
+        calls |= {f"pack 4 bits stochastic, {axis}": _pack(isa, x, Grid(4, BOX), axis, seed=1)}
+    calls |= {"quantise fixed point": _quantize(isa, x, y, Grid(4, 0), "columns")}
+    calls |= {"quantise fixed point, static": _quantize(isa, x, y, Grid(8, 0, 2), "columns")}
+    return calls
+
+
+def _main_operations(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
+    calls: dict[str, Call] = {}
+    for axis in AXES:
+        calls |= {
+            f"pack 4 bits, {axis}": _pack(isa, x, Grid(4, BOX), axis),
+            f"unpack 4 bits, {axis}": _unpack(isa, x, y, Grid(4, BOX), axis),
+            f"quantise, {axis}": _quantize(isa, x, y, Grid(4, BOX), axis),
+            f"quantise stochastic, {axis}": _quantize(isa, x, y, Grid(4, BOX), axis, seed=1),
+        }
+    return calls
+
+
+def allocating(x: Tensor) -> dict[str, Call]:
+    """The functions that dsq calls, their allocations included, as clone's are."""
+    calls: dict[str, Call] = {}
+    for axis, dim in AXES.items():
+        codes, exponents = kernels.pack(x, Grid(4, BOX), dim)
+        calls |= {
+            f"pack 4 bits, {axis}": _call(kernels.pack, x, Grid(4, BOX), dim),
+            f"unpack 4 bits, {axis}": _call(
+                kernels.unpack, codes, exponents, Grid(4, BOX), tuple(x.shape), dim, torch.float32
+            ),
+            f"quantise, {axis}": _call(kernels.quantize, x, Grid(4, BOX), dim),
+            f"quantise to bfloat16, {axis}": _call(kernels.quantize, x, Grid(4, BOX), dim, None, torch.bfloat16),
+        }
+    return calls
+
+
+def _peers(x: Tensor, y: Tensor) -> Iterator[tuple[str, Call]]:
+    yield "this package", _quantize(next(iter(native.instruction_sets())), x, y, Grid(4, BOX), "columns")
+    yield "plain PyTorch", _call(plain_pytorch, x)
+    yield "torch.compile of the same", _call(torch.compile(plain_pytorch, dynamic=False), x)
+    for name, quantizer in installed():
+        yield name, _call(quantizer, x)
+
+
+def _call(function: Callable, *args: object) -> Call:
+    return lambda: function(*args)
+
+
+def _pack(isa: str, x: Tensor, grid: Grid, axis: str, seed: int | None = None) -> Call:
+    layout, backend = Layout.of(x.shape, AXES[axis]), native.backend(isa)
+    out = backend.pack(x, grid, layout, seed)
+    return lambda: backend.pack(x, grid, layout, seed, out=out)  # type: ignore[call-arg]
+
+
+def _unpack(isa: str, x: Tensor, y: Tensor, grid: Grid, axis: str) -> Call:
+    layout, backend = Layout.of(x.shape, AXES[axis]), native.backend(isa)
+    codes, exponents = backend.pack(x, grid, layout, None)
+    return lambda: backend.unpack(codes, exponents, grid, layout, y.dtype, out=y)  # type: ignore[call-arg]
+
+
+def _quantize(isa: str, x: Tensor, y: Tensor, grid: Grid, axis: str, seed: int | None = None) -> Call:
+    layout, backend = Layout.of(x.shape, AXES[axis]), native.backend(isa)
+    return lambda: backend.quantize(x, grid, layout, seed, y.dtype, out=y)  # type: ignore[call-arg]

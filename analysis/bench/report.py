@@ -1,0 +1,80 @@
+"""What a person gets from races: a table on the terminal, a CSV, a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from .racing import TRUSTED_STRAY, Race
+
+
+def table(races: Sequence[Race]) -> pd.DataFrame:
+    """A row for each contestant of each race."""
+    return pd.DataFrame(
+        {
+            "race": race.title,
+            "contestant": result.name,
+            "ms": 1000 * result.median_seconds,
+            "ratio": result.ratio,
+            "stray": result.stray,
+            "baseline": race.baseline,
+            "trusted": race.trusted,
+        }
+        for race in races
+        for result in race.results
+    )
+
+
+def text(races: Sequence[Race]) -> str:
+    """The same for the terminal, race by race."""
+    parts = []
+    for race in races:
+        rows = table([race])[["contestant", "ms", "ratio", "stray"]]
+        parts += [
+            f"{race.title}: ratios to {race.baseline}",
+            rows.to_markdown(index=False, floatfmt=("", ".4g", ".3f", ".0%")),
+            verdict(race),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def verdict(race: Race) -> str:
+    """What the baseline's ratio to itself says of the machine."""
+    measured = f"{race.baseline} against itself: {race.control.ratio:.3f}, stray {race.stray:.0%}"
+    if race.trusted:
+        return measured
+    return f"TOO NOISY TO TRUST: {measured} (more than {TRUSTED_STRAY:.0%}); stop what else runs here and repeat"
+
+
+def save(races: Sequence[Race], folder: Path, name: str) -> list[Path]:
+    """Write ``name``.csv and ``name``.png into ``folder``; the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    csv, png = folder / f"{name}.csv", folder / f"{name}.png"
+    table(races).to_csv(csv, index=False, float_format="%.6g")
+    picture(races, png)
+    return [csv, png]
+
+
+def picture(races: Sequence[Race], path: Path) -> None:
+    """A panel a race, a bar a contestant, its length the ratio to the baseline (logarithmic)."""
+    heights = [0.24 * len(race.results) + 0.9 for race in races]
+    figure, axes = plt.subplots(
+        len(races), 1, figsize=(8, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    for axis, race in zip(axes[:, 0], races, strict=True):
+        names = [result.name for result in race.results]
+        ratios = [result.ratio for result in race.results]
+        bars = axis.barh(names, ratios, color="#4477aa", height=0.7)
+        axis.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=7)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.margins(x=0.12)
+        axis.invert_yaxis()
+        axis.tick_params(labelsize=7)
+        doubt = "" if race.trusted else "  (TOO NOISY TO TRUST)"
+        axis.set_title(f"{race.title}: time / {race.baseline}{doubt}", fontsize=9, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
