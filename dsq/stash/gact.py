@@ -22,6 +22,7 @@ outputs to zero: at 4 bits the gradient of a ResNet-20 was off by 0.42 of its no
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -73,6 +74,8 @@ def attach(
         raise ValueError(f"adapt_interval={adapt_interval!r}: accepted are None and whole numbers of steps from 1")
     if swap_dir is not None and level != "L2":
         raise ValueError(f"swap_dir={swap_dir!r}: only level 'L2' swaps, this is {level!r}")
+    if swap_dir is not None and not Path(swap_dir).is_dir():
+        raise ValueError(f"swap_dir={swap_dir!r}: accepted is an existing directory")
     # first: it refuses a model without blocks, which must then be left as it was
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), codec), adapt_interval, seed, level == "L2", swap_dir)

@@ -54,7 +54,7 @@ class Gact(Controller):
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before a training forward: adapt if the step remembered is complete, remember this one if one is due."""
-        if self.replay is not None or not torch.is_grad_enabled():
+        if self.replay is not None or _in_backward() or not torch.is_grad_enabled():
             return
         self.window.take_off()
         if self.pending is not None and self.pending.complete and self.pending.training == module.training:
@@ -70,7 +70,7 @@ class Gact(Controller):
         """What is entered around the model's forward, and by a checkpoint around a recomputation in the backward."""
         storages, seed = parameter_storages(self.model), (self.seed, self.step)
         run: TrainingRun | ReplayRun | RecomputedRun
-        if torch._C._current_graph_task_id() != -1:
+        if _in_backward():
             run = RecomputedRun(self.plan, seed, self._next_recomputed, storages)
         elif self.replay is not None:
             run = self.replay
@@ -85,7 +85,8 @@ class Gact(Controller):
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """After a training forward: watch its loss, and the gradient that comes back."""
         tensors = differentiable(output)
-        if self.replay is not None or self.run is None or not torch.is_grad_enabled() or not tensors:
+        outside = self.replay is not None or _in_backward() or not torch.is_grad_enabled()
+        if outside or self.run is None or not tensors:
             return
         run = self.run
         run.model_done()
@@ -195,6 +196,10 @@ class Gact(Controller):
         self.plan.load_state_dict(state["plan"])
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.variance.load_state_dict(state["variance"], device)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _key(inputs: Any, training: bool) -> str:

@@ -494,6 +494,7 @@ def test_frozen_parameters_and_evaluation() -> None:
         ({"format": "fp8"}, r"format='fp8'.*affine, bfp"),
         ({"adapt_interval": 0}, r"adapt_interval=0"),
         ({"swap_dir": "/tmp"}, r"swap_dir='/tmp'.*L2"),
+        ({"swap_dir": "/nowhere", "level": "L2"}, r"swap_dir='/nowhere'.*existing"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
