@@ -402,9 +402,9 @@ def test_under_checkpointing_the_recomputed_rows_are_the_ones_used(reentrant):
     model, x = Checkpointed(), tokens()
     exact = gradients(model, x)
     dsq.stash.apply(model, "wtacrs")
-    estimates = [gradients(model, x) for _ in range(400)]
+    estimates = [gradients(model, x) for _ in range(80)]
     torch.testing.assert_close(estimates[-1]["input"], exact["input"])
-    check_unbiased([e["inner.k.weight"] for e in estimates], exact["inner.k.weight"], tolerance=0.03)
+    check_unbiased([e["inner.k.weight"] for e in estimates], exact["inner.k.weight"], tolerance=0.08)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
