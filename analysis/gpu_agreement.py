@@ -30,7 +30,7 @@ class Case:
 
 def cases(rows: int = 21, columns: int = 140) -> Iterator[Case]:
     """Every width, axis, rounding and type, and the shapes that tiles, boxes and bytes do not divide."""
-    ragged, even = (2, rows, columns), (2, 16 * (rows // 16), 128 * max(columns // 128, 1))
+    ragged, even = (rows, columns), (2, 16 * (rows // 16), 128 * max(columns // 128, 1))
     for bits in range(2, 17):
         into, out = FLOATS[bits % 3], FLOATS[(bits // 3) % 3]
         for dim in (-1, -2):
@@ -44,7 +44,7 @@ def cases(rows: int = 21, columns: int = 140) -> Iterator[Case]:
         yield Case(ragged, -2, Grid(3, box), torch.bfloat16)
     for exponent in (None, 3, -127, 127):
         yield Case(ragged, -1, Grid(8, 0, exponent))
-        yield Case(ragged, 0, Grid(16, 0, exponent), torch.float16, torch.bfloat16, seed=1)
+        yield Case((3, *ragged), 0, Grid(16, 0, exponent), torch.float16, torch.bfloat16, seed=1)
         yield Case(even, -1, Grid(4, 0, exponent), torch.bfloat16, torch.float16, seed=2)
     for shape, dim in [
         ((), -1),
@@ -57,6 +57,8 @@ def cases(rows: int = 21, columns: int = 140) -> Iterator[Case]:
     ]:
         yield Case(shape, dim, Grid(4, 16))
         yield Case(shape, dim, Grid(5, 0), seed=3)
+    for dim in range(3):
+        yield Case((2, *ragged), dim, Grid(4, 16), seed=dim)
     yield Case((4, rows, 2, 40), 1, Grid(4, 16), torch.float64, torch.float64)
     yield Case((rows, 40), 1, Grid(4, 0), torch.float64, torch.float64)
 
