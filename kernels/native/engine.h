@@ -114,7 +114,7 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
   const Scales& scales = *job.scales;
   const F max_code = splat((float)((1 << (p.bits - 1)) - 1));
   const Sink sink{job};
-  Random random{job.seed, {}};
+  Random random{job.seed};
 
   int left(int64_t column) const { return (int)(p.columns - column < CHUNK ? p.columns - column : CHUNK); }
   const In* values(int64_t row, int64_t column) const { return (const In*)job.values + row * p.columns + column; }

@@ -24,9 +24,19 @@ INLINE U64 even_numbers() {
 }
 
 // A CHUNK of a row's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2].
+// What is kept of a number k is 2^16 - 1 - k, which rounding has more use for.
 struct Random {
-  uint64_t seed;
+  static constexpr int ROUNDS = 7;
+
+  uint64_t keys[2 * ROUNDS];
   alignas(64) uint32_t words[4][16];
+
+  explicit Random(uint64_t seed) {
+    for (int round = 0; round < ROUNDS; round++) {
+      keys[2 * round] = (uint32_t)seed + round * 0x9E3779B9u;
+      keys[2 * round + 1] = (uint32_t)(seed >> 32) + round * 0xBB67AE85u;
+    }
+  }
 
   // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
   // multiplier finds it there; what is left in the high half it ignores.
@@ -36,26 +46,22 @@ struct Random {
       for (int odd = 0; odd < 2; odd++) {
         U64 c0 = even_numbers() + (uint64_t)(16 * block + first + odd), c1 = U64{} + (uint64_t)(uint32_t)row;
         U64 c2 = U64{} + ((uint64_t)row >> 32), c3 = U64{};
-        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
 #pragma GCC unroll 7
-        for (int round = 0; round < 7; round++) {
+        for (int round = 0; round < ROUNDS; round++) {
           U64 p0 = multiply_low_halves(c0, U64{} + 0xD2511F53u), p1 = multiply_low_halves(c2, U64{} + 0xCD9E8D57u);
-          c0 = (p1 >> 32) ^ c1 ^ (uint64_t)k0;
+          c0 = (p1 >> 32) ^ c1 ^ keys[2 * round];
           c1 = p1;
-          c2 = (p0 >> 32) ^ c3 ^ (uint64_t)k1;
+          c2 = (p0 >> 32) ^ c3 ^ keys[2 * round + 1];
           c3 = p0;
-          k0 += 0x9E3779B9u;
-          k1 += 0xBB67AE85u;
         }
         parts[odd][0] = c0, parts[odd][1] = c1, parts[odd][2] = c2, parts[odd][3] = c3;
       }
-      for (int w = 0; w < 4; w++)
-        write(words[w] + first, (parts[0][w] & 0xffffffff) | (parts[1][w] << 32));
+      for (int w = 0; w < 4; w++) write(words[w] + first, ~((parts[0][w] & 0xffffffff) | (parts[1][w] << 32)));
     }
   }
 
-  // Numbers k of columns column..column + LANES - 1 of the chunk; the uniform number is (k + 1/2) / 2^16.
-  INLINE U at(int column) const {
+  // 2^16 - 1 - k of columns column..column + LANES - 1 of the chunk; the uniform number is (k + 1/2) / 2^16.
+  INLINE U complement(int column) const {
     U word = read<U>(words[column / 32] + column % 16);
     return column / 16 % 2 ? word >> 16 : word & 0xffff;
   }

@@ -65,7 +65,7 @@ INLINE I round_to_code(F x, const Factors& f, F max_code, const Random& random, 
     constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
     __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
     __m512i whole = _mm512_maskz_cvt_roundps_epi32(number, _mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
-    U carried = ((U)whole + (0xffff - random.at(column))) >> 16;
+    U carried = ((U)whole + random.complement(column)) >> 16;
     return (I)_mm512_mask_sub_epi32((__m512i)carried, _mm512_movepi32_mask((__m512i)x), _mm512_setzero_si512(), (__m512i)carried);
   }
 #else
@@ -77,7 +77,7 @@ INLINE I round_to_code(F x, const Factors& f, F max_code, const Random& random, 
     F a = clamp(absolute(t), max_code);
     I whole = __builtin_convertvector(a, I);
     F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
-    F uniform = __builtin_convertvector((I)random.at(column), F) + splat(0.5f);
+    F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(column), F);
     whole -= uniform < fraction;
     I sign = (I)x >> 31;
     code = (whole ^ sign) - sign;
