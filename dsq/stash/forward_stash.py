@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten
 
+from dsq.stash.bit_rules import MASKS, MAX_POOL
+from dsq.stash.calls import Call, PackOne, Rule, Saved
+from dsq.stash.forms import Narrow
 from dsq.stash.hooks import Kept, storage_key
 from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
-from dsq.stash.rules import MASKS, MAX_POOL, Call, Narrow, PackOne, Rule, Saved
 from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, source_of, span
 
 

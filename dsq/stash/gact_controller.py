@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
 from dsq.stash.bit_plan import BitPlan, Layout, Measured
+from dsq.stash.calls import Rules
 from dsq.stash.codecs import EXACT
 from dsq.stash.forward_stash import exact_masks, unpack
 from dsq.stash.gact_runs import RecomputedRun, ReplayRun, TrainingRun
@@ -22,7 +23,6 @@ from dsq.stash.hooks import parameter_storages
 from dsq.stash.offload import Swap
 from dsq.stash.policy import Controller, Summary, check_keys
 from dsq.stash.replay import Step, differentiable, sensitivities
-from dsq.stash.rules import Rules
 from dsq.stash.window import LossWindow
 
 _ALARM = 0.5  #: part of the gradient's variance that the codes may make up before the user is warned

@@ -7,7 +7,6 @@ ctx. Storages are counted once; parameters and buffers of the modules that ran a
 
 from __future__ import annotations
 
-import os
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from dsq.stash.peak import peak
 from dsq.stash.policy import Controller
 
 
@@ -84,7 +84,7 @@ def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
-    with _modules_run() as runs, _peak() as peak:
+    with _modules_run() as runs, peak() as most:
         result = fn()
         roots = [t for t in _reachable(result, []) if isinstance(t, Tensor) and t.grad_fn is not None]
         if not roots:
@@ -92,7 +92,7 @@ def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
         held = _weigh(roots, runs)
         if backward:
             torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
-    return Report(held, peak.nbytes)
+    return Report(held, most.nbytes)
 
 
 # ---- which module made a node ----
@@ -254,7 +254,7 @@ def _parts(thing: Any) -> Iterator[Any]:
     elif isinstance(thing, (list, tuple, set, frozenset, deque)):
         yield from thing
     elif isinstance(thing, torch._C._autograd.SavedTensor):
-        yield thing.data
+        yield thing.data  # type: ignore[attr-defined]  # the stubs are behind
     elif isinstance(thing, partial):
         yield from (thing.args, thing.keywords)
     elif isinstance(thing, types.FunctionType):
@@ -268,34 +268,3 @@ def _parts(thing: Any) -> Iterator[Any]:
             for slot in (slots,) if isinstance(slots, str) else slots:
                 if slot not in ("__weakref__", "__dict__") and hasattr(thing, slot):
                     yield getattr(thing, slot)
-
-
-# ---- the peak ----
-
-
-@dataclass
-class _Peak:
-    nbytes: int = 0
-
-
-@contextmanager
-def _peak() -> Iterator[_Peak]:
-    """Fills in, on leaving, the largest sum of live allocations made since entering, over all devices."""
-    peak = _Peak()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    before = {}
-    for device in devices:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before[device] = torch.cuda.memory_allocated(device)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce every start and stop on stderr
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        yield peak
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        if event.device_type() == torch._C._autograd.DeviceType.CPU:
-            live += event.nbytes()
-            peak.nbytes = max(peak.nbytes, live)
-    for device in devices:
-        peak.nbytes += torch.cuda.max_memory_allocated(device) - before[device]

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsq.stash.bit_rules import RELU_FAMILY
+from dsq.stash.calls import Call, PackOne, Rule, Rules, Saved
 from dsq.stash.hooks import Hooks, Kept, Outer, around_forward, innermost_hooks, pass_on, storage_key
 from dsq.stash.masks import TwoValued
 from dsq.stash.policy import Controller, register
-from dsq.stash.rules import EXACT, RELU_FAMILY, Call, PackOne, Rule, Rules, Saved
+from dsq.stash.rules import EXACT
 
 
 @register("selective", composes_with=("bfp", "gact", "checkpoint", "wtacrs"))

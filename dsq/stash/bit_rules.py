@@ -1,0 +1,115 @@
+"""Rules of the ops that need a bit an element, or a narrow integer: ReLU family, dropout, max-pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.stash.calls import Call, PackOne, Rule, Saved, needs
+from dsq.stash.forms import Dropped, Narrow
+from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
+
+
+def signs(opened: Callable[[Tensor], Tensor], closed_value: float = 0.0, open_value: float = 1.0) -> PackOne:
+    """Keep where the op lets the gradient through; get() gives a tensor whose elements fall on the same sides."""
+
+    def pack(t: Tensor) -> Saved | None:
+        if t.numel() < 8:
+            return None
+        return TwoValued(Mask.pack(opened(t.detach())), closed_value, open_value, t.dtype)
+
+    return pack
+
+
+def relu(call: Call) -> PackOne:
+    """threshold_backward lets the gradient through unless result <= 0: a result is above 0, or NaN, if not 0."""
+    return signs(lambda t: t.bool())
+
+
+def leaky_relu(call: Call) -> PackOne:
+    """leaky_relu_backward scales the gradient unless x > 0 (NaN is scaled)."""
+    return signs(lambda t: t > 0)
+
+
+def threshold(call: Call) -> PackOne:
+    """F.threshold(input, threshold, value): the gradient passes unless x <= threshold (NaN passes)."""
+    limit = call.get(1, "threshold")
+    return signs(lambda t: (t <= limit).logical_not_(), limit, limit + max(1.0, abs(limit)))
+
+
+def hardtanh(call: Call) -> PackOne:
+    """F.hardtanh(input, min_val=-1, max_val=1): the gradient passes strictly inside (NaN passes)."""
+    return _inside(call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0))
+
+
+def relu6(call: Call) -> PackOne:
+    """F.relu6(input): hardtanh between 0 and 6."""
+    return _inside(0.0, 6.0)
+
+
+def _inside(low: float, high: float) -> PackOne:
+    return signs(lambda t: ((t <= low) | (t >= high)).logical_not_(), high, low / 2 + high / 2)
+
+
+def prelu(call: Call) -> PackOne | None:
+    """F.prelu(input, weight): a frozen slope needs x's sign only."""
+    w = call.get(1, "weight")
+    if needs(w):
+        return None
+    sign, shape_w = leaky_relu(call), w.shape
+    return lambda t: None if t.shape == shape_w or t.numel() == shape_w.numel() else sign(t)
+
+
+def dropout(call: Call) -> PackOne:
+    """Boolean masks (CUDA) and floating noise of two values (CPU); the rest as it is."""
+    return mask_of
+
+
+def mask_of(t: Tensor) -> Saved | None:
+    """The 1-bit form of a boolean or two-valued tensor that takes no gradient; None for any other."""
+    if t.dtype == torch.bool:
+        return PackedBool(Mask.pack(t.detach()))
+    return scaled_mask(t) if t.is_floating_point() and not t.requires_grad else None
+
+
+def max_pool(spatial: int) -> Rule:
+    """Its backward needs where each maximum lies in its plane of ``spatial`` axes; of the input, shape and layout."""
+
+    def rule(call: Call) -> PackOne:
+        largest = call.get(0, "input").shape[-spatial:].numel() - 1
+        narrow = next(t for t in (torch.int8, torch.int16, torch.int32, torch.int64) if largest <= torch.iinfo(t).max)
+
+        def pack(t: Tensor) -> Saved:
+            return Dropped.of(t) if t.is_floating_point() else Narrow(t.detach().to(narrow), t.dtype)
+
+        return pack
+
+    return rule
+
+
+RELU_FAMILY: dict[Callable[..., Any], Rule] = {
+    **dict.fromkeys((F.relu, F.relu_, torch.relu, Tensor.relu, Tensor.relu_), relu),
+    **dict.fromkeys((F.leaky_relu, F.leaky_relu_), leaky_relu),
+    **dict.fromkeys((F.threshold, torch.threshold, torch.threshold_), threshold),
+    **dict.fromkeys((F.hardtanh, F.hardtanh_), hardtanh),
+    **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), prelu),
+    F.relu6: relu6,
+}
+DROPOUT: dict[Callable[..., Any], Rule] = dict.fromkeys(
+    (
+        *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+        *(torch.dropout, torch.alpha_dropout, torch.feature_dropout),
+        F.multi_head_attention_forward,  # its inner calls are out of the mode's sight: its dropout is
+    ),
+    dropout,
+)
+MAX_POOL: dict[Callable[..., Any], Rule] = {
+    **dict.fromkeys((F.max_pool1d, F.max_pool1d_with_indices, torch.max_pool1d), max_pool(1)),
+    **dict.fromkeys((F.max_pool2d, F.max_pool2d_with_indices, torch.max_pool2d), max_pool(2)),
+    **dict.fromkeys((F.max_pool3d, F.max_pool3d_with_indices, torch.max_pool3d), max_pool(3)),
+}
+MASKS = {**RELU_FAMILY, **DROPOUT}

@@ -1,0 +1,56 @@
+"""Rules around one call of a PyTorch function: in what form its saved tensors are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dsq.stash.hooks import op_hooks, rules_may_act
+
+
+class Saved(Protocol):
+    """A saved tensor in some form; get() gives the tensor, or one that the op's backward cannot tell from it."""
+
+    def get(self) -> Tensor: ...
+
+
+PackOne = Callable[[Tensor], Saved | None]  # None: as it is, or as the policies further out want it
+Rule = Callable[["Call"], PackOne | None]  # None: nothing to gain in this call
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """The argument of that position or name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+
+class Rules(TorchFunctionMode):
+    """While entered, calls of the functions in the table are made under their rules."""
+
+    def __init__(self, table: Mapping[Callable[..., Any], Rule]) -> None:
+        super().__init__()
+        self.table = table
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = self.table.get(func)
+        pack = rule(Call(args, kwargs)) if rule is not None and rules_may_act() else None
+        if pack is None:
+            return func(*args, **kwargs)
+        with op_hooks(pack):
+            return func(*args, **kwargs)
+
+
+def needs(x: Any) -> bool:
+    """Whether a gradient of ``x`` is wanted."""
+    return isinstance(x, Tensor) and x.requires_grad
