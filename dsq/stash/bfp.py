@@ -21,10 +21,10 @@ from dsq.formats import BFP, Format
 from dsq.linear import Linear
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
+from dsq.stash.calls import Rule, Rules
 from dsq.stash.forward_stash import ForwardStash, exact_masks, storages_of, unpack
 from dsq.stash.hooks import around_forward, parameter_storages
 from dsq.stash.policy import Controller, Summary, check_keys, register
-from dsq.stash.rules import Rule, Rules
 from dsq.stash.saved import MemoryOrder
 
 FEW = 256  #: values up to which a tensor is kept exact
