@@ -1,4 +1,4 @@
-"""python -m analysis.bench PART: races of one part, as a table on the terminal, a CSV and a picture."""
+"""python -m analysis.bench PART: what a part costs, as a table on the terminal, a CSV and, of times, a picture."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -10,15 +10,13 @@ from analysis.command import OneLineParser, guarded
 from .racing import Race
 from .report import save, text
 
-#: part -> module with races(rounds) -> iterable of Race, imported when asked for
-PARTS = {
-    "kernels": "analysis.bench.kernels",
-}
+#: modules of this package, imported when asked for; all but stash, which weighs, have races(rounds) -> iterable of Race
+PARTS = ("kernels", "step", "stash")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.bench", description=__doc__)
-    parser.add_argument("part", choices=PARTS, help="what to time")
+    parser.add_argument("part", choices=PARTS, help="what to measure")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
     parser.add_argument("--threads", type=int, help="PyTorch's threads (default: as they are)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")
@@ -35,7 +33,10 @@ def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    races: Callable[[int], Iterable[Race]] = import_module(PARTS[part]).races
+    module = import_module(f"analysis.bench.{part}")
+    if part == "stash":
+        return module.run(out)
+    races: Callable[[int], Iterable[Race]] = module.races
     done = []
     for race in races(rounds):
         print(text([race]), flush=True)
