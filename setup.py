@@ -8,6 +8,7 @@ In a checkout: ``python setup.py build_ext --inplace``.
 import glob
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -33,12 +34,14 @@ class BuildLibrary(build_ext):
         return os.path.join(*name.split(".")) + ".so"
 
     def build_extension(self, extension):
-        objects = []
-        for source in extension.sources:
+        def compiled(source):
             flags = FLAGS + SOURCES[os.path.basename(source)]
-            objects += self.compiler.compile(
+            return self.compiler.compile(
                 [source], output_dir=self.build_temp, extra_postargs=flags, depends=extension.depends
             )
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [made for objects in pool.map(compiled, extension.sources) for made in objects]
         target = self.get_ext_fullpath(extension.name)
         self.compiler.link_shared_object(objects, target, extra_postargs=["-s"])
 
