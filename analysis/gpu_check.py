@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     wrong = False
     for part in args.part or PARTS:
         if not on_gpu and part != "agreement":
-            print(f"\n{part}: {NOT_ON_GPU}")
+            print(f"\n{part}: not run on a GPU, there is none here")
             continue
         rows = [{**row, "machine": machine} for row in PARTS[part](torch.device("cuda" if on_gpu else "cpu"))]
         wrong = wrong or any(row.get("disagree") for row in rows)
