@@ -84,7 +84,7 @@ INLINE uint32_t exponents_of(const F x[UNITS]) {
   I most[4];
 #pragma GCC unroll 4
   for (int g = 0; g < 4; g++) {
-    most[g] = magnitude_bits(x[g * units]);
+    most[g] = units == 1 ? (I)x[g] : magnitude_bits(x[g * units]);
 #pragma GCC unroll 4
     for (int u = 1; u < units; u++) most[g] = max_of(most[g], magnitude_bits(x[g * units + u]));
   }
@@ -98,13 +98,20 @@ template <class In> INLINE void load_step(const In* x, F value[UNITS]) {
 
 // ---- a step, under exponents of its groups or its columns ----
 
-template <bool STOCHASTIC, class Sink, class GetFactors>
+// Whether four exponents, a byte each, are all within least..MOST_ORDINARY.
+INLINE bool all_ordinary(uint32_t four, uint32_t least) {
+  constexpr uint32_t each = 0x01010101, tops = 0x80808080, beyond = 255 - MOST_ORDINARY;
+  const uint32_t below = (four - each * least) & ~four, above = (~four - each * beyond) & four;
+  return !((below | above) & tops);
+}
+
+template <bool STOCHASTIC, bool QUICK, class Sink, class GetFactors>
 INLINE void encode_step(const F x[UNITS], GetFactors factors, F max_code, const Random& random, int i, const Sink& sink,
                         typename Sink::Unit* to, bool whole) {
   I code[UNITS];
 #pragma GCC unroll 16
   for (int u = 0; u < UNITS; u++)
-    code[u] = round_to_code<STOCHASTIC, Sink::ZERO_NAN>(x[u], factors(u * LANES), max_code, random, i + u * LANES);
+    code[u] = round_to_code<STOCHASTIC, QUICK, Sink::ZERO_NAN>(x[u], factors(u * LANES), max_code, random, i + u * LANES);
   sink.put(code, factors, to, whole);
 }
 
@@ -113,11 +120,26 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
   const Plan& p = *job.plan;
   const Scales& scales = *job.scales;
   const F max_code = splat((float)((1 << (p.bits - 1)) - 1));
+  const int least = least_ordinary(p);
+  const bool follows_values = p.box || p.exponent < 0;  // else a code may be far beyond its range
   const Sink sink{job};
   Random random{job.seed};
 
   int left(int64_t column) const { return (int)(p.columns - column < CHUNK ? p.columns - column : CHUNK); }
   const In* values(int64_t row, int64_t column) const { return (const In*)job.values + row * p.columns + column; }
+
+  // A step under one exponent for each 16 columns.
+  INLINE void under_four(const F value[UNITS], uint32_t four, int i, typename Sink::Unit* to, bool whole) const {
+    if (follows_values && all_ordinary(four, (uint32_t)least)) {
+      auto factors = [&](int c) ALWAYS {
+        return quick_factors<STOCHASTIC>(splat((int32_t)(four >> c / 16 * 8 & 255)), p.bits);
+      };
+      encode_step<STOCHASTIC, true>(value, factors, max_code, random, i, sink, to, whole);
+    } else {
+      auto factors = [&](int c) ALWAYS { return group_factors<STOCHASTIC>(scales, four >> c / 16 * 8 & 255); };
+      encode_step<STOCHASTIC, false>(value, factors, max_code, random, i, sink, to, whole);
+    }
+  }
 
   // Boxes of 16 along the columns: each step has its own exponents.
   void boxes_of_16(int64_t row, int64_t column) {
@@ -128,8 +150,7 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
                 load_step(x, value);
                 const uint32_t four = exponents_of(value);
                 memcpy(exponent + i / 16, &four, 4);
-                auto factors = [&](int c) ALWAYS { return group_factors<STOCHASTIC>(scales, four >> c / 16 * 8 & 255); };
-                encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
+                under_four(value, four, i, to, whole);
               });
     if (!job.exponents) return;
     uint8_t* to = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
@@ -143,19 +164,21 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
               [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
                 load_step(x, value);
-                auto factors = [&](int c) ALWAYS { return group_factors<STOCHASTIC>(scales, exponent[(i + c) / 16]); };
-                encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
+                uint32_t four;
+                memcpy(&four, exponent + i / 16, 4);
+                under_four(value, four, i, to, whole);
               });
   }
 
   // Exponents known, one for each column of the chunk.
+  template <bool QUICK>
   void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column) {
     each_step(values(row, column), left(column), sink, row, column,
               [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
                 load_step(x, value);
                 auto factors = [&](int c) ALWAYS { return by_column.at(i + c); };
-                encode_step<STOCHASTIC>(value, factors, max_code, random, i, sink, to, whole);
+                encode_step<STOCHASTIC, QUICK>(value, factors, max_code, random, i, sink, to, whole);
               });
   }
 
@@ -189,7 +212,7 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
         under_groups(row, column, group);
       } else {
         for (int i = 0; i < CHUNK; i++) by_column.set(scales, i, exponent[(column - first + i) / p.box % CHUNK]);
-        under_columns(row, column, by_column);
+        under_columns<false>(row, column, by_column);
       }
     }
   }
@@ -245,14 +268,22 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
       alignas(64) int32_t most[CHUNK] = {};
       largest_of_columns(top, bottom, column, most);
       uint8_t exponent[CHUNK];
-      for (int i = 0; i < CHUNK; i++) {
-        exponent[i] = (uint8_t)(most[i] >> 23);
-        by_column.set(scales, i, exponent[i]);
-      }
+      for (int i = 0; i < CHUNK; i++) exponent[i] = (uint8_t)(most[i] >> 23);
       if (job.exponents) memcpy(job.exponents + block * p.columns + column, exponent, (size_t)left(column));
-      for (int64_t row = top; row < bottom; row++) {
-        if (STOCHASTIC) random.draw(row, strip);
-        under_columns(row, column, by_column);
+      bool quick = left(column) == CHUNK;
+      for (int i = 0; i < CHUNK; i++) quick &= exponent[i] >= least && exponent[i] <= MOST_ORDINARY;
+      if (quick) {
+        for (int i = 0; i < CHUNK; i += LANES) by_column.set_quick(i, read<I>(most + i) >> 23, p.bits);
+        for (int64_t row = top; row < bottom; row++) {
+          if (STOCHASTIC) random.draw(row, strip);
+          under_columns<true>(row, column, by_column);
+        }
+      } else {
+        for (int i = 0; i < CHUNK; i++) by_column.set(scales, i, exponent[i]);
+        for (int64_t row = top; row < bottom; row++) {
+          if (STOCHASTIC) random.draw(row, strip);
+          under_columns<false>(row, column, by_column);
+        }
       }
       if (++strip == tasks.strips) strip = 0, block++;
     }

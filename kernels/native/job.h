@@ -32,6 +32,11 @@ struct Scales {
   float up[256], up_more[256], down[256], power[256], power_16[256];
 };
 
+// Ordinary exponents: one float is the way up (times 2^16 where rounding is stochastic), and it and the way down are
+// normal numbers, made from their exponents alone.
+constexpr int MOST_ORDINARY = 250;
+inline int least_ordinary(const Plan& p) { return p.bits - 1 + (p.stochastic ? 16 : 0); }
+
 struct Job {
   const Plan* plan;
   const Scales* scales;

@@ -172,9 +172,14 @@ INLINE void end_of_streams() {
 
 INLINE I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
 
-// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes.
+// The bits of a where the mask has them, else of b.
+INLINE U pick(U a, U b, uint32_t mask) { return (a & mask) | (b & ~mask); }
+
+// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes, or from
+// their values where a box is one vector.
 INLINE uint32_t four_exponents(I a, I b, I c, I d) {
-  U bytes = ((U)a >> 23) | (((U)b >> 15) & 0xff00) | (((U)c >> 7) & 0xff0000) | (((U)d << 1) & 0xff000000);
+  U bytes = pick((U)a >> 23, (U)b >> 15, 0xff);
+  bytes = pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);
 #if LANES == 16
   __m256i y = _mm256_max_epu8(_mm512_castsi512_si256((__m512i)bytes), _mm512_extracti64x4_epi64((__m512i)bytes, 1));
 #elif LANES == 8
