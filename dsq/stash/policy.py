@@ -53,8 +53,9 @@ class Summary:
     details: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = f"{len(self.attached)} modules" if self.attached else "whole model"
-        head = f"{self.policy}: {where}, {self.raw_bytes / 2**20:.1f} MiB kept as {self.kept_bytes / 2**20:.1f} MiB"
+        head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"
+        if self.raw_bytes:
+            head += f", {self.raw_bytes / 2**20:.1f} MiB kept as {self.kept_bytes / 2**20:.1f} MiB"
         return "\n".join((head, *self.details))
 
 
@@ -190,6 +191,11 @@ def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
             raise TypeError(f"policy {entry.name!r} has no option {name!r}; it takes {forms}")
 
 
+def compatible(one: str, other: str) -> bool:
+    """Whether two policies may share a model: either names the other."""
+    return other in _POLICIES[one].composes_with or one in _POLICIES[other].composes_with
+
+
 def _check_others(model: nn.Module, entry: Policy) -> None:
     for name, module in model.named_modules():
         for other in module.__dict__.get(_APPLIED, ()):
@@ -198,10 +204,8 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
                 raise ValueError(
                     f"policy {other!r} is already applied to this {where}; call remove() on its controller first"
                 )
-            if other not in entry.composes_with and entry.name not in _POLICIES[other].composes_with:
-                partners = sorted(
-                    p for p in policies() if p in entry.composes_with or entry.name in _POLICIES[p].composes_with
-                )
+            if not compatible(entry.name, other):
+                partners = [p for p in policies() if compatible(entry.name, p)]
                 goes_with = ", ".join(partners) or "none"
                 raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
 

@@ -11,19 +11,31 @@ Such a mask is given up as soon as another op keeps the same memory: the ReLU th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
+from typing import Any
+from weakref import WeakValueDictionary, ref
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.bit_rules import RELU_FAMILY
 from dsq.stash.calls import Call, PackOne, Rule, Rules, Saved
-from dsq.stash.hooks import Hooks, Kept, Outer, around_forward, innermost_hooks, pass_on, storage_key
+from dsq.stash.forms import Dropped
+from dsq.stash.hooks import (
+    Hooks,
+    Kept,
+    Outer,
+    around_forward,
+    innermost_hooks,
+    parameter_storages,
+    pass_on,
+    storage_key,
+)
 from dsq.stash.masks import TwoValued
-from dsq.stash.policy import Controller, register
+from dsq.stash.policy import Controller, Summary, register
 from dsq.stash.rules import EXACT
 
 
@@ -49,6 +61,11 @@ class Sign:
     layout: tuple[tuple[int, ...], tuple[int, ...], int]  #: size, stride, offset in that memory
     kept: Kept | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Of the mask, if there still is one."""
+        return 0 if self.mask is None else self.mask.nbytes
+
     def get(self) -> Tensor:
         """What threshold_backward is given."""
         if self.mask is not None:
@@ -62,6 +79,38 @@ class Sign:
         self.mask = None
 
 
+class Tally:
+    """Bytes of one forward: what PyTorch would keep (unique storages, no weights), and what is kept for it."""
+
+    def __init__(self, weights: set[int]) -> None:
+        self.weights = weights
+        self.raw: dict[int, tuple[StorageWeakRef, int]] = {}  # the reference keeps the address from being reused
+        self.whole: set[int] = set()
+        self.forms: list[ref[Any]] = []
+        self.dropped = 0
+
+    def note(self, tensor: Tensor, saved: Any) -> None:
+        """One saved tensor, and the form it is kept in."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.weights:
+            return
+        self.raw.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        if isinstance(saved, Kept):
+            self.whole.add(storage._cdata)
+        elif isinstance(saved, Dropped):
+            self.dropped += 1
+        else:
+            self.forms.append(ref(saved))
+
+    def summary(self, name: str) -> Summary:
+        """In numbers; a policy further out counts what it was passed itself."""
+        forms = [form for form in (alive() for alive in self.forms) if form is not None and not isinstance(form, Outer)]
+        kept = sum(self.raw[key][1] for key in self.whole) + sum(form.nbytes for form in forms)
+        small = sum(form.nbytes > 0 for form in forms)
+        details = (f"{self.dropped} tensors dropped, {small} in few bits, {len(self.whole)} kept",)
+        return Summary(name, (), sum(nbytes for _, nbytes in self.raw.values()), kept, details)
+
+
 @dataclass(eq=False)
 class Selective(Controller):
     """The signs of the forwards whose graphs are alive, by the memory they were made from."""
@@ -69,18 +118,26 @@ class Selective(Controller):
     signs: WeakValueDictionary[tuple[int, int], Sign] = field(default_factory=WeakValueDictionary, repr=False)
     kept: WeakValueDictionary[tuple[int, int], Kept] = field(default_factory=WeakValueDictionary, repr=False)
 
+    latest: Summary | None = None
+
     @contextmanager
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward."""
-        outer = innermost_hooks()
+        outer, tally = innermost_hooks(), Tally(parameter_storages(self.model))
         table = EXACT | {func: self._shareable(rule) for func, rule in RELU_FAMILY.items()}
-        with ExitStack() as stack:
-            stack.enter_context(saved_tensors_hooks(lambda t: self._keep(t, outer), lambda saved: saved.get()))
-            stack.enter_context(Rules(table))
+        table = {func: _noted(rule, tally) for func, rule in table.items()}
+        with saved_tensors_hooks(lambda t: self._keep(t, outer, tally), lambda saved: saved.get()), Rules(table):
             yield
+        if torch._C._current_graph_task_id() == -1:  # not a recomputation
+            self.latest = tally.summary(self.name)
 
-    def _keep(self, tensor: Tensor, outer: Hooks | None) -> Outer | Kept:
+    def report(self) -> Summary:
+        """Bytes of the latest training forward."""
+        return self.latest or Summary(self.name)
+
+    def _keep(self, tensor: Tensor, outer: Hooks | None, tally: Tally) -> Outer | Kept:
         saved = pass_on(tensor, outer)
+        tally.note(tensor, saved)
         if isinstance(saved, Kept):
             key = storage_key(tensor)
             sign = self.signs.pop(key, None)
@@ -109,3 +166,18 @@ class Selective(Controller):
         else:
             sign.share(kept)
         return sign
+
+
+def _noted(rule: Rule, tally: Tally) -> Rule:
+    def noted(call: Call) -> PackOne | None:
+        pack = rule(call)
+
+        def pack_and_note(tensor: Tensor) -> Saved | None:
+            saved = pack(tensor) if pack is not None else None
+            if saved is not None:  # what is passed on is noted where it arrives
+                tally.note(tensor, saved)
+            return saved
+
+        return None if pack is None else pack_and_note
+
+    return noted

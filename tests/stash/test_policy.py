@@ -1,6 +1,7 @@
 """The interface, and what every policy owes it: a plain loop, honest bytes, exact removal, clear errors."""
 
 import copy
+import itertools
 import threading
 
 import pytest
@@ -11,11 +12,11 @@ from torch import nn
 from analysis.models import encoder
 from dsq.stash import apply, measure, policies
 from dsq.stash.hooks import active_contexts, around_forward
-from dsq.stash.policy import Controller, applied
+from dsq.stash.policy import Controller, applied, compatible
 from tests.stash.census import kept_bytes
 
 NAMES = ("bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
-PAIRS = [("selective", "bfp"), ("wtacrs", "bfp"), ("checkpoint", "bfp"), ("checkpoint", "gact")]
+PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
 
 
 def small():
@@ -165,6 +166,13 @@ def test_pairs(pair):
             controller.remove()
         assert snapshot(model) == before
         assert applied(model) == {}
+
+
+def test_which_pairs_there_are():
+    partners = {a: {b for pair in PAIRS for b in pair if a in pair and b != a} for a in NAMES}
+    assert partners["checkpoint"] == {"bfp", "gact", "mesa", "selective", "wtacrs"}
+    assert partners["bfp"] == {"checkpoint", "selective", "wtacrs"}
+    assert "gact" not in partners["mesa"]
 
 
 def test_unknown_policy_and_option():

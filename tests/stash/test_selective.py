@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from analysis.models import resnet20
 from dsq.stash import apply, measure
+from dsq.stash.policy import applied
 from tests.stash.census import kept_bytes
 
 
@@ -148,7 +149,11 @@ def test_gradients_are_pytorchs(layer):
 
 
 def kept(model, x):
-    return measure(lambda: model(x).sum()).nbytes
+    """Bytes by the meter; the controller's own report must say the same."""
+    nbytes = measure(lambda: model(x).sum()).nbytes
+    controller = applied(model).get("selective")
+    assert controller is None or controller.report().kept_bytes == nbytes
+    return nbytes
 
 
 def test_what_is_kept_follows_who_needs_a_gradient():
