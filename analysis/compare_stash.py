@@ -81,7 +81,7 @@ class Bench:
             if leaf.grad is not None:
                 leaf.grad.zero_()
         self.case.loss(model(self.x), self.y).backward()
-        return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None])
+        return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]).double()
 
     def seconds(self, model: nn.Module) -> float:
         """Of one step."""
@@ -103,6 +103,8 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     draws = [bench.step(model) for _ in range(args.seeds if setup.stochastic else 1)]
     norm = exact.norm()
     slopes = [float(g @ exact / norm**2) for g in draws]
+    errors = [float((g - exact).norm() / norm) for g in draws]
+    cosines = [float(g @ exact / (g.norm() * norm)) for g in draws]
     kept = stash.measure(lambda: model(bench.x))
     peak = stash.measure(lambda: bench.case.loss(model(bench.x), bench.y), backward=True).peak_bytes
     turns = [(bench.seconds(model), plain.seconds(plain.plain)) for _ in range(args.steps)]
@@ -116,8 +118,8 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
         "least, MiB": setup.least(bench.stash),
         "peak, MiB": peak / MIB,
         "time": statistics.median(ours for ours, _ in turns) / statistics.median(theirs for _, theirs in turns),
-        "error": statistics.mean(float((g - exact).norm() / norm) for g in draws),
-        "cosine": statistics.mean(float(g @ exact / (g.norm() * norm)) for g in draws),
+        "error": statistics.mean(errors),
+        "cosine": statistics.mean(cosines),
         "slope": statistics.mean(slopes) if noisy else None,
         "slope +-": statistics.stdev(slopes) / len(slopes) ** 0.5 if noisy else None,
     }
