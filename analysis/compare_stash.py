@@ -159,7 +159,8 @@ def in_order(rows: dict[tuple[str, str], dict]) -> list[dict]:
 def markdown(results: pd.DataFrame) -> str:
     """The table a person reads."""
     formats = ("", "", ".1f", ".1f", ".0f", ".2f", ".4f", ".4f", ".3f", ".3f")
-    return results.to_markdown(index=False, floatfmt=formats, missingval="")
+    cells = results.astype(object).where(results.notna(), None)
+    return cells.to_markdown(index=False, floatfmt=formats, missingval="")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -49,12 +49,13 @@ def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     axes.barh(places, rows["stash, MiB"], color=BLUE, height=0.62, label="kept at the end of the forward")
     least = rows["least, MiB"]
     axes.plot(least, places, linestyle="", marker="|", markersize=11, markeredgewidth=2, color=ORANGE, label="least")
-    for place, value in zip(places, rows["stash, MiB"], strict=True):
-        axes.annotate(f" {value:.1f}", (value, place), va="center", fontsize=8)
+    ends = rows[["stash, MiB", "least, MiB"]].max(axis=1)
+    for place, value, end in zip(places, rows["stash, MiB"], ends, strict=True):
+        axes.annotate(f"{value:.1f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(places, rows["setup"], fontsize=9)
     axes.set_xlabel("stash, MiB")
     axes.set_title(name, loc="left", fontweight="bold")
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
 
 
 def _dots(axes: Axes, rows: pd.DataFrame, column: str, label: str, color: str, marker: str) -> None:
