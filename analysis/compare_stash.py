@@ -54,7 +54,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen(args: argparse.Namespace) -> list[Setup]:
-    """The setups that the options ask for; ValueError if none."""
+    """The setups that the options ask for; ValueError if none, or where an option cannot be met."""
+    if min(args.seeds, args.steps) < 1:
+        raise ValueError(f"--seeds and --steps must be at least 1, got {args.seeds} and {args.steps}")
+    if args.device not in ("cpu", "cuda") or (args.device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"--device must be cpu, or cuda where there is a GPU, got {args.device!r}")
     found = [s for s in SETUPS if s.case.split(",")[0] in args.models]
     found = [s for s in found if not args.only or any(text in s.name for text in args.only)]
     if not found:
@@ -127,11 +131,12 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
 
 def compare(args: argparse.Namespace) -> None:
     """Measure, row by row; write the CSV after each."""
+    setups = chosen(args)
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "compare_stash.csv"
     rows = {(r["model"], r["setup"]): r for r in pd.read_csv(file).to_dict("records")} if file.exists() else {}
     benches: dict[str, Bench] = {}
-    for setup in chosen(args):
+    for setup in setups:
         for case in dict.fromkeys((setup.case.replace(", SDPA", ""), setup.case)):
             if case not in benches:
                 benches = {name: b for name, b in benches.items() if name.split(",")[0] == case.split(",")[0]}
