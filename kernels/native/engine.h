@@ -106,7 +106,7 @@ INLINE bool all_ordinary(uint32_t four, uint32_t least) {
 }
 
 template <bool STOCHASTIC, bool QUICK, class Sink, class GetFactors>
-INLINE void encode_step(const F x[UNITS], GetFactors factors, F max_code, const Random& random, int i, const Sink& sink,
+INLINE void encode_step(const F x[UNITS], GetFactors factors, F max_code, const Numbers& random, int i, const Sink& sink,
                         typename Sink::Unit* to, bool whole) {
   I code[UNITS];
 #pragma GCC unroll 16
@@ -129,15 +129,15 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
   const In* values(int64_t row, int64_t column) const { return (const In*)job.values + row * p.columns + column; }
 
   // A step under one exponent for each 16 columns.
-  INLINE void under_four(const F value[UNITS], uint32_t four, int i, typename Sink::Unit* to, bool whole) const {
+  INLINE void under_four(const F value[UNITS], uint32_t four, int slot, int i, typename Sink::Unit* to,
+                         bool whole) const {
     if (follows_values && all_ordinary(four, (uint32_t)least)) {
-      auto factors = [&](int c) ALWAYS {
-        return quick_factors<STOCHASTIC>(splat((int32_t)(four >> c / 16 * 8 & 255)), p.bits);
-      };
-      encode_step<STOCHASTIC, true>(value, factors, max_code, random, i, sink, to, whole);
+      const FourQuickFactors<STOCHASTIC> quick(four, p.bits);
+      auto factors = [&](int c) ALWAYS { return quick.at(c); };
+      encode_step<STOCHASTIC, true>(value, factors, max_code, random.drawn[slot], i, sink, to, whole);
     } else {
       auto factors = [&](int c) ALWAYS { return group_factors<STOCHASTIC>(scales, four >> c / 16 * 8 & 255); };
-      encode_step<STOCHASTIC, false>(value, factors, max_code, random, i, sink, to, whole);
+      encode_step<STOCHASTIC, false>(value, factors, max_code, random.drawn[slot], i, sink, to, whole);
     }
   }
 
@@ -150,12 +150,41 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
                 load_step(x, value);
                 const uint32_t four = exponents_of(value);
                 memcpy(exponent + i / 16, &four, 4);
-                under_four(value, four, i, to, whole);
+                under_four(value, four, 0, i, to, whole);
               });
     if (!job.exponents) return;
     uint8_t* to = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
     if (left(column) == CHUNK) memcpy(to, exponent, CHUNK / 16);
     else memcpy(to, exponent, (size_t)ceil_div(left(column), 16));
+  }
+
+  // The same for whole chunks first..last of a row, a batch at a time.
+  void whole_boxes_of_16(int64_t row, int64_t first, int64_t last) {
+    constexpr int steps = CHUNK / STEP;
+    uint8_t* exponent = job.exponents ? job.exponents + row * ceil_div(p.columns, 16) + first / 16 : nullptr;
+    for (int64_t column = first; column < last; column += BATCH * CHUNK) {
+      const int64_t left_chunks = (last - column) / CHUNK;
+      const int chunks = left_chunks < BATCH ? (int)left_chunks : BATCH;
+      const In* x = values(row, column);
+      typename Sink::Unit* to = sink.place(row, column);
+      uint32_t four[BATCH * steps];
+      F value[UNITS];
+      for (int i = 0; i < chunks * steps; i++) {
+        load_step(x + i * STEP, value);
+        four[i] = exponents_of(value);
+      }
+      if (STOCHASTIC)
+        for (int c = 0; c < chunks; c++) random.draw(c, row, column / CHUNK + c);
+      for (int i = 0; i < chunks * steps; i++) {
+        load_step(x + i * STEP, value);
+        under_four(value, four[i], i / steps, i % steps * STEP, to, true);
+        to = sink.step_of(to, STEP);
+      }
+      if (exponent) {
+        memcpy(exponent, four, (size_t)chunks * steps * 4);
+        exponent += chunks * steps * 4;
+      }
+    }
   }
 
   // Exponents known, one for each 16 columns of the chunk.
@@ -166,19 +195,19 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
                 load_step(x, value);
                 uint32_t four;
                 memcpy(&four, exponent + i / 16, 4);
-                under_four(value, four, i, to, whole);
+                under_four(value, four, 0, i, to, whole);
               });
   }
 
   // Exponents known, one for each column of the chunk.
   template <bool QUICK>
-  void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column) {
+  void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column, int slot) {
     each_step(values(row, column), left(column), sink, row, column,
               [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
                 load_step(x, value);
                 auto factors = [&](int c) ALWAYS { return by_column.at(i + c); };
-                encode_step<STOCHASTIC, QUICK>(value, factors, max_code, random, i, sink, to, whole);
+                encode_step<STOCHASTIC, QUICK>(value, factors, max_code, random.drawn[slot], i, sink, to, whole);
               });
   }
 
@@ -206,13 +235,13 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
       memcpy(job.exponents + row * ceil_div(p.columns, p.box) + first / p.box, exponent,
              (size_t)ceil_div(last - first, p.box));
     for (int64_t column = first; column < last; column += CHUNK) {
-      if (STOCHASTIC) random.draw(row, column / CHUNK);
+      if (STOCHASTIC) random.draw(0, row, column / CHUNK);
       if (p.box % 16 == 0) {
         for (int g = 0; g < CHUNK / 16; g++) group[g] = exponent[(column - first + 16 * g) / p.box % CHUNK];
         under_groups(row, column, group);
       } else {
         for (int i = 0; i < CHUNK; i++) by_column.set(scales, i, exponent[(column - first + i) / p.box % CHUNK]);
-        under_columns<false>(row, column, by_column);
+        under_columns<false>(row, column, by_column, 0);
       }
     }
   }
@@ -222,9 +251,17 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
     int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
     uint8_t whole_tensor[CHUNK / 16];
     memset(whole_tensor, job.tensor_exponent, sizeof whole_tensor);
+    const int64_t whole = p.columns / CHUNK;  // strips of boxes of 16
     for (int64_t task = begin; task < end; task++) {
       const int64_t column = strip * tasks.width;
-      if (STOCHASTIC && (p.box == 16 || p.box == 0)) random.draw(row, column / CHUNK);
+      if (p.box == 16 && Sink::DIRECT && strip < whole) {
+        const int64_t run = whole - strip < end - task ? whole - strip : end - task;
+        whole_boxes_of_16(row, column, column + run * CHUNK);
+        task += run - 1, strip += run;
+        if (strip == tasks.strips) strip = 0, row++;
+        continue;
+      }
+      if (STOCHASTIC && (p.box == 16 || p.box == 0)) random.draw(0, row, column / CHUNK);
       if (p.box == 16) boxes_of_16(row, column);
       else if (p.box == 0) under_groups(row, column, whole_tensor);
       else boxes_of_any_size(row, column, column + tasks.width < p.columns ? column + tasks.width : p.columns);
@@ -257,6 +294,16 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
     }
   }
 
+  template <bool QUICK>
+  void rows_under(int64_t top, int64_t bottom, int64_t column, const ColumnFactors<STOCHASTIC>& by_column) {
+    for (int64_t row = top; row < bottom; row += BATCH) {
+      const int count = bottom - row < BATCH ? (int)(bottom - row) : BATCH;
+      if (STOCHASTIC)
+        for (int i = 0; i < count; i++) random.draw(i, row + i, column / CHUNK);
+      for (int i = 0; i < count; i++) under_columns<QUICK>(row + i, column, by_column, i);
+    }
+  }
+
   void rows(int64_t begin, int64_t end) {
     const Tasks tasks = encode_tasks(p);
     int64_t block = begin / tasks.strips, strip = begin % tasks.strips;
@@ -274,16 +321,10 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
       for (int i = 0; i < CHUNK; i++) quick &= exponent[i] >= least && exponent[i] <= MOST_ORDINARY;
       if (quick) {
         for (int i = 0; i < CHUNK; i += LANES) by_column.set_quick(i, read<I>(most + i) >> 23, p.bits);
-        for (int64_t row = top; row < bottom; row++) {
-          if (STOCHASTIC) random.draw(row, strip);
-          under_columns<true>(row, column, by_column);
-        }
+        rows_under<true>(top, bottom, column, by_column);
       } else {
         for (int i = 0; i < CHUNK; i++) by_column.set(scales, i, exponent[i]);
-        for (int64_t row = top; row < bottom; row++) {
-          if (STOCHASTIC) random.draw(row, strip);
-          under_columns<false>(row, column, by_column);
-        }
+        rows_under<false>(top, bottom, column, by_column);
       }
       if (++strip == tasks.strips) strip = 0, block++;
     }

@@ -24,6 +24,9 @@ constexpr int NAN_EXPONENT = 255;
 // Columns that one step works on: a block of random numbers, whole bytes of codes at any width, and a few
 // cache lines, so whatever a step reads twice it reads from the first cache.
 constexpr int CHUNK = 128;
+// Chunks that go through one stage of the work before any goes through the next: a value's way from load to store is a
+// long chain, and a processor overlaps only the short chains of one stage well.
+constexpr int BATCH = 4;
 
 // For each stored exponent, what takes a value to its code and back; all NaN at NAN_EXPONENT, so that no loop needs to
 // ask. The way up, 2^(bits - 2 - E), reaches 2^141, more than a float holds: it is two factors, or for AVX-512 the

@@ -25,11 +25,21 @@ INLINE U64 even_numbers() {
 
 // A CHUNK of a row's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2].
 // What is kept of a number k is 2^16 - 1 - k, which rounding has more use for.
+struct Numbers {
+  alignas(64) uint32_t words[4][16];
+
+  // 2^16 - 1 - k of columns column..column + LANES - 1; the uniform number is (k + 1/2) / 2^16.
+  INLINE U complement(int column) const {
+    U word = read<U>(words[column / 32] + column % 16);
+    return column / 16 % 2 ? word >> 16 : word & 0xffff;
+  }
+};
+
 struct Random {
   static constexpr int ROUNDS = 7;
 
   uint64_t keys[2 * ROUNDS];
-  alignas(64) uint32_t words[4][16];
+  Numbers drawn[BATCH];
 
   explicit Random(uint64_t seed) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -40,7 +50,7 @@ struct Random {
 
   // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
   // multiplier finds it there; what is left in the high half it ignores.
-  INLINE void draw(int64_t row, int64_t block) {
+  INLINE void draw(int slot, int64_t row, int64_t block) {
     for (int first = 0; first < 16; first += LANES) {
       U64 parts[2][4];
       for (int odd = 0; odd < 2; odd++) {
@@ -56,14 +66,9 @@ struct Random {
         }
         parts[odd][0] = c0, parts[odd][1] = c1, parts[odd][2] = c2, parts[odd][3] = c3;
       }
-      for (int w = 0; w < 4; w++) write(words[w] + first, ~((parts[0][w] & 0xffffffff) | (parts[1][w] << 32)));
+      for (int w = 0; w < 4; w++)
+        write(drawn[slot].words[w] + first, ~((parts[0][w] & 0xffffffff) | (parts[1][w] << 32)));
     }
-  }
-
-  // 2^16 - 1 - k of columns column..column + LANES - 1 of the chunk; the uniform number is (k + 1/2) / 2^16.
-  INLINE U complement(int column) const {
-    U word = read<U>(words[column / 32] + column % 16);
-    return column / 16 % 2 ? word >> 16 : word & 0xffff;
   }
 };
 

@@ -20,6 +20,25 @@ template <bool STOCHASTIC> INLINE Factors quick_factors(I exponent, int bits) {
   return {with_exponent(252 + bits + more - exponent), F{}, with_exponent(exponent - (bits - 2))};
 }
 
+// The same for each of four groups of 16 columns, whose exponents are the bytes of `four`.
+template <bool STOCHASTIC> struct FourQuickFactors {
+  typedef __attribute__((vector_size(4))) uint8_t Bytes;
+  typedef __attribute__((vector_size(16))) int32_t Four;
+  alignas(16) float up[4], down[4];
+
+  INLINE FourQuickFactors(uint32_t four, int bits) {
+    constexpr int more = STOCHASTIC && LANES == 16 ? 16 : 0;
+#ifdef __SSE4_1__
+    const Four exponent = (Four)_mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)four));
+#else
+    const Four exponent = __builtin_convertvector(read<Bytes>(&four), Four);
+#endif
+    write(up, (252 + bits + more - exponent) << 23);
+    write(down, (exponent - (bits - 2)) << 23);
+  }
+  INLINE Factors at(int column) const { return {splat(up[column / 16]), F{}, splat(down[column / 16])}; }
+};
+
 // For any stored exponent, of a group of 16 columns.
 template <bool STOCHASTIC> INLINE Factors group_factors(const Scales& s, uint32_t exponent) {
 #if LANES == 16
@@ -61,7 +80,7 @@ INLINE I with_sign_of(F x, I code) {
 // Codes of x, the column its place in the chunk's random numbers. With ZERO_NAN, a box that holds a NaN or an infinity
 // has codes 0; else they are any numbers.
 template <bool STOCHASTIC, bool QUICK, bool ZERO_NAN>
-INLINE I round_to_code(F x, const Factors& f, F max_code, const Random& random, int column) {
+INLINE I round_to_code(F x, const Factors& f, F max_code, const Numbers& random, int column) {
 #if LANES == 16
   if constexpr (QUICK && !STOCHASTIC) {
     const __m512 shift = _mm512_set1_ps(0x1.8p23f);  // adding it leaves the rounded number in the low bits
