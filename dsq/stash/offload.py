@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -56,15 +56,21 @@ class Swap:
         return self.last
 
 
-class Slot:
-    """Where one tensor waits. fetch() may be called any number of times; take() gives the tensor on its device."""
+class Slot(Protocol):
+    """Where one tensor waits."""
 
-    def fetch(self) -> None: ...
+    def fetch(self) -> None:
+        """Start to bring it back; any number of times."""
+        ...
 
-    def take(self) -> Tensor: ...
+    def take(self) -> Tensor:
+        """The tensor on its own device, after a fetch."""
+        ...
 
 
-class FileSlot(Slot):
+class FileSlot:
+    """A file mapped into memory; reading it brings it back."""
+
     def __init__(self, tensor: Tensor, directory: str | None) -> None:
         handle, path = tempfile.mkstemp(prefix="dsq-stash-", dir=directory)
         os.close(handle)
@@ -72,6 +78,9 @@ class FileSlot(Slot):
         os.unlink(path)
         self.dtype, self.shape = tensor.dtype, tensor.shape
         self.mapped.copy_(tensor.contiguous().view(-1).view(torch.uint8))
+
+    def fetch(self) -> None:
+        pass  # the system reads pages as they are touched
 
     def take(self) -> Tensor:
         return self.mapped.view(self.dtype).view(self.shape)
@@ -86,7 +95,9 @@ def _stream(device: torch.device, direction: str) -> torch.cuda.Stream:
     return _STREAMS[device, direction]
 
 
-class CudaSlot(Slot):
+class CudaSlot:
+    """Pinned host memory."""
+
     def __init__(self, tensor: Tensor) -> None:
         out = _stream(tensor.device, "out")
         self.device = tensor.device

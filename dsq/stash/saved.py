@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 #: nodes after which a contiguous tensor of as many values holds the same values in the same order, cast perhaps
-_SAME_ORDER = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0")
-_SAME_ORDER += ("ExpandBackward0", "ToCopyBackward0")
+_SAME_ORDER = (
+    *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"),
+    *("UnsqueezeBackward0", "ExpandBackward0", "ToCopyBackward0"),
+)
 #: nodes that move or cast a tensor without making an activation of it
 _TRANSPARENT = (
     *_SAME_ORDER,
@@ -41,7 +43,8 @@ class MemoryOrder:
             if stride == 0 and size > 1:
                 values = values.narrow(axis, 0, 1)
         # sizes of 1 may carry any stride: they go first, where they disturb nothing
-        axes = tuple(sorted(range(values.dim()), key=lambda axis: (values.shape[axis] > 1, -values.stride(axis))))
+        strides = values.stride()
+        axes = tuple(sorted(range(values.dim()), key=lambda axis: (values.shape[axis] > 1, -strides[axis])))
         values = values.permute(axes)
         return cls(tuple(values.shape), axes, tensor.shape), values
 

@@ -63,7 +63,8 @@ class LossWindow:
         return self._pack_open(tensor)
 
     def _follows_output(self, tensor: Tensor) -> bool:
-        queue, seen = deque([tensor.grad_fn]), set()
+        queue: deque[Any] = deque([tensor.grad_fn])
+        seen: set[Any] = set()
         while queue and len(seen) < _FAR:
             node = queue.popleft()
             if node in self._outputs:
