@@ -192,4 +192,5 @@ def parameter_storages(model: nn.Module) -> set[int]:
     be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
     """
     models = (model, *(context.module for context in _CALLS.active))
-    return {t.untyped_storage()._cdata for m in models for t in (*m.parameters(), *m.buffers())}
+    tensors = (t for m in models for t in (*m.parameters(), *m.buffers()))
+    return {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}

@@ -111,7 +111,8 @@ class _Runs:
         if not self.stack:
             self.names.update({m: name for name, m in module.named_modules() if m not in self.names})
             for t in (*module.parameters(), *module.buffers()):
-                self.excluded.add(t.untyped_storage()._cdata)
+                for part in (t,) if t.layout is torch.strided else _dense_parts(t):
+                    self.excluded.add(part.untyped_storage()._cdata)
         self.stack.append(module)
         self._note()
 
@@ -236,6 +237,9 @@ def _reachable(thing: Any, nodes: list[Any], seen: set[int] | None = None) -> It
     if (isinstance(thing, _OPAQUE) and not isinstance(thing, nn.Parameter)) or id(thing) in seen:
         return
     seen.add(id(thing))
+    if isinstance(thing, Tensor) and thing.layout is not torch.strided:
+        yield from _dense_parts(thing)
+        return
     if isinstance(thing, (Tensor, np.ndarray, bytes, bytearray)):
         yield thing
         if isinstance(thing, Tensor) and thing.grad_fn is not None:
@@ -246,6 +250,15 @@ def _reachable(thing: Any, nodes: list[Any], seen: set[int] | None = None) -> It
         return
     for part in _parts(thing):
         yield from _reachable(part, nodes, seen)
+
+
+def _dense_parts(sparse: Tensor) -> tuple[Tensor, ...]:
+    """Values and indices of a sparse tensor, which has no storage of its own."""
+    if sparse.layout is torch.sparse_coo:
+        return sparse._values(), sparse._indices()
+    rows = sparse.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (sparse.crow_indices(), sparse.col_indices()) if rows else (sparse.ccol_indices(), sparse.row_indices())
+    return sparse.values(), *indices
 
 
 def _parts(thing: Any) -> Iterator[Any]:

@@ -137,6 +137,8 @@ class Selective(Controller):
 
     def _keep(self, tensor: Tensor, outer: Hooks | None, tally: Tally) -> Outer | Kept:
         saved = pass_on(tensor, outer)
+        if tensor.layout is not torch.strided:  # sparse: no storage of its own
+            return saved
         tally.note(tensor, saved)
         if isinstance(saved, Kept):
             key = storage_key(tensor)
