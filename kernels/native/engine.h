@@ -141,24 +141,25 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
     }
   }
 
-  // Boxes of 16 along the columns: each step has its own exponents.
+  // Boxes of 16 along the columns of one chunk, whole or not.
   void boxes_of_16(int64_t row, int64_t column) {
-    uint8_t exponent[CHUNK / 16];
-    each_step(values(row, column), left(column), sink, row, column,
-              [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
-                F value[UNITS];
-                load_step(x, value);
-                const uint32_t four = exponents_of(value);
-                memcpy(exponent + i / 16, &four, 4);
-                under_four(value, four, 0, i, to, whole);
-              });
-    if (!job.exponents) return;
-    uint8_t* to = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
-    if (left(column) == CHUNK) memcpy(to, exponent, CHUNK / 16);
-    else memcpy(to, exponent, (size_t)ceil_div(left(column), 16));
+    const In* x = values(row, column);
+    const int n = left(column);
+    alignas(64) In few[CHUNK] = {};
+    if (n < CHUNK) x = (const In*)memcpy(few, x, (size_t)n * sizeof(In));
+    uint8_t exponent[CHUNK / 16] = {};
+    for (int i = 0; i < n; i += STEP) {
+      F value[UNITS];
+      load_step(x + i, value);
+      const uint32_t four = exponents_of(value);
+      memcpy(exponent + i / 16, &four, 4);
+    }
+    if (job.exponents)
+      memcpy(job.exponents + row * ceil_div(p.columns, 16) + column / 16, exponent, (size_t)ceil_div(n, 16));
+    under_groups(row, column, exponent);
   }
 
-  // The same for whole chunks first..last of a row, a batch at a time.
+  // The same for whole chunks first..last of a row, a batch at a time. May write 16 bytes beyond them.
   void whole_boxes_of_16(int64_t row, int64_t first, int64_t last) {
     constexpr int steps = CHUNK / STEP;
     uint8_t* exponent = job.exponents ? job.exponents + row * ceil_div(p.columns, 16) + first / 16 : nullptr;
@@ -188,7 +189,7 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
   }
 
   // Exponents known, one for each 16 columns of the chunk.
-  void under_groups(int64_t row, int64_t column, const uint8_t exponent[CHUNK / 16]) {
+  __attribute__((noinline)) void under_groups(int64_t row, int64_t column, const uint8_t exponent[CHUNK / 16]) {
     each_step(values(row, column), left(column), sink, row, column,
               [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
@@ -201,7 +202,7 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
 
   // Exponents known, one for each column of the chunk.
   template <bool QUICK>
-  void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column, int slot) {
+  __attribute__((noinline)) void under_columns(int64_t row, int64_t column, const ColumnFactors<STOCHASTIC>& by_column, int slot) {
     each_step(values(row, column), left(column), sink, row, column,
               [&](const In* x, typename Sink::Unit* to, int i, bool whole) ALWAYS {
                 F value[UNITS];
@@ -254,8 +255,9 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
     const int64_t whole = p.columns / CHUNK;  // strips of boxes of 16
     for (int64_t task = begin; task < end; task++) {
       const int64_t column = strip * tasks.width;
-      if (p.box == 16 && Sink::DIRECT && strip < whole) {
-        const int64_t run = whole - strip < end - task ? whole - strip : end - task;
+      int64_t run = whole - strip < end - task ? whole - strip : end - task;
+      if (!Sink::DIRECT) run--;  // so that what is written beyond is still to be written
+      if (p.box == 16 && run > 0) {
         whole_boxes_of_16(row, column, column + run * CHUNK);
         task += run - 1, strip += run;
         if (strip == tasks.strips) strip = 0, row++;
