@@ -14,37 +14,44 @@ TORCH := torch==2.13.0
 DEMO := runs/demo
 
 ifdef PYTHON
-READY :=
 else
 PYTHON := $(VENV)/bin/python
-READY := $(VENV)/.ready
+RUN := $(VENV)/.run
+DEV := $(VENV)/.dev
 endif
 
 .PHONY: demo test lint env
 .DELETE_ON_ERROR:
 
-demo: $(READY)
+demo: $(RUN)
 	rm -rf $(DEMO)
 	$(PYTHON) -m analysis.demo --out $(DEMO)
 
 test: lint
 	$(PYTHON) -m pytest
 
-lint: $(READY)
+lint: $(DEV)
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m mypy
 
-env: $(READY)
+env: $(DEV)
 
 # torch first, so that nothing later chooses another; fairseq's own metadata no longer resolves, hence --no-deps, and it
 # is built while the rest downloads. Editable: the C++ kernels are built in place, and the checkout is what runs.
-$(VENV)/.ready: pyproject.toml $(wildcard setup.py kernels/native/*)
+$(VENV)/.run: pyproject.toml $(wildcard setup.py kernels/native/*)
 	@test -n "$(BASE_PYTHON)" || { echo "no Python 3.11 or later found: make BASE_PYTHON=/path/to/python3" >&2; exit 2; }
 	$(BASE_PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip wheel -qq --no-deps --wheel-dir $(VENV)/wheels fairseq==0.12.2 & fairseq=$$!; \
 	$(VENV)/bin/python -m pip install -qq $(TORCH) && \
-	$(VENV)/bin/python -m pip install -qq -e ".[fairseq,dev]" && \
+	$(VENV)/bin/python -m pip install -qq -e ".[fairseq]" && \
 	wait $$fairseq && \
 	$(VENV)/bin/python -m pip install -qq --no-deps $(VENV)/wheels/fairseq-*.whl
+	touch $@
+
+# the extra "dev" by itself: installing the project again would compile the kernels again
+$(VENV)/.dev: $(VENV)/.run
+	$(VENV)/bin/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
+	$(VENV)/bin/python -m pip install -qq -r $(VENV)/dev.txt
 	touch $@

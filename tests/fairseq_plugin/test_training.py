@@ -39,10 +39,14 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     """A run whose loss cannot improve (--lr 0): the level rises at the second of its three validations."""
     folder = tmp_path_factory.mktemp("run")
     log = logging.StreamHandler(stream := open(folder / "log", "w"))  # noqa: SIM115 - closed below
-    logging.getLogger().addHandler(log)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(log)
+    root.setLevel(logging.INFO)  # fairseq sets it at import, unless pytest's own handlers came first
     every = ["--save-interval-updates", 1, "--max-update", 3, "--valid-subset", "valid,test"]
     run("train", data, *MODEL, "--lr", 0, *every, "--save-dir", folder, "--dsq-levels", LEVELS, "--dsq-patience", 1)
-    logging.getLogger().removeHandler(log)
+    root.removeHandler(log)
+    root.setLevel(level)
     stream.close()
     return folder, (folder / "log").read_text()
 
