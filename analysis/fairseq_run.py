@@ -23,7 +23,7 @@ def fairseq(command: str, arguments: list[str], log: Path, watch: Callable[[str]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     last = ""
     with (
-        log.open("a", encoding="utf-8") as file,
+        log.open("a", buffering=1, encoding="utf-8") as file,  # by lines: a person may follow it
         subprocess.Popen(
             [sys.executable, "-m", "fairseq_plugin.commands", command, *arguments],
             env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
