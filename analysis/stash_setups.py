@@ -131,7 +131,7 @@ SETUPS = (
     Setup("plain", "encoder", smallest=436.2),
     Setup("SDPA", "encoder, SDPA", smallest=388.6),
     Setup("checkpoint", "encoder", (_CHECKPOINT,), 28.1),
-    Setup("dsq.convert [16,4,4,16]", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),), 188.5),
+    Setup("dsq.convert [16,4,4,16], linears", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
     *(Setup(name, "encoder", policies, least, noisy) for name, policies, least, noisy in _COMMON),
     Setup("selective", "encoder", (_SELECTIVE,), same),
     Setup("wtacrs 0.3", "encoder", (("wtacrs", {"ratio": 0.3}),), 268.0, True),
