@@ -273,62 +273,67 @@ template <bool STOCHASTIC, class In, class Sink> struct Encoder {
 
   // ---- boxes along the rows ----
 
-  // The largest magnitude bits of each column of the chunk, over rows top..bottom - 1.
-  void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int32_t most[CHUNK]) const {
-    constexpr int width = 8 * LANES;  // what fits the registers
-    const int n = left(column);
-    for (int i = 0; i < n; i += width) {
-      I running[8] = {};
-      if (n - i >= width) {
-        for (int64_t row = top; row < bottom; row++) {
-          const In* x = values(row, column + i);
-#pragma GCC unroll 8
-          for (int u = 0; u < 8; u++) running[u] = max_of(running[u], magnitude_bits(load(x + u * LANES)));
-        }
-      } else {
-        for (int64_t row = top; row < bottom; row++) {
-          In few[width] = {};
-          memcpy(few, values(row, column + i), (size_t)(n - i) * sizeof(In));
-          for (int u = 0; u < 8; u++) running[u] = max_of(running[u], magnitude_bits(load(few + u * LANES)));
-        }
+  // The largest magnitude bits of each of n columns from `column`, over rows top..bottom - 1. Rows are read one after
+  // another, as far as they go, which is how memory is fastest.
+  void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t most[BATCH * CHUNK]) const {
+    memset(most, 0, BATCH * CHUNK * sizeof *most);
+    for (int64_t row = top; row < bottom; row++) {
+      const In* x = values(row, column);
+      int i = 0;
+      for (; i + STEP <= n; i += STEP) {
+#pragma GCC unroll 16
+        for (int u = i; u < i + STEP; u += LANES) write(most + u, max_of(read<I>(most + u), magnitude_bits(load(x + u))));
       }
-      for (int u = 0; u < 8; u++) write(most + i + u * LANES, running[u]);
+      if (i == n) continue;
+      In few[STEP] = {};
+      memcpy(few, x + i, (size_t)(n - i) * sizeof(In));
+      for (int u = 0; u < STEP; u += LANES)
+        write(most + i + u, max_of(read<I>(most + i + u), magnitude_bits(load(few + u))));
     }
   }
 
-  template <bool QUICK>
-  void rows_under(int64_t top, int64_t bottom, int64_t column, const ColumnFactors<STOCHASTIC>& by_column) {
-    for (int64_t row = top; row < bottom; row += BATCH) {
-      const int count = bottom - row < BATCH ? (int)(bottom - row) : BATCH;
-      if (STOCHASTIC)
-        for (int i = 0; i < count; i++) random.draw(i, row + i, column / CHUNK);
-      for (int i = 0; i < count; i++) under_columns<QUICK>(row + i, column, by_column, i);
-    }
+  // A chunk's factors; whether its exponents are ordinary.
+  bool set_factors(const int32_t most[CHUNK], const uint8_t exponent[CHUNK], ColumnFactors<STOCHASTIC>& factors) const {
+    bool ordinary = true;
+    for (int i = 0; i < CHUNK; i++) ordinary &= exponent[i] >= least && exponent[i] <= MOST_ORDINARY;
+    if (ordinary)
+      for (int i = 0; i < CHUNK; i += LANES) factors.set_quick(i, read<I>(most + i) >> 23, p.bits);
+    else
+      for (int i = 0; i < CHUNK; i++) factors.set(scales, i, exponent[i]);
+    return ordinary;
   }
 
   void rows(int64_t begin, int64_t end) {
     const Tasks tasks = encode_tasks(p);
     int64_t block = begin / tasks.strips, strip = begin % tasks.strips;
-    ColumnFactors<STOCHASTIC> by_column;
-    for (int64_t task = begin; task < end; task++) {
+    ColumnFactors<STOCHASTIC> factors[BATCH];
+    bool ordinary[BATCH];
+    alignas(64) int32_t most[BATCH * CHUNK];
+    uint8_t exponent[BATCH * CHUNK];
+    while (begin < end) {
+      int64_t run = tasks.strips - strip < end - begin ? tasks.strips - strip : end - begin;
+      if (run > BATCH) run = BATCH;
       const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer, column = strip * CHUNK;
       const int64_t top = outer * p.rows + box * p.box, last = (outer + 1) * p.rows;
       const int64_t bottom = top + p.box < last ? top + p.box : last;
-      alignas(64) int32_t most[CHUNK] = {};
-      largest_of_columns(top, bottom, column, most);
-      uint8_t exponent[CHUNK];
-      for (int i = 0; i < CHUNK; i++) exponent[i] = (uint8_t)(most[i] >> 23);
-      if (job.exponents) memcpy(job.exponents + block * p.columns + column, exponent, (size_t)left(column));
-      bool quick = left(column) == CHUNK;
-      for (int i = 0; i < CHUNK; i++) quick &= exponent[i] >= least && exponent[i] <= MOST_ORDINARY;
-      if (quick) {
-        for (int i = 0; i < CHUNK; i += LANES) by_column.set_quick(i, read<I>(most + i) >> 23, p.bits);
-        rows_under<true>(top, bottom, column, by_column);
-      } else {
-        for (int i = 0; i < CHUNK; i++) by_column.set(scales, i, exponent[i]);
-        rows_under<false>(top, bottom, column, by_column);
+      const int n = (int)(p.columns - column < run * CHUNK ? p.columns - column : run * CHUNK);
+      largest_of_columns(top, bottom, column, n, most);
+      for (int i = 0; i < run * CHUNK; i++) exponent[i] = (uint8_t)(most[i] >> 23);
+      if (job.exponents) memcpy(job.exponents + block * p.columns + column, exponent, (size_t)n);
+      for (int c = 0; c < run; c++) ordinary[c] = set_factors(most + c * CHUNK, exponent + c * CHUNK, factors[c]);
+      const int64_t ahead = strip + run < tasks.strips ? run * CHUNK : p.box * p.columns - column;
+      for (int64_t row = top; row < bottom; row++) {
+        // the processor foresees steps along a row, but not the step to the next rows: ask for them meanwhile
+        for (int i = 0; i < n; i += 64 / (int)sizeof(In)) __builtin_prefetch(values(row, column) + ahead + i, 0, 2);
+        if (STOCHASTIC)
+          for (int c = 0; c < run; c++) random.draw(c, row, strip + c);
+        for (int c = 0; c < run; c++) {
+          if (ordinary[c]) under_columns<true>(row, column + c * CHUNK, factors[c], c);
+          else under_columns<false>(row, column + c * CHUNK, factors[c], c);
+        }
       }
-      if (++strip == tasks.strips) strip = 0, block++;
+      begin += run, strip += run;
+      if (strip == tasks.strips) strip = 0, block++;
     }
   }
 };
