@@ -13,7 +13,7 @@ def plain_pytorch(x: Tensor, bits: int = 4, box: int = 16) -> Tensor:
     """Block floating point along the last axis in PyTorch's own operations, float32 throughout, tiny boxes left out."""
     boxes = x.unflatten(-1, (-1, box))
     exponent = torch.frexp(boxes.abs().amax(-1, keepdim=True)).exponent - 1
-    step = torch.ldexp(torch.ones_like(x[..., :1, None]), exponent - (bits - 2))
+    step = torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - (bits - 2))
     largest = 2 ** (bits - 1) - 1
     return ((boxes / step).round().clamp(-largest, largest) * step).flatten(-2)
 

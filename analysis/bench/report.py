@@ -17,6 +17,7 @@ def table(races: Sequence[Race]) -> pd.DataFrame:
             "contestant": result.name,
             "ms": 1000 * result.median_seconds,
             "ratio": result.ratio,
+            "best/best": result.best_ratio,
             "stray": result.stray,
             "baseline": race.baseline,
             "trusted": race.trusted,
@@ -30,10 +31,10 @@ def text(races: Sequence[Race]) -> str:
     """The same for the terminal, race by race."""
     parts = []
     for race in races:
-        rows = table([race])[["contestant", "ms", "ratio", "stray"]]
+        rows = table([race])[["contestant", "ms", "ratio", "best/best", "stray"]]
         parts += [
             f"{race.title}: ratios to {race.baseline}",
-            rows.to_markdown(index=False, floatfmt=("", ".4g", ".3f", ".0%")),
+            rows.to_markdown(index=False, floatfmt=("", ".4g", ".3f", ".3f", ".0%")),
             verdict(race),
             "",
         ]
