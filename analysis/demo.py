@@ -17,9 +17,9 @@ from analysis.results import table
 
 PROG = "python -m analysis.demo"
 SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
-#: Fitted to minutes on two cores: small batches, so many updates; a patience of 1. Post-norm layers (fairseq's own) and
-#: an unquantised output_projection, which shares its weight with the embeddings: without either, 2 bits at the start cost
-#: more than minutes make up for.
+#: Fitted to minutes on two cores: small batches, so many updates; a patience of 1. Post-norm layers (fairseq's own)
+#: and an unquantised output_projection, which shares its weight with the embeddings: without either, 2 bits at the
+#: start cost more than minutes make up for.
 TRAINING = {
     "--encoder-layers": "2",
     "--decoder-layers": "2",
