@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from dsq.stash.hooks import Active, active_contexts, reenter
+from dsq.stash.hooks import Active, active_contexts, reenter, refuse_create_graph
 from dsq.stash.policy import Controller, register
 from dsq.stash.swap import set_attribute
 
@@ -164,8 +163,8 @@ class _Checkpoint(torch.autograd.Function):
         return outputs if len(outputs) != 1 else outputs[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        refuse_create_graph()
         tensors = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, ctx.wanted, strict=True)]
         outputs = ctx.segment.recompute(tensors)
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]

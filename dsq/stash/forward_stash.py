@@ -2,7 +2,7 @@
 
 pack     weights, integers and statistics stay as they are; masks take one bit a value; the rest is the policy's;
          a tensor saved twice is encoded once
-unpack   the values in the shape, strides and type they were saved in
+unpack   the values in the shape, strides and type they were saved in; for first derivatives only
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 from dsq.stash.bit_rules import MASKS, MAX_POOL
 from dsq.stash.calls import Call, PackOne, Rule, Saved
 from dsq.stash.forms import Narrow
-from dsq.stash.hooks import Kept, storage_key
+from dsq.stash.hooks import Kept, refuse_create_graph, storage_key
 from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
 from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, source_of, span
 
@@ -54,6 +54,7 @@ class View:
     dtype: torch.dtype
 
     def get(self) -> Tensor:
+        refuse_create_graph()
         return self.order.restore(self.stash.code.unpack(self.dtype).reshape(-1))
 
 

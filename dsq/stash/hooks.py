@@ -175,6 +175,15 @@ class Kept:
         return self.tensor
 
 
+def refuse_create_graph() -> None:
+    """RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is wrong."""
+    if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
+            "supported, apart from policy 'selective'"
+        )
+
+
 def storage_key(tensor: Tensor) -> tuple[int, int]:
     """(storage, version): equal for two live tensors exactly when they hold the same memory in the same state.
 

@@ -142,14 +142,6 @@ def test_copies_run_their_own_parameters():
         assert all(p.grad is None for p in model.parameters())
 
 
-def test_double_backward_is_refused():
-    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
-    apply(model, "checkpoint")
-    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
-
-
 def test_with_bfp_inputs_and_recomputed_stash_are_packed():
     model, x = small(), torch.randn(2, 8, 32)
     apply(model, "checkpoint")

@@ -148,6 +148,27 @@ def test_autocast(name):
     assert losses[-1] < losses[0]
 
 
+def gradient_penalty(model, x):
+    """Gradients of a loss on a gradient."""
+    (g,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
+    model.zero_grad()
+    g.square().sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("selective", "bfp")], ids="+".join)
+def test_second_derivatives_are_exact_or_refused(names):
+    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
+    for name in names:
+        apply(model, name)
+    if names == ("selective",):
+        pairs = zip(gradient_penalty(model, x), gradient_penalty(small(), x), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        return
+    with pytest.raises(RuntimeError, match="differentiable once: create_graph=True is not supported"):
+        gradient_penalty(model, x)
+
+
 @pytest.mark.parametrize("name", ["bfp", "gact", "selective", "wtacrs"])
 def test_sparse_tensors_are_left_alone(name):
     class Graph(nn.Module):
