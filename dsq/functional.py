@@ -10,18 +10,17 @@ of the GEMM that consumes the tensor: K for y, N for dx, T for dw. Q1(w) is made
 which still exists then: the same numbers, and no bytes in the stash.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from dsq import kernels
 from dsq.config import Quantizers
-from dsq.formats import Format
-from dsq.gemm import gemm, multiplies_packed
+from dsq.gemm import multiply
+from dsq.kernels import Codes, Factor, Product
 from dsq.precision import Precision
 from dsq.sharing import shared_stash
-
-#: offsets from a call's seed, so that each tensor rounds with random numbers of its own
-_SEEDS = {"x0": 0, "w0": 1, "x1": 2, "w1": 3, "dy2": 4, "dy3": 5, "dx3": 6}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
@@ -55,12 +54,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     ):
         stash = None
         if weight.requires_grad:
-            axis = _axis(quantizers, 0)
-            stash = shared_stash(source, x_TK, quantizers.q1, axis, _seed(seed, "x1"))
+            x1 = products(quantizers).weight_gradient.b
+            stash = shared_stash(source, x_TK, x1.grid, x1.dim, None if seed is None else seed + x1.seed)
         y_TN = _Linear.apply(x_TK, weight, bias, quantizers, seed, stash)
     else:
-        y_TN = _forward(x_TK, weight, bias, quantizers, seed)
+        y_TN = multiply(products(quantizers).output, x_TK, weight, bias, seed, quantizers.units)
     return y_TN.view(*x.shape[:-1], weight.shape[0])
+
+
+class Products(NamedTuple):
+    """The three GEMMs of a layer."""
+
+    output: Product  #: of x and w
+    input_gradient: Product  #: of dy and w
+    weight_gradient: Product  #: of dy and the stash
+
+
+@lru_cache
+def products(q: Quantizers) -> Products:
+    """The module's equations, each tensor with random numbers of its own."""
+    q0, q1, q2, q3 = q.q0.grid, q.q1.grid, q.q2.grid, q.q3.grid
+    axis = 0 if q.box_axis == "contraction" else -1
+    return Products(
+        Product(Factor(q0, -1, seed=0), Factor(q0, -1, transposed=True, seed=1)),
+        Product(Factor(q2, -1, seed=4), Factor(q1, axis, seed=3), result=q3, result_seed=6),
+        Product(Factor(q3, axis, transposed=True, seed=5), Factor(q1, axis, seed=2)),
+    )
 
 
 class _Linear(torch.autograd.Function):
@@ -69,61 +88,25 @@ class _Linear(torch.autograd.Function):
         ctx.quantizers, ctx.seed, ctx.shape_TK = quantizers, seed, x_TK.shape
         codes, exponents = stash if stash is not None else (None, None)
         ctx.save_for_backward(w_NK if ctx.needs_input_grad[0] else None, codes, exponents)
-        return _forward(x_TK, w_NK, bias, quantizers, seed)
+        return multiply(products(quantizers).output, x_TK, w_NK, bias, seed, quantizers.units)
 
     @staticmethod
     def backward(ctx, dy_TN):
         if torch.is_grad_enabled():
             raise RuntimeError("dsq.functional.linear is differentiable once: create_graph=True is not supported")
         w_NK, codes, exponents = ctx.saved_tensors
-        q, seed = ctx.quantizers, ctx.seed
+        seed, units = ctx.seed, ctx.quantizers.units
+        _, input_gradient, weight_gradient = products(ctx.quantizers)
+        x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
         dx_TK = dw_NK = db_N = None
-        if ctx.needs_input_grad[0]:
-            dx_TK = _input_gradient(dy_TN, w_NK, q, seed)
-        if ctx.needs_input_grad[1]:
-            dw_NK = _weight_gradient(dy_TN, codes, exponents, ctx.shape_TK, q, seed)
-        if ctx.needs_input_grad[2]:
+        if x_wanted:
+            dx_TK = multiply(input_gradient, dy_TN, w_NK, None, seed, units)
+        if w_wanted:
+            x1_TK = codes if exponents is None else Codes(codes, exponents, ctx.shape_TK)
+            dw_NK = multiply(weight_gradient, dy_TN, x1_TK, None, seed, units)
+        if bias_wanted:
             db_N = dy_TN.sum(0)
         return dx_TK, dw_NK, db_N, None, None, None
-
-
-def _forward(x_TK: Tensor, w_NK: Tensor, bias: Tensor | None, q: Quantizers, seed: int | None) -> Tensor:
-    product = gemm(q.q0, q.q0, x_TK.dtype, x_TK.device.type, q.units)
-    x0_TK = _quantize(x_TK, q.q0, -1, _seed(seed, "x0"), product.a)
-    w0_NK = _quantize(w_NK, q.q0, -1, _seed(seed, "w0"), product.b)
-    return product(x0_TK, w0_NK.t(), bias)
-
-
-def _input_gradient(dy_TN: Tensor, w_NK: Tensor, q: Quantizers, seed: int | None) -> Tensor:
-    product = gemm(q.q2, q.q1, dy_TN.dtype, dy_TN.device.type, q.units)
-    dy2_TN = _quantize(dy_TN, q.q2, -1, _seed(seed, "dy2"), product.a)
-    w1_NK = _quantize(w_NK, q.q1, _axis(q, 0), _seed(seed, "w1"), product.b)
-    return _quantize(product(dy2_TN, w1_NK), q.q3, -1, _seed(seed, "dx3"), dy_TN.dtype)
-
-
-def _weight_gradient(
-    dy_TN: Tensor, codes: Tensor, exponents: Tensor | None, shape_TK: torch.Size, q: Quantizers, seed: int | None
-) -> Tensor:
-    axis, seed = _axis(q, 0), _seed(seed, "dy3")
-    if axis == 0 and multiplies_packed(q.q3, q.q1, dy_TN, q.units):
-        dy3 = kernels.pack(dy_TN, q.q3.grid, axis, seed)
-        return kernels.gemm_boxes(dy3, q.q3.grid, (codes, exponents), q.q1.grid, dy_TN.shape[1], *reversed(shape_TK))
-    product = gemm(q.q3, q.q1, dy_TN.dtype, dy_TN.device.type, q.units)
-    dy3_TN = _quantize(dy_TN, q.q3, axis, seed, product.a)
-    x1_TK = codes if q.q1.grid is None else kernels.unpack(codes, exponents, q.q1.grid, shape_TK, axis, product.b)
-    return product(dy3_TN.t(), x1_TK)
-
-
-def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
-    return x if fmt.grid is None else kernels.quantize(x, fmt.grid, dim, seed, dtype)
-
-
-def _axis(q: Quantizers, contraction: int) -> int:
-    return contraction if q.box_axis == "contraction" else -1
-
-
-def _seed(seed: int | None, tensor: str) -> int | None:
-    return None if seed is None else seed + _SEEDS[tensor]
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

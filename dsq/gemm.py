@@ -1,78 +1,107 @@
-"""Which units a GEMM of quantised operands runs on: the fastest that hold its products exactly.
+"""Quantised products, each on the fastest units that hold its products of values exactly.
 
-Values of at most 9 bits are exact in bfloat16 (8-bit significand, sign apart), so two such operands multiply on its
+Values of at most 9 bits are exact in bfloat16 (8-bit significand, sign apart), so two such factors multiply on its
 units with exact products and float32 sums. A wider one, to 16 bits, is exactly the sum of two such parts: two GEMMs.
 That pays on a GPU; on a CPU two GEMMs cost as much as one in float32, and the weight gradient, whose boxes both run
 along the contraction, multiplies the packed codes instead (kernels.gemm_boxes). Everything else runs in float32.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dsq import kernels
 from dsq.config import Units
-from dsq.formats import Format
+from dsq.kernels import Codes, Factor, Product
+
+Way = Literal["codes", "bfloat16", "split a", "split b", "float32"]
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
-    """A product ``a b`` (+ bias) with the dtypes that its operands are to come in."""
+def multiply(
+    product: Product, a: Tensor, b: Tensor | Codes, bias: Tensor | None, seed: int | None, units: Units
+) -> Tensor:
+    """``a b`` (+ bias), with what ``product`` says of both and of the result; in the dtype of ``a``.
 
-    a: torch.dtype
-    b: torch.dtype
-    product: Callable[..., Tensor]
-
-    def __call__(self, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        return self.product(a_MK, b_KN, bias_N)
+    ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
+    """
+    way = choose(product, a.dtype, a.device.type, units)
+    if way in ("codes", "bfloat16"):
+        one_call = kernels.one_call(a, b)
+        if one_call is not None:
+            return one_call(product, way == "codes", a, b, bias, seed)
+    result = _on_codes(product, a, b, seed) if way == "codes" else _on_values(product, way, a, b, bias, seed)
+    if product.result is None:
+        return result
+    return kernels.quantize(result, product.result, -1, _plus(seed, product.result_seed))
 
 
 @lru_cache
-def gemm(a: Format, b: Format, dtype: torch.dtype, device_type: str, units: Units) -> Gemm:
-    """The product of an ``a`` and a ``b`` that stand for tensors of ``dtype`` on ``device_type``."""
-    if units == "exact" and dtype == torch.float32 and kernels.has_gemm_bf16(device_type):
-        if _fits_bf16(a) and _fits_bf16(b):
-            return Gemm(torch.bfloat16, torch.bfloat16, kernels.gemm_bf16)
-        if device_type == "cuda" and _fits_bf16(b) and _fits_two_bf16(a):
-            return Gemm(torch.float32, torch.bfloat16, _split_a)
-        if device_type == "cuda" and _fits_bf16(a) and _fits_two_bf16(b):
-            return Gemm(torch.bfloat16, torch.float32, _split_b)
-    return Gemm(dtype, dtype, _plain)
+def choose(product: Product, dtype: torch.dtype, device_type: str, units: Units) -> Way:
+    """How ``product`` of tensors of ``dtype`` on ``device_type`` is done."""
+    a, b = product.a, product.b
+    if units != "exact" or dtype != torch.float32:
+        return "float32"
+    if _bits(a) <= 9 and _bits(b) <= 9 and kernels.has_gemm_bf16(device_type):
+        return "bfloat16"
+    along_contraction = a.dim == b.dim == 0 and a.transposed and not b.transposed
+    if along_contraction and kernels.has_gemm_boxes(device_type, a.grid, b.grid):
+        return "codes"
+    if device_type == "cuda" and max(_bits(a), _bits(b)) <= 16 and kernels.has_gemm_bf16(device_type):
+        return "split a" if _bits(b) <= 9 else "split b" if _bits(a) <= 9 else "float32"
+    return "float32"
 
 
-def multiplies_packed(a: Format, b: Format, x: Tensor, units: Units) -> bool:
-    """Whether a contraction along the boxes of both is best done on their packed codes."""
-    narrow = _fits_bf16(a) and _fits_bf16(b)
-    exact = units == "exact" and x.dtype == torch.float32 and not narrow
-    return exact and kernels.has_gemm_boxes(x.device.type, a.grid, b.grid)
+def _bits(factor: Factor) -> int:
+    return 32 if factor.grid is None else factor.grid.bits
 
 
-def _fits_bf16(fmt: Format) -> bool:
-    return fmt.bits <= 9
+def _on_codes(product: Product, a: Tensor, b: Tensor | Codes, seed: int | None) -> Tensor:
+    (depth, rows), columns = a.shape, b.shape[1]
+    factors, grids = [], []
+    for factor, x in ((product.a, a), (product.b, b)):
+        assert factor.grid is not None
+        packed = isinstance(x, Codes)
+        factors.append(x[:2] if packed else kernels.pack(x, factor.grid, factor.dim, _plus(seed, factor.seed)))
+        grids.append(factor.grid)
+    return kernels.gemm_boxes(factors[0], grids[0], factors[1], grids[1], rows, columns, depth)
 
 
-def _fits_two_bf16(fmt: Format) -> bool:
-    return fmt.bits <= 16
+def _on_values(
+    product: Product, way: Way, a: Tensor, b: Tensor | Codes, bias: Tensor | None, seed: int | None
+) -> Tensor:
+    narrow_a, narrow_b = way in ("bfloat16", "split b"), way in ("bfloat16", "split a")
+    left = _quantized(product.a, a, torch.bfloat16 if narrow_a else a.dtype, seed)
+    right = _quantized(product.b, b, torch.bfloat16 if narrow_b else a.dtype, seed)
+    if way == "bfloat16":
+        return kernels.gemm_bf16(left, right, bias)
+    if way == "split a":
+        high, low = split(left)
+        return kernels.gemm_bf16(high, right, bias) + kernels.gemm_bf16(low, right)
+    if way == "split b":
+        high, low = split(right)
+        return kernels.gemm_bf16(left, high, bias) + kernels.gemm_bf16(left, low)
+    return left @ right if bias is None else torch.addmm(bias, left, right)
 
 
-def _plain(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    return a @ b if bias is None else torch.addmm(bias, a, b)
+def _quantized(factor: Factor, x: Tensor | Codes, dtype: torch.dtype, seed: int | None) -> Tensor:
+    """The factor as it is multiplied."""
+    if isinstance(x, Codes):
+        assert factor.grid is not None
+        values = kernels.unpack(x.codes, x.exponents, factor.grid, x.shape, factor.dim, dtype)
+    elif factor.grid is None:
+        values = x
+    else:
+        values = kernels.quantize(x, factor.grid, factor.dim, _plus(seed, factor.seed), dtype)
+    return values.t() if factor.transposed else values
 
 
-def _split_a(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    high, low = _split(a)
-    return kernels.gemm_bf16(high, b, bias) + kernels.gemm_bf16(low, b)
-
-
-def _split_b(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    high, low = _split(b)
-    return kernels.gemm_bf16(a, high, bias) + kernels.gemm_bf16(a, low)
-
-
-def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
     """Two bfloat16 tensors whose sum is ``x``: 16 bits are a sign and 15 more, and each part holds 8."""
     high = x.to(torch.bfloat16)
     return high, (x - high).to(torch.bfloat16)
+
+
+def _plus(seed: int | None, offset: int) -> int | None:
+    return None if seed is None else seed + offset

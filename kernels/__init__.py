@@ -5,16 +5,19 @@ reference.py  the oracle, in plain PyTorch
 philox.py     the random numbers of stochastic rounding
 backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
+native_*.py   its plans, and whole products in one call
 gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
 gemm.py       products of quantised operands on the units that hold them exactly
+product.py    what a product is whose factors are quantised on the way
 """
 
 from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import pack, quantize, unpack
+from .ops import one_call, pack, quantize, unpack
+from .product import Codes, Factor, Product
 
 native.register()
 gpu.register()
@@ -25,13 +28,17 @@ __all__ = [
     "NAN_EXPONENT",
     "REFERENCE",
     "Backend",
+    "Codes",
+    "Factor",
     "Grid",
     "Layout",
+    "Product",
     "backend_for",
     "gemm_bf16",
     "gemm_boxes",
     "has_gemm_bf16",
     "has_gemm_boxes",
+    "one_call",
     "pack",
     "quantize",
     "register_backend",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import reference
 from .grid import Grid, Layout
+from .product import OneCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Backend:
     pack: Callable[[Tensor, Grid, Layout, int | None], tuple[Tensor, Tensor]]
     #: (codes, exponents, grid, layout, dtype) -> values
     unpack: Callable[[Tensor, Tensor, Grid, Layout, torch.dtype], Tensor]
+    #: products in one call, of what gemm.py has units for; None: there are none
+    product: OneCall | None = None
 
 
 REFERENCE = Backend("reference", reference.quantize, reference.pack, reference.unpack)

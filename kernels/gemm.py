@@ -7,7 +7,6 @@ Shape suffixes: M rows, N columns, K the contraction.
 """
 
 import math
-import threading
 from functools import cache
 
 import torch
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from . import native
 from .grid import Grid
+from .native_product import scratch
 from .ops import define
 
 #: steps of the contraction in a panel of native/panels.h; a box has to divide it
 _DEPTH = 256
-_scratch = threading.local()
 
 
 @cache
@@ -58,14 +57,6 @@ def _box(grid: Grid) -> int:
     return grid.box or 16
 
 
-def _scratch_of(size: int) -> int:
-    """Address of ``size`` bytes for panels, kept from call to call: fresh pages cost more than filling them."""
-    kept = getattr(_scratch, "memory", None)
-    if kept is None or kept.numel() < size:
-        kept = _scratch.memory = torch.empty(size, dtype=torch.uint8)
-    return kept.data_ptr()
-
-
 def _native_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     (rows, depth), columns = a.shape, b.shape[1]
     out = torch.empty(rows, columns)
@@ -73,10 +64,11 @@ def _native_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     library = native.library()
-    scratch = _scratch_of(library.dsq_gemm_bf16_scratch(rows, columns, depth))
-    bias_at = 0 if bias is None else bias.contiguous().data_ptr()
+    panels = scratch(library.dsq_gemm_bf16_scratch(rows, columns, depth))
+    bias = bias if bias is None else bias.contiguous()
+    bias_at = 0 if bias is None else bias.data_ptr()
     operands = (a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), bias_at)
-    library.dsq_gemm_bf16(*operands, out.data_ptr(), rows, columns, depth, scratch, torch.get_num_threads())
+    library.dsq_gemm_bf16(*operands, out.data_ptr(), rows, columns, depth, panels.data_ptr(), torch.get_num_threads())
     return out
 
 
@@ -96,11 +88,11 @@ def _native_boxes(
     if math.prod((rows, columns, depth)) == 0:
         return out.zero_()
     library = native.library()
-    scratch = _scratch_of(library.dsq_gemm_boxes_scratch(rows, columns, depth, box))
+    panels = scratch(library.dsq_gemm_boxes_scratch(rows, columns, depth, box))
     one_exponent = a_exponents.dim() == 1
     a_operand = (a_codes.data_ptr(), a_exponents.data_ptr(), a_bits)
     b_operand = (b_codes.data_ptr(), b_exponents.data_ptr(), b_bits)
-    sizes = (rows, columns, depth, scratch, torch.get_num_threads())
+    sizes = (rows, columns, depth, panels.data_ptr(), torch.get_num_threads())
     library.dsq_gemm_boxes(*a_operand, *b_operand, one_exponent, box, out.data_ptr(), *sizes)
     return out
 

@@ -15,22 +15,11 @@ import torch
 from torch import Tensor
 
 from .backends import Backend, register_backend
-from .grid import BIAS, Grid, Layout
+from .grid import Grid, Layout
+from .native_plan import SEED_MASK, Plan, plan
+from .native_product import product_on
 
 LIBRARY = Path(__file__).parent / "_native.so"
-
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SEED_MASK = (1 << 64) - 1
-
-
-class _Plan(ctypes.Structure):
-    """struct Plan of native/job.h: all of a call but its memory."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("outer", "rows", "columns", "row_bytes")),
-        *((name, ctypes.c_int32) for name in ("along_rows", "bits", "box", "exponent")),
-        *((name, ctypes.c_int32) for name in ("dtype", "out_dtype", "stochastic", "isa")),
-    )
 
 
 def _load() -> ctypes.CDLL:
@@ -95,18 +84,12 @@ def backend(isa: str) -> Backend:
     run_quantize, run_pack, run_unpack = library().dsq_quantize, library().dsq_pack, library().dsq_unpack
 
     @lru_cache(maxsize=4096)
-    def plan(
+    def prepared(
         grid: Grid, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
-    ) -> tuple[int, tuple[int, ...], tuple[int, ...], _Plan]:
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...], Plan]:
         """Address of the plan, shapes of codes and of exponents; and the plan, kept alive."""
-        _, row_bytes = code_shape = layout.code_shape(grid.bits)
-        exponent = -1 if grid.exponent is None else grid.exponent + BIAS
-        made = _Plan(
-            *(layout.outer, layout.rows, layout.columns, row_bytes),
-            *(layout.along_rows, grid.bits, grid.box, exponent),
-            *(_DTYPES[dtype], _DTYPES[out_dtype], stochastic, index),
-        )
-        return ctypes.addressof(made), code_shape, layout.exponent_shape(grid.box), made
+        made = plan(grid, layout, dtype, out_dtype, stochastic, index)
+        return ctypes.addressof(made), layout.code_shape(grid.bits), layout.exponent_shape(grid.box), made
 
     def quantize(
         x: Tensor, grid: Grid, layout: Layout, seed: int | None, dtype: torch.dtype, out: Tensor | None = None
@@ -115,8 +98,8 @@ def backend(isa: str) -> Backend:
             return quantize(x.float(), grid, layout, seed, torch.float32).to(dtype)
         if out is None:
             out = torch.empty_like(x, dtype=dtype)
-        address = plan(grid, layout, x.dtype, dtype, seed is not None)[0]
-        run_quantize(address, x.data_ptr(), out.data_ptr(), threads(), (seed or 0) & _SEED_MASK)
+        address = prepared(grid, layout, x.dtype, dtype, seed is not None)[0]
+        run_quantize(address, x.data_ptr(), out.data_ptr(), threads(), (seed or 0) & SEED_MASK)
         return out
 
     def pack(
@@ -124,11 +107,11 @@ def backend(isa: str) -> Backend:
     ) -> tuple[Tensor, Tensor]:
         if x.dtype is torch.float64:
             x = x.float()
-        address, code_shape, exponent_shape, _ = plan(grid, layout, x.dtype, x.dtype, seed is not None)
+        address, code_shape, exponent_shape, _ = prepared(grid, layout, x.dtype, x.dtype, seed is not None)
         if out is None:
             out = torch.empty(*code_shape, dtype=torch.uint8), torch.empty(*exponent_shape, dtype=torch.uint8)
         codes, exponents = out
-        seed = (seed or 0) & _SEED_MASK
+        seed = (seed or 0) & SEED_MASK
         run_pack(address, x.data_ptr(), codes.data_ptr(), exponents.data_ptr(), threads(), seed)
         return out
 
@@ -139,11 +122,12 @@ def backend(isa: str) -> Backend:
             return unpack(codes, exponents, grid, layout, torch.float32).to(dtype)
         if out is None:
             out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype)
-        address = plan(grid, layout, dtype, dtype, False)[0]
+        address = prepared(grid, layout, dtype, dtype, False)[0]
         run_unpack(address, codes.data_ptr(), exponents.data_ptr(), out.data_ptr(), threads())
         return out
 
-    return Backend(f"native-{isa}", quantize, pack, unpack)
+    product = product_on(library(), index) if has("dsq_has_gemm_bf16") or has("dsq_has_gemm_boxes") else None
+    return Backend(f"native-{isa}", quantize, pack, unpack, product)
 
 
 def register() -> None:

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from .backends import backend_for
 from .grid import Grid, Layout
+from .product import Codes, OneCall
 
 _library = torch.library.Library("dsq", "DEF")
 
@@ -69,6 +70,12 @@ def unpack(
         values = backend_for(codes.device).unpack(codes, exponents, grid, _layout_of(shape, dim), dtype)
         return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
     return torch.ops.dsq.unpack(codes, exponents, grid.bits, grid.box, grid.exponent, shape, dim, dtype)
+
+
+def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:
+    """What does products of ``a`` and ``b`` in one call, where nothing would see the kernels' own calls."""
+    found = backend_for(a.device).product
+    return found if found is not None and plain(a) and (isinstance(b, Codes) or plain(b)) and a.numel() else None
 
 
 def _quantize(x, bits, box, exponent, dim, seed, dtype):

@@ -1,39 +1,39 @@
-"""Which units a GEMM runs on, and that the choice does not change the numbers."""
+"""Which units a product runs on, and that the choice does not change the numbers."""
 
 import pytest
 import torch
+from dsq.kernels import Codes, Factor, Product
 
 import dsq
 from dsq import kernels
 from dsq.functional import linear
-from dsq.gemm import _split, gemm, multiplies_packed
+from dsq.gemm import choose, multiply, split
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
 def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
     x = dsq.quantize(torch.randn(64, 64) * 2.0 ** torch.randint(-30, 30, (64, 1)), dsq.BFP(bits))
-    high, low = _split(x)
+    high, low = split(x)
     assert torch.equal(high.double() + low.double(), x.double())
     assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
+def weight_gradient(a_bits, b_bits):
+    return Product(Factor(dsq.BFP(a_bits).grid, 0, transposed=True), Factor(dsq.BFP(b_bits).grid, 0))
+
+
 def test_the_choice_follows_the_formats_and_the_device():
-    narrow, wide, full = dsq.BFP(4), dsq.BFP(16), dsq.BFP(32)
+    def way(a_bits, b_bits, dtype=torch.float32, units="exact"):
+        return choose(weight_gradient(a_bits, b_bits), dtype, "cpu", units)
 
-    def choose(a, b, units="exact"):
-        return gemm(a, b, torch.float32, "cpu", units)
-
-    if kernels.has_gemm_bf16("cpu"):
-        assert choose(narrow, dsq.BFP(9)).a == torch.bfloat16
-    assert choose(narrow, dsq.BFP(10)).a == torch.float32
-    assert choose(wide, wide).b == torch.float32
-    assert choose(full, narrow).b == torch.float32
-    assert choose(narrow, narrow, "float32").a == torch.float32
-    x = torch.empty(1)
-    assert multiplies_packed(wide, narrow, x, "exact") == kernels.has_gemm_boxes("cpu", wide.grid, narrow.grid)
-    assert not multiplies_packed(wide, narrow, x, "float32")
-    assert not multiplies_packed(wide, narrow, x.half(), "exact")
-    assert not multiplies_packed(narrow, narrow, x, "exact")
+    assert way(4, 9) == ("bfloat16" if kernels.has_gemm_bf16("cpu") else "float32")
+    on_codes = kernels.has_gemm_boxes("cpu", dsq.BFP(16).grid, dsq.BFP(4).grid)
+    assert way(16, 4) == way(10, 4) == ("codes" if on_codes else "float32")
+    assert way(16, 16) == way(32, 4) == "float32"
+    assert way(4, 4, units="float32") == way(16, 4, units="float32") == "float32"
+    assert way(4, 4, torch.float16) == "float32"
+    output = Product(Factor(dsq.BFP(16).grid, -1), Factor(dsq.BFP(4).grid, -1, transposed=True))
+    assert choose(output, torch.float32, "cpu", "exact") == "float32"  # boxes are not those of a contraction along 0
 
 
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[8,8,8,16]", "[16,4,16,16]"])
@@ -49,3 +49,27 @@ def test_the_units_do_not_change_the_numbers(precision, options):
         results.append((y, *torch.autograd.grad(y, leaves, dy)))
     for exact, plain in zip(*results, strict=True):
         torch.testing.assert_close(exact, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+
+
+@pytest.mark.skipif(kernels.backend_for(torch.device("cpu")).product is None, reason="no units for products here")
+@pytest.mark.parametrize("seed", [None, 2**63 + 5])
+@pytest.mark.parametrize("box", [16, 5, 0])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(37, 24, 40), (1, 1, 1), (64, 300, 257)])
+def test_one_call_gives_the_bits_of_the_kernels_one_after_another(rows, columns, depth, box, seed, monkeypatch):
+    def grid(bits):
+        return (dsq.BFP(bits, box) if box else dsq.FixedPoint(bits)).grid
+
+    a, b = torch.randn(depth, rows), torch.randn(depth, columns)
+    bias = torch.randn(columns)
+    packed = Codes(*kernels.pack(b, grid(4), 0, 9), b.shape)
+    products = [
+        (Product(Factor(grid(4), -1, seed=3), Factor(grid(2), -1, transposed=True)), a.t(), b.t(), bias),
+        (Product(Factor(grid(8), -1, seed=1), Factor(grid(4), 0, seed=2), grid(16), 6), a.t(), b, None),
+        (Product(Factor(grid(16), 0, transposed=True, seed=5), Factor(grid(4), 0), grid(5), 1), a, packed, None),
+        (Product(Factor(grid(16), 0, transposed=True), Factor(grid(4), 0, seed=7)), a, b, None),
+        (Product(Factor(grid(9), 0, transposed=True), Factor(grid(4), 0)), a, packed, None),
+    ]
+    in_one = [multiply(*operands, seed, "exact") for operands in products]
+    monkeypatch.setattr(kernels, "one_call", lambda a, b: None)
+    for got, operands in zip(in_one, products, strict=True):
+        assert torch.equal(got, multiply(*operands, seed, "exact"))

@@ -1,0 +1,42 @@
+"""What a product of two matrices is that are quantised on the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .grid import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """How a matrix enters a product."""
+
+    grid: Grid | None  #: None: as it is
+    dim: int  #: axis of its boxes
+    transposed: bool = False  #: its transpose is multiplied
+    seed: int = 0  #: added to the product's seed: random numbers of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # a key of caches: by identity, which is quick
+class Product:
+    """``a b``, each factor quantised first, and the result perhaps after."""
+
+    a: Factor
+    b: Factor
+    result: Grid | None = None  #: boxes along the last axis
+    result_seed: int = 0
+
+
+class Codes(NamedTuple):
+    """A matrix that comes packed (kernels.pack)."""
+
+    codes: Tensor
+    exponents: Tensor
+    shape: torch.Size
+
+
+#: (product, on codes or else on bfloat16 values, a, b, bias, seed) -> result, in float32
+OneCall = Callable[[Product, bool, Tensor, Tensor | Codes, Tensor | None, int | None], Tensor]
