@@ -60,17 +60,18 @@ def write_json(results: dict[str, Any], path: Path) -> None:
 
 
 def level_table(results: dict[str, Any]) -> pd.DataFrame:
-    """A row a level: updates, tokens, the stash of one training step in fp32 and with DSQ (measured)."""
+    """A row a level that was reached: updates, tokens, a training step's stash in fp32 and with DSQ (measured)."""
     return pd.DataFrame(
         {
             "level": str(level["precision"]).replace(" ", ""),
             "updates": level["updates"],
             "tokens": level["tokens"],
-            "stash fp32, KiB": level.get("stash_bytes_fp32", 0) / 1024,
-            "stash DSQ, KiB": level.get("stash_bytes", 0) / 1024,
-            "DSQ/fp32": level["stash_bytes"] / level["stash_bytes_fp32"] if level.get("stash_bytes_fp32") else None,
+            "stash fp32, KiB": level["stash_bytes_fp32"] / 1024,
+            "stash DSQ, KiB": level["stash_bytes"] / 1024,
+            "DSQ/fp32": level["stash_bytes"] / level["stash_bytes_fp32"],
         }
         for level in results["history"]["levels"]
+        if level["updates"]
     )
 
 
