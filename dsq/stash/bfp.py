@@ -49,15 +49,13 @@ def attach(
         rounding: nearest or stochastic; seed: of stochastic rounding, with the step and the tensor's turn mixed in.
         scheduler: a dsq.PrecisionScheduler whose level the stash follows.
     Raises:
-        ValueError: an option out of range, bits and scheduler both given, a model without parameters.
+        ValueError: an option out of range, bits and scheduler both given.
     """
     if bits is not None and scheduler is not None:
         raise ValueError(f"bits={bits!r} and scheduler were both given: the scheduler says the bits")
     BFP(4 if bits is None else bits, box)
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"rounding must be nearest or stochastic, got {rounding!r}")
-    if not any(True for _ in model.parameters()):
-        raise ValueError("nothing to stash: the model has no parameters")
     controller = Bfp(model, bits, box, rounding, seed, scheduler)
     around_forward(controller, model, controller.context)
     before = model.register_forward_pre_hook(lambda *call: controller.before(*call), prepend=True, with_kwargs=True)

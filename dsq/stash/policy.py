@@ -45,9 +45,7 @@ class Summary:
     """
 
     policy: str
-    attached: tuple[
-        str, ...
-    ] = ()  #: names of the modules the policy changed; () for a policy that acts on the whole model
+    attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
     raw_bytes: int = 0
     kept_bytes: int = 0
     details: tuple[str, ...] = ()
@@ -141,9 +139,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
 
     Raises:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
-        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied; a
-        torch.compile'd
-            model; an option out of range; a model in which the policy finds nothing to stash.
+        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied; a model under
+            torch.compile; an option out of range; a model in which the policy finds nothing to stash.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -153,6 +150,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     _check_options(entry, options)
     _check_others(model, entry)
     _check_not_compiled(model)
+    if next(model.parameters(), None) is None and next(model.children(), None) is None:
+        raise ValueError("nothing to stash: the model has neither parameters nor submodules")
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)

@@ -41,12 +41,7 @@ from dsq.stash.rules import EXACT
 
 @register("selective", composes_with=("bfp", "gact", "checkpoint", "wtacrs"))
 def attach(model: nn.Module) -> Controller:
-    """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call.
-
-    Raises ValueError for a model without modules that keep anything (no parameters and no children).
-    """
-    if not any(True for _ in model.parameters()) and not any(True for _ in model.children()):
-        raise ValueError("nothing to stash: the model has neither parameters nor submodules")
+    """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
     controller = Selective(model)
     around_forward(controller, model, controller.context)
     return controller

@@ -102,9 +102,7 @@ def attach(
     table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
     changed = swap_classes(controller, model, table, covered)
     if not changed:
-        raise ValueError(
-            "model has no nn.Linear or nn.MultiheadAttention, besides those excluded, for wtacrs to sample"
-        )
+        raise ValueError("nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides those excluded")
     for name, module in changed:
         set_attribute(controller, module, "_wtacrs", Site(name, controller.sampler, sample_dim))
     controller.attached = tuple(name for name, _ in changed)

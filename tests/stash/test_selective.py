@@ -272,8 +272,3 @@ def test_inside_pytorchs_checkpoint():
     x = torch.randn(3, 2, 9)
     for ours, theirs in zip(gradients(model, x, True), gradients(plain, x, True), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_nothing_to_stash():
-    with pytest.raises(ValueError, match="nothing to stash"):
-        apply(nn.Identity(), "selective")
