@@ -165,7 +165,7 @@ class Gact(Controller):
         if self.run is None:
             return Summary(self.name)
         run, measured = self.run, self.plan.measured.get(self.run.model_tensors or 0)
-        lines = [f"{run.average_bits():.3f} bits a value on average"]
+        lines = [f"{run.average_bits():.3f} bits a value on average, scales and masks aside; {self._budget()}"]
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
             in_model = run.model_tensors is None or index < run.model_tensors
             known = f", c = {measured.c[index]:.3g}" if measured and in_model else ""
@@ -176,6 +176,11 @@ class Gact(Controller):
         if self.noise_share is not None:
             lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
         return Summary(self.name, (), run.stash.raw_bytes, run.stash.kept_bytes, tuple(lines))
+
+    def _budget(self) -> str:
+        if self.run is not None and self.run.planned is not None:
+            return f"the budget is {self.plan.bits:g}"
+        return f"uniform bits within {self.plan.bits:g}, the loss's beyond"
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -152,6 +152,21 @@ def test_less_variance_than_uniform_bits_of_the_same_budget(kind: type[nn.Module
     assert found[1] < 0.7 * found[0]
 
 
+def test_the_report_says_what_the_average_is_of() -> None:
+    """Before the first adaptation the loss's 8 bits are beyond the budget."""
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(40)))
+    controller = stash.apply(model, "gact", bits=4)
+    firsts = []
+    for _ in range(2):
+        model(rows()).square().sum().backward()
+        firsts.append(controller.report().details[0])
+    values = 41 * rows().numel()  # a linear's input each, and the loss's
+    assert firsts[0].startswith(f"{4 + 4 * rows().numel() / values:.3f} bits")
+    assert "uniform bits within 4, the loss's beyond" in firsts[0]
+    assert bits_used(controller.report()) <= 4
+    assert "the budget is 4" in firsts[1]
+
+
 def test_the_sensitive_tensor_gets_the_most_bits() -> None:
     model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=3)
