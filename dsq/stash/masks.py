@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,42 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dsq.stash.saved import MemoryOrder
+
 #: eight bytes of 0 or 1, read as one little-endian integer and multiplied by this, leave their bits in the top byte
 _GATHER = 0x0102040810204080
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Shape and strides of a tensor, so that what is unpacked lies in memory as what was saved (channels last, say)."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, x: Tensor) -> Layout:
-        """The layout of ``x`` where it is dense; that of its contiguous copy where it is a strided view."""
-        stride = x.stride() if is_dense(x) else torch.empty(x.shape, device="meta").stride()
-        return cls(x.shape, stride)
-
-    def restore(self, flat: Tensor) -> Tensor:
-        """A flat tensor in memory order, in this layout."""
-        return flat.as_strided(self.shape, self.stride, flat.storage_offset())
-
-
-def is_dense(x: Tensor) -> bool:
-    """Whether the elements of ``x`` fill one stretch of memory, in any order of its axes."""
-    expected = 1
-    for stride, size in sorted((st, s) for st, s in zip(x.stride(), x.shape, strict=True) if s > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def flat(x: Tensor) -> Tensor:
-    """The elements of ``x`` in memory order, (N,): a view where ``x`` is dense, else a copy."""
-    x = x.detach()
-    return x.as_strided((x.numel(),), (1,)) if is_dense(x) else x.contiguous().view(-1)
 
 
 @dataclass(frozen=True)
@@ -52,17 +21,13 @@ class Mask:
     """A boolean tensor in one bit an element, ceil(N / 8) bytes; bit i % 8 of byte i // 8 is element i of memory."""
 
     bits: Tensor  #: uint8
-    layout: Layout
+    order: MemoryOrder
 
     @classmethod
     def pack(cls, mask: Tensor) -> Mask:
         """``mask`` (bool, any shape) in bits."""
-        flags_N = flat(mask)
-        if flags_N.device.type == "cpu":
-            bits = torch.from_numpy(np.packbits(flags_N.numpy(), bitorder="little")).clone()  # clone: PyTorch's memory
-        else:
-            bits = gather_bits(F.pad(flags_N.view(torch.uint8), (0, -flags_N.numel() % 8)))
-        return cls(bits, Layout.of(mask))
+        order, flags = MemoryOrder.of(mask)
+        return cls(bits_of(flags.reshape(-1)), order)
 
     @property
     def nbytes(self) -> int:
@@ -70,12 +35,18 @@ class Mask:
 
     def unpack(self) -> Tensor:
         """The boolean tensor."""
-        numel = self.layout.shape.numel()
         if self.bits.device.type == "cpu":
             bytes_N = torch.from_numpy(np.unpackbits(self.bits.numpy(), bitorder="little"))
         else:
             bytes_N = spread_bits(self.bits)
-        return self.layout.restore(bytes_N[:numel].view(torch.bool))
+        return self.order.restore(bytes_N[: math.prod(self.order.sizes)].view(torch.bool))
+
+
+def bits_of(flags_N: Tensor) -> Tensor:
+    """bool (N,) -> uint8 (ceil(N / 8),)."""
+    if flags_N.device.type == "cpu":
+        return torch.from_numpy(np.packbits(flags_N.numpy(), bitorder="little")).clone()  # clone: PyTorch's memory
+    return gather_bits(F.pad(flags_N.view(torch.uint8), (0, -flags_N.numel() % 8)))
 
 
 def gather_bits(bytes_8N: Tensor) -> Tensor:
@@ -126,7 +97,8 @@ class PackedBool:
 
 def scaled_mask(x: Tensor) -> TwoValued | None:
     """``x`` in one bit an element, if its values are 0 and one positive number (dropout noise on the CPU), or None."""
-    values = flat(x)
+    order, values = MemoryOrder.of(x)
+    values = values.reshape(-1)
     if values.numel() < 8:
         return None
     head = values[:256]  # nearly every other tensor is told apart here
@@ -136,4 +108,4 @@ def scaled_mask(x: Tensor) -> TwoValued | None:
     open_N = values != 0
     if not torch.equal(open_N * scale, values):
         return None
-    return TwoValued(Mask.pack(Layout.of(x).restore(open_N)), 0.0, scale.item(), x.dtype)
+    return TwoValued(Mask(bits_of(open_N), order), 0.0, scale.item(), x.dtype)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.stash.masks import Layout, Mask, PackedBool, TwoValued, is_dense, scaled_mask
+from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
 
 
 def layouts():
@@ -27,9 +27,8 @@ def test_round_trip(name):
     mask = layouts()[name]
     packed = Mask.pack(mask)
     assert torch.equal(packed.unpack(), mask)
-    assert packed.nbytes == -(-mask.numel() // 8)
-    assert is_dense(mask) == (name not in ("strided", "expanded"))
-    if is_dense(mask):
+    assert packed.nbytes == -(-(24 if name == "expanded" else mask.numel()) // 8)  # 6 x 1 x 4 x 1 of its values differ
+    if name not in ("strided", "expanded"):
         assert packed.unpack().stride() == mask.stride()
 
 
@@ -78,10 +77,3 @@ def test_what_other_devices_compute_is_the_same(numel):
     padded = torch.nn.functional.pad(flags.view(torch.uint8), (0, -numel % 8))
     assert torch.equal(masks.gather_bits(padded), Mask.pack(flags).bits)
     assert torch.equal(masks.spread_bits(Mask.pack(flags).bits)[:numel].bool(), flags)
-
-
-def test_layout_restores_memory_order():
-    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    flat = torch.arange(x.numel())
-    assert Layout.of(x).restore(flat).stride() == x.stride()
-    assert Layout.of(x[:, :, ::2]).stride == x[:, :, ::2].contiguous().stride()
