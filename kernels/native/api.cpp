@@ -33,34 +33,6 @@ class StandardArithmetic {
 #endif
 };
 
-// 2^e, exact, subnormals included.
-float power_of_two(int e) {
-  float x = 1;
-  for (; e > 0; e--) x *= 2;
-  for (; e < 0; e++) x /= 2;
-  return x;
-}
-
-Scales scales[17];
-
-struct FillScales {
-  FillScales() {
-    [[maybe_unused]] StandardArithmetic standard;
-    for (int bits = 2; bits <= 16; bits++)
-      for (int stored = 0; stored < 256; stored++) {
-        Scales& s = scales[bits];
-        int up = bits - 2 - (stored - 127);
-        s.up[stored] = power_of_two(up / 2);
-        s.up_more[stored] = power_of_two(up - up / 2);
-        s.down[stored] = power_of_two(-up);
-        s.power[stored] = (float)up;
-        s.power_16[stored] = (float)(up + 16);
-        if (stored == NAN_EXPONENT)
-          for (float* f : {s.up, s.up_more, s.down, s.power, s.power_16}) f[stored] = __builtin_nanf("");
-      }
-  }
-} fill_scales;
-
 // Below this many values a thread costs more than it saves.
 constexpr int64_t VALUES_A_THREAD = 1 << 15;
 
@@ -127,6 +99,17 @@ void set_tensor_exponent(Job& job, int threads) {
   job.tensor_exponent = found == NAN_EXPONENT || p.exponent < 0 ? found : p.exponent;
 }
 
+// Where rows hold whole boxes and whole bytes of codes, a tensor is as good as one long row, unless rounding draws by row.
+Plan in_one_row(const Plan& p) {
+  Plan plan = p;
+  const bool whole = p.columns * p.bits % 8 == 0 && (p.box == 0 || (!p.along_rows && p.columns % p.box == 0));
+  if (!whole || p.stochastic) return plan;
+  plan.columns *= p.outer * p.rows;
+  plan.row_bytes *= p.outer * p.rows;
+  plan.outer = plan.rows = 1;
+  return plan;
+}
+
 // Outputs that no cache will hold are written past them, where rows keep the alignment.
 bool worth_streaming(const Plan& p, const void* out, int32_t dtype) {
   constexpr int64_t large = 8 << 20;
@@ -146,21 +129,24 @@ EXPORT const char* dsq_isa(int index, int* usable) {
 // `function` is GOMP_parallel of the OpenMP runtime in this process.
 EXPORT void dsq_use_threads(void* function) { parallel = (Parallel)function; }
 
-EXPORT void dsq_quantize(const Plan* p, const void* x, void* out, int threads, uint64_t seed) {
-  Job job{p, &scales[p->bits], x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype)};
+EXPORT void dsq_quantize(const Plan* plan, const void* x, void* out, int threads, uint64_t seed) {
+  const Plan made = in_one_row(*plan), *const p = &made;
+  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype)};
   set_tensor_exponent(job, threads);
   deal_out(job, range_quantize, encode_tasks(*p).count(), threads);
 }
 
-EXPORT void dsq_pack(const Plan* p, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
-  Job job{p, &scales[p->bits], x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false};
+EXPORT void dsq_pack(const Plan* plan, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
+  const Plan made = in_one_row(*plan), *const p = &made;
+  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false};
   set_tensor_exponent(job, threads);
   if (p->box == 0) *exponents = (uint8_t)job.tensor_exponent;
   deal_out(job, range_pack, encode_tasks(*p).count(), threads);
 }
 
-EXPORT void dsq_unpack(const Plan* p, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
-  Job job{p, &scales[p->bits], nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype)};
+EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
+  const Plan made = in_one_row(*plan), *const p = &made;
+  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype)};
   if (p->box == 0) job.tensor_exponent = *exponents;
-  deal_out(job, range_unpack, encode_tasks(*p).count(), threads);
+  deal_out(job, range_unpack, decode_tasks(*p), threads);
 }

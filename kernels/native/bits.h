@@ -1,13 +1,9 @@
 // Codes to and from bitstreams: little-endian, `bits` to a code, two's complement.
 #pragma once
 
-#include "lanes.h"
+#include "steps.h"
 
 namespace {
-
-// Columns that are packed at a time: four groups of 16, 8 * bits bytes.
-constexpr int STEP = 64;
-constexpr int UNITS = STEP / LANES;
 
 // ---- a step's codes, one in each 32-bit lane, as whole bytes or pairs of them, in order ----
 
@@ -27,11 +23,11 @@ INLINE void narrow(const I code[UNITS], int16_t out[STEP]) {
 }
 
 #if LANES == 16
+// Within each 128 bits: four codes of each unit in turn.
 INLINE __m512i narrow_to_bytes(const I code[UNITS]) {
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   __m512i low = _mm512_packs_epi32((__m512i)code[0], (__m512i)code[1]);
   __m512i high = _mm512_packs_epi32((__m512i)code[2], (__m512i)code[3]);
-  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+  return _mm512_packs_epi16(low, high);
 }
 #elif LANES == 8
 INLINE __m256i narrow_to_bytes(const I code[4]) {
@@ -51,7 +47,7 @@ INLINE __m128i narrow_to_bytes(const I code[4]) {
 // ---- packing ----
 
 // Any width: codes pair up in 32-bit lanes, pairs in 64-bit lanes, those in 128 bits, the upper one shifted down to
-// where the lower one ends. Eight codes fill `bits` bytes; sixteen are written.
+// where the lower one ends. Eight codes fill `bits` bytes.
 INLINE void pack_any(const int16_t code[STEP], int bits, uint8_t* out) {
   const uint32_t one = (1u << bits) - 1, ones = one | one << 16;
   const uint64_t two = (1ull << 2 * bits) - 1;
@@ -64,13 +60,15 @@ INLINE void pack_any(const int16_t code[STEP], int bits, uint8_t* out) {
     quad = (quad & two) | ((quad >> (32 - 2 * bits)) & ~two);
     write(four + i / 4, quad);
   }
-  for (int i = 0; i < STEP / 4; i += 2, out += bits) {
+  uint8_t bytes[STEP * 2 + 16], *to = bytes;
+  for (int i = 0; i < STEP / 4; i += 2, to += bits) {
     uint64_t words[2] = {four[i] | four[i + 1] << shift, four[i + 1] >> (64 - shift)};
-    memcpy(out, words, sizeof words);
+    memcpy(to, words, sizeof words);
   }
+  memcpy(out, bytes, (size_t)(STEP / 8 * bits));
 }
 
-// Packs a step. WIDTH is the width where it has a way of its own, else 0, which writes 16 bytes more than the step's.
+// Packs a step. WIDTH is the width where it has a way of its own, else 0.
 template <int WIDTH> INLINE void pack_step(const I code[UNITS], int bits, uint8_t* out) {
   if constexpr (WIDTH == 0) {
     alignas(64) int16_t pair[STEP];
@@ -82,13 +80,18 @@ template <int WIDTH> INLINE void pack_step(const I code[UNITS], int bits, uint8_
   } else {
     __m512i c = narrow_to_bytes(code);
     if constexpr (WIDTH == 8) {
-      write(out, c);
+      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      write(out, _mm512_permutexvar_epi32(order, c));
     } else if constexpr (WIDTH == 4) {
+      const __m512i order = _mm512_castsi256_si512(
+          _mm256_setr_epi16(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27));
       c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(15)), _mm512_set1_epi16(0x1001));
-      write(out, _mm512_cvtepi16_epi8(c));
+      write(out, _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, _mm512_packus_epi16(c, c))));
     } else {
+      const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
       c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(3)), _mm512_set1_epi16(0x0401));
-      write(out, _mm512_cvtepi32_epi8(_mm512_madd_epi16(c, _mm512_set1_epi32(0x00100001))));
+      c = _mm512_madd_epi16(c, _mm512_set1_epi32(0x00100001));
+      write(out, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(c), order));
     }
 #elif LANES == 8
   } else {
@@ -181,31 +184,56 @@ class Unpacker {
 #endif
   }
 
-  INLINE void step(const uint8_t* in, I code[UNITS]) const {
+  // The codes as floats.
+  INLINE void step(const uint8_t* in, F code[UNITS]) const {
 #if LANES == 16
-#pragma GCC unroll 4
-    for (int i = 0; i < UNITS; i++) {
-      __m512i bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(words_, in + 2 * i * bits_));
-      __m512i top = _mm512_sllv_epi32(_mm512_permutexvar_epi16(fetch_, bytes), left_);
-      code[i] = (I)_mm512_srav_epi32(top, right_);
+    // 16 codes of 2 or 4 bits look their floats up, in a table that repeats: only 4 bits of a lane count
+    if (bits_ == 4) {
+      EACH_UNIT(u) {
+        const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadu_si64(in + 8 * u));
+        const __m512i pairs = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
+        code[u] = (F)_mm512_permutexvar_ps(pairs, four_bits());
+      }
+    } else if (bits_ == 2) {
+      EACH_UNIT(u) {
+        const __m512i word = _mm512_set1_epi32(read<int32_t>(in + 4 * u));
+        code[u] = (F)_mm512_permutexvar_ps(_mm512_srlv_epi32(word, even_lanes()), two_bits());
+      }
+    } else if (bits_ == 8) {
+      EACH_UNIT(u) code[u] = (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(in + 16 * u)));
+    } else if (bits_ == 16) {
+      EACH_UNIT(u) code[u] = (F)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(read<__m256i>(in + 32 * u)));
+    } else {
+      EACH_UNIT(u) {
+        __m512i bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(words_, in + 2 * u * bits_));
+        __m512i top = _mm512_sllv_epi32(_mm512_permutexvar_epi16(fetch_, bytes), left_);
+        code[u] = (F)_mm512_cvtepi32_ps(_mm512_srav_epi32(top, right_));
+      }
     }
 #elif LANES == 8
-#pragma GCC unroll 8
-    for (int i = 0; i < UNITS; i++) {
-      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + i * bits_));
+    EACH_UNIT(u) {
+      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + u * bits_));
       __m256i top = _mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_);
-      code[i] = (I)_mm256_srav_epi32(top, right_);
+      code[u] = (F)_mm256_cvtepi32_ps(_mm256_srav_epi32(top, right_));
     }
 #else
     int16_t pair[STEP];
     for (int i = 0; i < STEP; i += 8) unpack_eight(in + i / 8 * bits_, bits_, pair + i);
-    for (int i = 0; i < UNITS; i++) code[i] = __builtin_convertvector(read<I16>(pair + LANES * i), I);
+    EACH_UNIT(u) code[u] = __builtin_convertvector(__builtin_convertvector(read<I16>(pair + LANES * u), I), F);
 #endif
   }
 
  private:
   int bits_;
 #if LANES == 16
+  static INLINE __m512 four_bits() {
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  }
+  static INLINE __m512 two_bits() { return _mm512_setr_ps(0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1); }
+  static INLINE __m512i even_lanes() {
+    return _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  }
+
   __m512i fetch_, left_, right_;
   __mmask16 words_;
 #elif LANES == 8

@@ -21,28 +21,17 @@ struct Plan {
 };
 
 constexpr int NAN_EXPONENT = 255;
-// Columns that one step works on: a block of random numbers, whole bytes of codes at any width, and a few
-// cache lines, so whatever a step reads twice it reads from the first cache.
+// Columns that are worked on at a time: four groups of 16, 8 * bits bytes of codes.
+constexpr int STEP = 64;
+// Columns that random numbers are drawn for at a time, and the least that a task takes.
 constexpr int CHUNK = 128;
 // Chunks that go through one stage of the work before any goes through the next: a value's way from load to store is a
-// long chain, and a processor overlaps only the short chains of one stage well.
-constexpr int BATCH = 4;
-
-// For each stored exponent, what takes a value to its code and back; all NaN at NAN_EXPONENT, so that no loop needs to
-// ask. The way up, 2^(bits - 2 - E), reaches 2^141, more than a float holds: it is two factors, or for AVX-512 the
-// power itself, and 16 more for a code with 16 bits of fraction.
-struct Scales {
-  float up[256], up_more[256], down[256], power[256], power_16[256];
-};
-
-// Ordinary exponents: one float is the way up (times 2^16 where rounding is stochastic), and it and the way down are
-// normal numbers, made from their exponents alone.
-constexpr int MOST_ORDINARY = 250;
-inline int least_ordinary(const Plan& p) { return p.bits - 1 + (p.stochastic ? 16 : 0); }
+// long chain, and a processor overlaps only the short chains of one stage well. What is read twice is still in the first
+// cache.
+constexpr int BATCH = 4, WIDE = BATCH * CHUNK;
 
 struct Job {
   const Plan* plan;
-  const Scales* scales;
   const void* values;  // input of quantize and pack
   void* out;           // values of quantize and unpack
   uint8_t* codes;
@@ -94,4 +83,9 @@ inline Tasks encode_tasks(const Plan& p) {
   t.blocks = p.outer * t.per_outer;
   t.strips = ceil_div(p.columns, t.width);
   return t;
+}
+
+// Steps of columns, of one row or of a box of rows.
+inline int64_t decode_tasks(const Plan& p) {
+  return p.outer * ceil_div(p.rows, boxes_along_rows(p) ? p.box : 1) * ceil_div(p.columns, STEP);
 }

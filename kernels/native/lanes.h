@@ -62,6 +62,33 @@ INLINE I max_of(I a, I b) {
 #endif
 }
 
+// Whether any lane is not 0.
+INLINE bool any(I a) {
+#if LANES == 16
+  return _mm512_test_epi32_mask((__m512i)a, (__m512i)a) != 0;
+#elif LANES == 8
+  return !_mm256_testz_si256((__m256i)a, (__m256i)a);
+#elif defined DSQ_X86
+  return _mm_movemask_epi8(_mm_cmpeq_epi32((__m128i)a, _mm_setzero_si128())) != 0xffff;
+#else
+  for (int i = 0; i < LANES; i++)
+    if (a[i]) return true;
+  return false;
+#endif
+}
+
+// LANES bytes, each in a lane.
+INLINE I widened(const uint8_t* p) {
+#if LANES == 16
+  return (I)_mm512_cvtepu8_epi32(read<__m128i>(p));
+#elif LANES == 8
+  uint64_t bytes = read<uint64_t>(p);
+  return (I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
+#else
+  return __builtin_convertvector(read<VECTOR(uint8_t, LANES)>(p), I);
+#endif
+}
+
 INLINE F absolute(F x) { return (F)((I)x & 0x7fffffff); }
 
 // The smaller magnitude, with the sign of x. A NaN may come out as anything.
@@ -114,16 +141,15 @@ INLINE F load(const half* p) {
 
 INLINE void store(float* p, F x) { write(p, x); }
 
-INLINE void store(bf16* p, F x) {
-  U u = (U)x;
-  write(p, __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, U16));
-}
+// In the upper half of each lane, the value as bfloat16.
+INLINE U round_to_bf16(U x) { return x + 0x7fff + ((x >> 16) & 1); }
 
-INLINE void store(half* p, F x) {
+// In the lower half of each lane, the value as half.
+INLINE U half_bits(F x) {
 #if LANES == 16
-  write(p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return (U)_mm512_cvtepu16_epi32(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif LANES == 8
-  write(p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return (U)_mm256_cvtepu16_epi32(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
   U u = (U)x & 0x7fffffff, sign = (U)x >> 31 << 15;
   U normal = (u + 0xc8000fff + ((u >> 13) & 1)) >> 13;
@@ -131,36 +157,40 @@ INLINE void store(half* p, F x) {
   I h = choose((I)u < splat(0x38800000), (I)tiny, (I)normal);
   h = choose((I)u >= splat(0x477ff000), splat(0x7c00), h);
   h = choose((I)u > splat(0x7f800000), splat(0x7e00), h);
-  write(p, __builtin_convertvector((U)h | sign, U16));
+  return (U)h | sign;
 #endif
 }
 
-// The same past the caches, which saves reading what is overwritten; p is aligned to what is stored.
-INLINE void stream(float* p, F x) {
+// The upper halves of the lanes of a, then those of b, as 16-bit values.
+INLINE U upper_halves(U a, U b) {
 #if LANES == 16
-  _mm512_stream_ps(p, (__m512)x);
+  const __m512i odd = _mm512_add_epi16(_mm512_set1_epi16(1), _mm512_set_epi16(
+      62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0));
+  return (U)_mm512_permutex2var_epi16((__m512i)a, odd, (__m512i)b);
 #elif LANES == 8
-  _mm256_stream_ps(p, (__m256)x);
+  const __m256i pairs = _mm256_packus_epi32((__m256i)(a >> 16), (__m256i)(b >> 16));
+  return (U)_mm256_permute4x64_epi64(pairs, 0xd8);
 #elif defined DSQ_X86
-  _mm_stream_ps(p, (__m128)x);
+  return (U)_mm_packs_epi32(_mm_srai_epi32((__m128i)a, 16), _mm_srai_epi32((__m128i)b, 16));
 #else
-  store(p, x);
+  U16 halves[2] = {__builtin_convertvector(a >> 16, U16), __builtin_convertvector(b >> 16, U16)};
+  return read<U>(halves);
 #endif
 }
 
-template <class T> INLINE void stream(T* p, F x) {
+// Past the caches, which saves reading what is overwritten; p is aligned to what is stored.
+INLINE void stream(void* p, U x) {
 #if LANES == 16
-  alignas(32) T narrow[LANES];
-  store(narrow, x);
-  _mm256_stream_si256((__m256i*)p, read<__m256i>(narrow));
+  _mm512_stream_si512((__m512i*)p, (__m512i)x);
 #elif LANES == 8
-  alignas(16) T narrow[LANES];
-  store(narrow, x);
-  _mm_stream_si128((__m128i*)p, read<__m128i>(narrow));
+  _mm256_stream_si256((__m256i*)p, (__m256i)x);
+#elif defined DSQ_X86
+  _mm_stream_si128((__m128i*)p, (__m128i)x);
 #else
-  store(p, x);
+  write(p, x);
 #endif
 }
+INLINE void stream(float* p, F x) { stream((void*)p, (U)x); }
 
 INLINE void end_of_streams() {
 #ifdef DSQ_X86
@@ -173,7 +203,13 @@ INLINE void end_of_streams() {
 INLINE I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
 
 // The bits of a where the mask has them, else of b.
-INLINE U pick(U a, U b, uint32_t mask) { return (a & mask) | (b & ~mask); }
+INLINE U pick(U a, U b, uint32_t mask) {
+#if LANES == 16
+  return (U)_mm512_ternarylogic_epi32(_mm512_set1_epi32((int)mask), (__m512i)a, (__m512i)b, 0xca);
+#else
+  return (a & mask) | (b & ~mask);
+#endif
+}
 
 // The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes, or from
 // their values where a box is one vector.

@@ -35,11 +35,15 @@ struct Numbers {
   }
 };
 
+// Chunks' numbers that are drawn before any is used.
+constexpr int SLOTS = 16;
+
 struct Random {
   static constexpr int ROUNDS = 7;
+  static constexpr uint64_t MULTIPLIER_0 = 0xD2511F53, MULTIPLIER_1 = 0xCD9E8D57;
 
   uint64_t keys[2 * ROUNDS];
-  Numbers drawn[BATCH];
+  Numbers drawn[SLOTS];
 
   explicit Random(uint64_t seed) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -51,14 +55,20 @@ struct Random {
   // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
   // multiplier finds it there; what is left in the high half it ignores.
   INLINE void draw(int slot, int64_t row, int64_t block) {
+    // The first counter words differ by lane alone, the others by row alone: so do the first two rounds' words.
+    const uint64_t first1 = (uint64_t)(uint32_t)((uint64_t)row >> 32) * MULTIPLIER_1;
+    const uint64_t second0 = (first1 >> 32) ^ (uint32_t)row ^ keys[0], second_product = (uint32_t)second0 * MULTIPLIER_0;
+    const uint64_t second1 = (uint32_t)first1;
     for (int first = 0; first < 16; first += LANES) {
       U64 parts[2][4];
       for (int odd = 0; odd < 2; odd++) {
-        U64 c0 = even_numbers() + (uint64_t)(16 * block + first + odd), c1 = U64{} + (uint64_t)(uint32_t)row;
-        U64 c2 = U64{} + ((uint64_t)row >> 32), c3 = U64{};
+        const U64 first0 = multiply_low_halves(even_numbers() + (uint64_t)(16 * block + first + odd), U64{} + MULTIPLIER_0);
+        const U64 second_other = multiply_low_halves((first0 >> 32) ^ keys[1], U64{} + MULTIPLIER_1);
+        U64 c0 = (second_other >> 32) ^ (second1 ^ keys[2]), c1 = second_other;
+        U64 c2 = first0 ^ ((second_product >> 32) ^ keys[3]), c3 = U64{} + second_product;
 #pragma GCC unroll 7
-        for (int round = 0; round < ROUNDS; round++) {
-          U64 p0 = multiply_low_halves(c0, U64{} + 0xD2511F53u), p1 = multiply_low_halves(c2, U64{} + 0xCD9E8D57u);
+        for (int round = 2; round < ROUNDS; round++) {
+          U64 p0 = multiply_low_halves(c0, U64{} + MULTIPLIER_0), p1 = multiply_low_halves(c2, U64{} + MULTIPLIER_1);
           c0 = (p1 >> 32) ^ c1 ^ keys[2 * round];
           c1 = p1;
           c2 = (p0 >> 32) ^ c3 ^ keys[2 * round + 1];

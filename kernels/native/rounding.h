@@ -5,68 +5,81 @@
 
 namespace {
 
-// What takes LANES values to codes and back. QUICK: the exponents are ordinary, and `up` is the one factor. Else
-// it is the first of two, or for AVX-512 the power.
+// Stored exponents from least_ordinary to MOST_ORDINARY are ordinary: each number below is one normal float, made from
+// the exponent by integer arithmetic. A box of zeros is not ordinary.
+constexpr int MOST_ORDINARY = 229;
+INLINE int least_ordinary(int bits, bool stochastic) { return bits - 1 + (stochastic ? 16 : 0); }
+
+// AVX-512 rounds stochastically in units of 2^-16.
+template <bool STOCHASTIC> constexpr int FRACTION_BITS = STOCHASTIC && LANES == 16 ? 16 : 0;
+
+// What takes the values of a box with an ordinary exponent to codes (up, with the fraction) and back (step); or, where
+// values are rounded to nearest and wanted as values, to these at once: adding `shift`, whose last bit is the step,
+// rounds as the processor does, subtracting it leaves the rounded value, and `most` is the largest.
+template <bool STOCHASTIC, bool VALUES, class Ints, class Floats>
+INLINE void ordinary_factors(Ints exponent, int bits, Floats& up_or_shift, Floats& step_or_most) {
+  const Ints step = (exponent - (bits - 2)) << 23;
+  if constexpr (VALUES && !STOCHASTIC) {
+    up_or_shift = (Floats)(step + (23 << 23 | 1 << 22));
+    step_or_most = (Floats)step * (float)((1 << (bits - 1)) - 1);
+  } else {
+    up_or_shift = (Floats)((252 + bits + FRACTION_BITS<STOCHASTIC> - exponent) << 23);
+    step_or_most = (Floats)step;
+  }
+}
+
 struct Factors {
-  F up, up_more, down;
+  F up_or_shift, step_or_most;
 };
 
-// The float whose exponent field is `field`, 1..254.
-INLINE F with_exponent(I field) { return (F)(field << 23); }
-
-// For stored exponents that are ordinary.
-template <bool STOCHASTIC> INLINE Factors quick_factors(I exponent, int bits) {
-  constexpr int more = STOCHASTIC && LANES == 16 ? 16 : 0;
-  return {with_exponent(252 + bits + more - exponent), F{}, with_exponent(exponent - (bits - 2))};
+// A step's exponents, one for each column, from those of its groups.
+INLINE void each_of_groups(const uint8_t group[4], uint8_t each[STEP]) {
+  for (int g = 0; g < 4; g++) memset(each + 16 * g, group[g], 16);
 }
 
-// The same for each of four groups of 16 columns, whose exponents are the bytes of `four`.
-template <bool STOCHASTIC> struct FourQuickFactors {
-  typedef __attribute__((vector_size(4))) uint8_t Bytes;
-  typedef __attribute__((vector_size(16))) int32_t Four;
-  alignas(16) float up[4], down[4];
+// Whether four exponents, a byte each, are all ordinary.
+INLINE bool all_ordinary(uint32_t four, int least) {
+  constexpr uint32_t each = 0x01010101, tops = 0x80808080, beyond = 255 - MOST_ORDINARY;
+  const uint32_t below = (four - each * (uint32_t)least) & ~four, above = (~four - each * beyond) & four;
+  return !((below | above) & tops);
+}
+INLINE I not_ordinary(I exponent, int least) {
+  return (I)((U)(exponent - least) > (U{} + (uint32_t)(MOST_ORDINARY - least)));
+}
 
-  INLINE FourQuickFactors(uint32_t four, int bits) {
-    constexpr int more = STOCHASTIC && LANES == 16 ? 16 : 0;
-#ifdef __SSE4_1__
-    const Four exponent = (Four)_mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)four));
-#else
-    const Four exponent = __builtin_convertvector(read<Bytes>(&four), Four);
-#endif
-    write(up, (252 + bits + more - exponent) << 23);
-    write(down, (exponent - (bits - 2)) << 23);
+// Factors of the groups of 16 columns of a batch.
+template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
+  static constexpr int GROUPS = WIDE / 16;
+  alignas(64) float up_or_shift[GROUPS], step_or_most[GROUPS];
+  bool ordinary;  // all of them
+
+  INLINE void set(const uint8_t exponent[GROUPS], int bits, int least) {
+    I unusual = {};
+    for (int g = 0; g < GROUPS; g += LANES) {
+      const I e = widened(exponent + g);
+      F a, b;
+      ordinary_factors<STOCHASTIC, VALUES>(e, bits, a, b);
+      write(up_or_shift + g, a);
+      write(step_or_most + g, b);
+      unusual |= not_ordinary(e, least);
+    }
+    ordinary = !any(unusual);
   }
-  INLINE Factors at(int column) const { return {splat(up[column / 16]), F{}, splat(down[column / 16])}; }
+  INLINE Factors of(int group) const { return {splat(up_or_shift[group]), splat(step_or_most[group])}; }
 };
 
-// For any stored exponent, of a group of 16 columns.
-template <bool STOCHASTIC> INLINE Factors group_factors(const Scales& s, uint32_t exponent) {
-#if LANES == 16
-  return {splat((STOCHASTIC ? s.power_16 : s.power)[exponent]), F{}, splat(s.down[exponent])};
-#else
-  return {splat(s.up[exponent]), splat(s.up_more[exponent]), splat(s.down[exponent])};
-#endif
-}
+// What takes LANES values under any stored exponents to codes and back. Both ways reach beyond a float's exponents: each
+// is two factors. All NaN at NAN_EXPONENT, so that no loop needs to ask.
+struct AnyFactors {
+  F up, up_more, down, down_more;
 
-// For any stored exponents, one for each column of a chunk; or for ordinary ones.
-template <bool STOCHASTIC> struct ColumnFactors {
-  alignas(64) float up[CHUNK], up_more[CHUNK], down[CHUNK];
-
-  INLINE void set(const Scales& s, int column, uint8_t exponent) {
-#if LANES == 16
-    up[column] = (STOCHASTIC ? s.power_16 : s.power)[exponent];
-#else
-    up[column] = s.up[exponent], up_more[column] = s.up_more[exponent];
-#endif
-    down[column] = s.down[exponent];
-  }
-  INLINE void set_quick(int column, I exponent, int bits) {
-    Factors f = quick_factors<STOCHASTIC>(exponent, bits);
-    write(up + column, f.up);
-    write(down + column, f.down);
-  }
-  INLINE Factors at(int column) const {
-    return {load(up + column), LANES == 16 ? F{} : load(up_more + column), load(down + column)};
+  INLINE AnyFactors(I exponent, int bits) {
+    const I power = bits - 2 + 127 - exponent, half = power >> 1, rest = power - half;
+    const I nan = (exponent == splat(NAN_EXPONENT)) & 0x7fc00000;
+    up = (F)((127 + half) << 23 | nan);
+    up_more = (F)((127 + rest) << 23);
+    down = (F)((127 - half) << 23 | nan);
+    down_more = (F)((127 - rest) << 23);
   }
 };
 
@@ -77,45 +90,31 @@ INLINE I with_sign_of(F x, I code) {
 }
 #endif
 
-// Codes of x, the column its place in the chunk's random numbers. With ZERO_NAN, a box that holds a NaN or an infinity
-// has codes 0; else they are any numbers.
-template <bool STOCHASTIC, bool QUICK, bool ZERO_NAN>
-INLINE I round_to_code(F x, const Factors& f, F max_code, const Numbers& random, int column) {
+// Codes of t, which are values by their step (times 2^FRACTION_BITS), the column its place in the chunk's random numbers.
+// Those of a NaN are any numbers.
+template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int column) {
+  if constexpr (!STOCHASTIC) return nearest(clamp(t, max_code));
 #if LANES == 16
-  if constexpr (QUICK && !STOCHASTIC) {
-    const __m512 shift = _mm512_set1_ps(0x1.8p23f);  // adding it leaves the rounded number in the low bits
-    const __m512i most = _mm512_cvtps_epi32((__m512)max_code), least = _mm512_cvtps_epi32((__m512)-max_code);
-    __m512i code = _mm512_sub_epi32((__m512i)_mm512_fmadd_ps((__m512)x, (__m512)f.up, shift), (__m512i)shift);
-    return (I)_mm512_max_epi32(_mm512_min_epi32(code, most), least);
-  }
-  F t = QUICK ? x * f.up : (F)_mm512_scalef_ps((__m512)x, (__m512)f.up);
-  const bool check = ZERO_NAN && !QUICK;
-  const __mmask16 number = check ? _mm512_cmp_ps_mask((__m512)t, (__m512)t, _CMP_ORD_Q) : (__mmask16)-1;
-  if constexpr (!STOCHASTIC) return (I)_mm512_maskz_cvtps_epi32(number, (__m512)clamp(t, max_code));
   // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction), halves
   // rounded down; adding 2^16 - 1 - k carries into the whole part just then.
   constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
   __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
-  __m512i whole = _mm512_maskz_cvt_roundps_epi32(number, _mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
-  return with_sign_of(x, (I)(((U)whole + random.complement(column)) >> 16));
+  __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
+  return with_sign_of(t, (I)(((U)whole + random.complement(column)) >> 16));
 #else
-  F t = QUICK ? x * f.up : x * f.up * f.up_more;
-  I code;
-  if constexpr (!STOCHASTIC) {
-    code = nearest(clamp(t, max_code));
-  } else {
-    F a = clamp(absolute(t), max_code);
-    I whole = __builtin_convertvector(a, I);
-    F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
-    F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(column), F);
-    whole -= uniform < fraction;
-    I sign = (I)x >> 31;
-    code = (whole ^ sign) - sign;
-  }
-  return ZERO_NAN && !QUICK ? code & (t == t) : code;
+  F a = clamp(absolute(t), max_code);
+  I whole = __builtin_convertvector(a, I);
+  F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
+  F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(column), F);
+  whole -= uniform < fraction;
+  I sign = (I)t >> 31;
+  return (whole ^ sign) - sign;
 #endif
 }
 
-INLINE F decode_lanes(I code, const Factors& f) { return __builtin_convertvector(code, F) * f.down; }
+// Values of codes, and of values, on the grid of an ordinary box.
+INLINE F value_of(I code, F step) { return __builtin_convertvector(code, F) * step; }
+
+INLINE F to_grid(F x, F shift, F most) { return clamp((x + shift) - shift, most); }
 
 }  // namespace
