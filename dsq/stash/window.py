@@ -31,7 +31,7 @@ class LossWindow:
 
     def __init__(self) -> None:
         self._pack_open: Callable[[Tensor], Any] | None = None
-        self._outputs: set[Any] = set()
+        self._outputs: set[int] = set()  # sequence numbers: the nodes themselves would keep their graph alive
         self._storages: set[int] = set()
 
     def open(self, pack: Callable[[Tensor], Any], outputs: Sequence[Tensor], storages: set[int]) -> None:
@@ -43,7 +43,7 @@ class LossWindow:
         if innermost_hooks() is None:
             torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
             self._pack_open, self._storages = pack, storages
-            self._outputs = {output.grad_fn for output in outputs}
+            self._outputs = {output.grad_fn._sequence_nr() for output in outputs if output.grad_fn is not None}
 
     def close(self) -> None:
         """Keep what is saved from now on as it is. (A backward may run in another thread: it cannot take hooks off.)"""
@@ -67,11 +67,12 @@ class LossWindow:
         seen: set[Any] = set()
         while queue and len(seen) < _FAR:
             node = queue.popleft()
-            if node in self._outputs:
+            if node is None or node in seen:
+                continue
+            if node._sequence_nr() in self._outputs:
                 return True
-            if node is not None and node not in seen:
-                seen.add(node)
-                queue.extend(child for child, _ in node.next_functions)
+            seen.add(node)
+            queue.extend(child for child, _ in node.next_functions)
         return False
 
     @staticmethod

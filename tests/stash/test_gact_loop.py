@@ -1,6 +1,7 @@
 """gact in a plain loop: what it leaves as it was, levels, casts, alarms, losses, and mistakes."""
 
 import copy
+import gc
 import io
 import warnings
 from collections import UserDict
@@ -59,6 +60,14 @@ def test_two_forwards_before_their_backward() -> None:
         sum((out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum() for out in outs).backward()
         got = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
         assert error(got, true) < 0.05
+
+
+def test_a_forward_thrown_away_takes_its_stash_with_it() -> None:
+    model = make(Encoder)
+    controller = stash.apply(model, "gact")
+    model(tokens())
+    gc.collect()
+    assert len(controller.run.stash._made) == 0
 
 
 def test_batches_of_changing_shape_stay_within_budget_and_true() -> None:
