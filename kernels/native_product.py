@@ -7,7 +7,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -71,10 +71,10 @@ def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
         product: Product, on_codes: bool, a_shape: torch.Size, b_shape: torch.Size, packed: bool, stochastic: bool
     ) -> tuple[int, int, int, int, _Product]:
         """Address of the struct, bytes of scratch, rows and columns of the result; and the struct, kept alive."""
-        room = _Room()
+        room, plans = _Room(), partial(plan, stochastic=stochastic, isa=isa)
         made = _Product(
-            _factor(product.a, a_shape, on_codes, False, room, lambda *as_: plan(*as_, stochastic, isa)),
-            _factor(product.b, b_shape, on_codes, packed, room, lambda *as_: plan(*as_, stochastic, isa)),
+            _factor(product.a, a_shape, on_codes, False, room, plans),
+            _factor(product.b, b_shape, on_codes, packed, room, plans),
         )
         made.rows, made.depth = reversed(a_shape) if product.a.transposed else a_shape
         made.columns = b_shape[0] if product.b.transposed else b_shape[1]
@@ -86,7 +86,7 @@ def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
             made.panels_at = room.take(library.dsq_gemm_bf16_scratch(*sizes))
         if product.result is not None:
             layout = Layout(1, made.rows, made.columns, along_rows=False)
-            made.result = plan(product.result, layout, torch.float32, torch.float32, stochastic, isa)
+            made.result = plans(product.result, layout, torch.float32, torch.float32)
             made.result_seed = product.result_seed
         return ctypes.addressof(made), room.used, made.rows, made.columns, made
 
@@ -112,11 +112,11 @@ def _factor(
     on_codes: bool,
     packed: bool,
     room: _Room,
-    make_plan: Callable[[Grid, Layout, torch.dtype, torch.dtype], Plan],
+    plans: Callable[[Grid, Layout, torch.dtype, torch.dtype], Plan],
 ) -> _Factor:
     assert factor.grid is not None
     layout = Layout.of(shape, factor.dim)
-    made = _Factor(make_plan(factor.grid, layout, torch.bfloat16 if packed else torch.float32, torch.bfloat16))
+    made = _Factor(plans(factor.grid, layout, torch.bfloat16 if packed else torch.float32, torch.bfloat16))
     made.seed, made.packed = factor.seed, packed
     made.row_stride, made.column_stride = shape[1], 1
     if not on_codes:
