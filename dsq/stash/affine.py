@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 ROUNDINGS = ("stochastic", "nearest")
-_CHUNK = {
-    "cpu": 1 << 18,
-    "cuda": 1 << 24,
-}  # values encoded at once: what a core's cache holds, and a bound on scratch memory
+#: values encoded at once: what a core's cache holds; a bound on scratch memory
+_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 
 @dataclass(frozen=True)

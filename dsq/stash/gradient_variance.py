@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from dsq.stash.policy import Controller
 
-_SAMPLED = (
-    1024  #: coordinates of each parameter, evenly spaced: a running mean of all would cost as much as the parameters
-)
+#: coordinates of each parameter, evenly spaced: a running mean of all would cost as much as the parameters
+_SAMPLED = 1024
 _DECAY = 0.9
 _FEWEST = 10  #: gradients before which no variance is told
 

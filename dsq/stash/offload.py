@@ -1,7 +1,8 @@
 """Codes swapped out of the device's memory until the backward asks for them (GACT, section 5.4; level L2).
 
 CUDA: to pinned host memory on a stream of its own, while the forward goes on; the backward fetches on another stream,
-    each
+    each code while the one saved after it is in use.
+CPU: to unlinked files mapped into memory, whose pages the system writes out and reads back as it needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""One training step remembered, so that its gradient can be computed again: model inputs, random state, output
-gradient.
-"""
+"""One training step remembered, so that its gradient can be computed again: inputs, random state, output gradient."""
 
 from __future__ import annotations
 

@@ -109,9 +109,8 @@ class RowSampler:
         A layer that reads an activation again (a second forward on the same input) gets a new draw.
         """
         self.close(lambda other: not other.open)
-        rows = (
-            x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
-        )  # contiguous: however the tokens are grouped
+        # a contiguous activation is the same one however its tokens are grouped
+        rows = x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
         key = (*storage_key(x), x.storage_offset(), x.numel(), rows, dtype)
         sample = self._shared.get(key)
         if sample is None or reader in sample.readers:

@@ -34,9 +34,7 @@ from dsq.stash.forms import Dropped
 def _drop(x: Tensor, w: Any, keep_x: bool, keep_w: bool, any_size: bool) -> PackOne | None:
     """Drop a saved x and a saved w unless they are to be kept; a tensor that might be either is kept."""
     if keep_x and (keep_w or not isinstance(w, Tensor) or w.grad_fn is None):
-        return (
-            None  # a parameter exists anyway: only a computed weight (weight norm, a merged adapter) is worth dropping
-        )
+        return None  # a parameter exists anyway: only a computed weight (weight norm, say) is worth dropping
     # autograd holds the pack hook as long as what it packed: no tensor may be in its closure
     numel_x = None if any_size else x.numel()
     storage_w, shape_w = (w.untyped_storage()._cdata, w.shape) if isinstance(w, Tensor) else (None, None)

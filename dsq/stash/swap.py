@@ -20,8 +20,7 @@ def swap_classes(
     table: Mapping[type[nn.Module], type[nn.Module]],
     where: Callable[[str, nn.Module], bool] = lambda name, module: True,
 ) -> list[tuple[str, nn.Module]]:
-    """Give each module whose EXACT type is a key of the table the class beside it; return (name, module) of the
-    changed.
+    """Give each module whose EXACT type is a key of the table the class beside it; (name, module) of the changed.
 
     A user's subclass (its forward may differ) and a parametrised module are left alone; a module shared by several
     parents is changed once. Classes in the table must be importable (top level of a file), so that torch.save(model)
