@@ -99,7 +99,8 @@ void set_tensor_exponent(Job& job, int threads) {
   job.tensor_exponent = found == NAN_EXPONENT || p.exponent < 0 ? found : p.exponent;
 }
 
-// Where rows hold whole boxes and whole bytes of codes, a tensor is as good as one long row, unless rounding draws by row.
+// Where rows hold whole boxes and whole bytes of codes, a tensor is as good as one long row, unless rounding draws
+// numbers row by row.
 Plan in_one_row(const Plan& p) {
   Plan plan = p;
   const bool whole = p.columns * p.bits % 8 == 0 && (p.box == 0 || (!p.along_rows && p.columns % p.box == 0));

@@ -14,7 +14,9 @@ struct Decoder {
   const Unpacker unpacker{p.bits};
   const uint8_t* const codes_end = job.codes + p.outer * p.rows * p.row_bytes;
 
-  const uint8_t* codes(int64_t row, int64_t column) const { return job.codes + row * p.row_bytes + column / 8 * p.bits; }
+  const uint8_t* codes(int64_t row, int64_t column) const {
+    return job.codes + row * p.row_bytes + column / 8 * p.bits;
+  }
   uint8_t* values(int64_t row, int64_t column) const {
     return (uint8_t*)job.out + (row * p.columns + column) * item;
   }
@@ -57,7 +59,8 @@ struct Decoder {
     const uint8_t* from = codes(row, column);
     uint8_t* to = values(row, column);
     for (int at = 0; at < n; at += STEP, from += step_codes, to += step_bytes) {
-      if (in_groups && n - at >= STEP && inside(from) && (factors.ordinary || all_ordinary(read<uint32_t>(group + at / 16), least))) {
+      const bool ordinary = factors.ordinary || all_ordinary(read<uint32_t>(group + at / 16), least);
+      if (in_groups && ordinary && n - at >= STEP && inside(from)) {
         F value[UNITS];
         unpack.step(from, value);
         EACH_UNIT(u) value[u] *= factors.of((at + u * LANES) / 16).step_or_most;

@@ -54,9 +54,9 @@ struct Codes {
   }
 };
 
-// A whole step under ordinary exponents, at column i of the chunk whose random numbers these are.
+// A whole step under ordinary exponents.
 template <bool STOCHASTIC, class Sink, class GetFactors>
-INLINE void ordinary_step(const uint8_t* from, int32_t dtype, GetFactors factors, F max_code, const Numbers& numbers, int i,
+INLINE void ordinary_step(const uint8_t* from, int32_t dtype, GetFactors factors, F max_code, const Numbers& numbers,
                           const Sink& sink, uint8_t* to) {
   F x[UNITS];
   load_step(from, dtype, x);
@@ -68,7 +68,7 @@ INLINE void ordinary_step(const uint8_t* from, int32_t dtype, GetFactors factors
     sink.put(x, to, true);
   } else {
     I code[UNITS];
-    EACH_UNIT(u) code[u] = round_to_code<STOCHASTIC>(x[u] * factors(u).up_or_shift, max_code, numbers, i + u * LANES);
+    EACH_UNIT(u) code[u] = round_to_code<STOCHASTIC>(x[u] * factors(u).up_or_shift, max_code, numbers, u);
     if constexpr (Sink::VALUES) {
       EACH_UNIT(u) x[u] = value_of(code[u], factors(u).step_or_most);
       sink.put(x, to, true);
@@ -103,15 +103,15 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
   }
 
   // A step of n columns under any exponents, one for each column.
-  __attribute__((noinline)) void any_step(const uint8_t* from, int n, const uint8_t exponent[STEP], const Numbers& numbers,
-                                          int i, uint8_t* to) const {
+  __attribute__((noinline)) void any_step(const uint8_t* from, int n, const uint8_t exponent[STEP],
+                                          const Numbers& numbers, uint8_t* to) const {
     F x[UNITS];
     I code[UNITS];
     load_columns(from, n, x);
     EACH_UNIT(u) {
       const AnyFactors f(widened(exponent + u * LANES), p.bits);
       const F t = x[u] * f.up * f.up_more * splat((float)(1 << FRACTION_BITS<STOCHASTIC>));
-      code[u] = round_to_code<STOCHASTIC>(t, max_code, numbers, i + u * LANES);
+      code[u] = round_to_code<STOCHASTIC>(t, max_code, numbers, u);
       if constexpr (VALUES) x[u] = value_of(code[u], f.down) * f.down_more;
       else code[u] &= t == t;
     }
@@ -123,8 +123,8 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
 
   // ---- boxes along the columns ----
 
-  // n columns from (row, column) on, at most WIDE. Boxes of 16 find their exponents here; else exponent[i / box] is that
-  // of column - skipped + i.
+  // n columns from (row, column) on, at most WIDE. Boxes of 16 find their exponents here; else exponent[i / box] is
+  // that of column - skipped + i.
   void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
     const int steps = (n + STEP - 1) / STEP, step_bytes = STEP * item;
     const int32_t dtype = p.dtype;
@@ -139,7 +139,8 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
         four[i] = exponents_of(value);
       }
     } else if (in_groups) {
-      for (int g = 0; 16 * g < n; g++) group[g] = p.box ? exponent[(skipped + 16 * g) / p.box] : (uint8_t)job.tensor_exponent;
+      memset(group, job.tensor_exponent, sizeof four);
+      for (int g = 0; p.box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / p.box];
     }
     for (int i = n / STEP; i < WIDE / STEP; i++) four[i] = i < steps ? four[i] : four[0];
     FactorsOfGroups<STOCHASTIC, VALUES> factors;
@@ -152,15 +153,15 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     uint8_t* to = out.place(row, column);
     for (int i = 0; i < steps; i++, x += step_bytes, to += out.step_stride()) {
       const int at = i * STEP;
-      const Numbers& numbers = random.drawn[at / CHUNK];
+      const Numbers& numbers = random.drawn[at / CHUNK][at % CHUNK / STEP];
       if (in_groups && n - at >= STEP && (factors.ordinary || all_ordinary(four[i], least))) {
         auto factors_of = [&](int u) ALWAYS { return factors.of((at + u * LANES) / 16); };
-        ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, numbers, at % CHUNK, out, to);
+        ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, numbers, out, to);
       } else {
         uint8_t each[STEP] = {};
         if (in_groups) each_of_groups(group + at / 16, each);
         else for (int c = 0; c < STEP && at + c < n; c++) each[c] = exponent[(skipped + at + c) / p.box];
-        any_step(x, n - at, each, numbers, at % CHUNK, to);
+        any_step(x, n - at, each, numbers, to);
       }
     }
     if (p.box == 16 && job.exponents) {
@@ -232,7 +233,8 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
   }
 
   // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile.
-  void rows_of_step(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[STEP], int64_t ahead) const {
+  void rows_of_step(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[STEP],
+                    int64_t ahead) const {
     I unusual = {};
     Factors factors[UNITS];
     EACH_UNIT(u) {
@@ -244,19 +246,21 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     const F most = max_code;
     const int32_t dtype = p.dtype;
     const int64_t stride = p.columns * item, ahead_bytes = ahead * item;
-    const int rows = (int)(bottom - top), i = (int)(column % CHUNK);
-    const Numbers* numbers = random.drawn;
+    const int rows = (int)(bottom - top), half = (int)(column % CHUNK / STEP);
     const uint8_t* x = values(top, column);
     uint8_t* to = out.place(top, column);
     if (n >= STEP && !any(unusual)) {
       for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) {
-        for (int line = 0; line < (dtype == FLOAT32 ? 4 : 2); line++) __builtin_prefetch(x + ahead_bytes + 64 * line, 0, 2);
-        ordinary_step<STOCHASTIC>(x, dtype, [&](int u) ALWAYS { return factors[u]; }, most, numbers[r], i, out, to);
+        const int lines = dtype == FLOAT32 ? 4 : 2;
+        for (int line = 0; line < lines; line++) __builtin_prefetch(x + ahead_bytes + 64 * line, 0, 2);
+        auto factors_of = [&](int u) ALWAYS { return factors[u]; };
+        ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, random.drawn[r][half], out, to);
       }
     } else {
       uint8_t each[STEP];
       for (int c = 0; c < STEP; c++) each[c] = (uint8_t)exponent[c];
-      for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) any_step(x, n, each, numbers[r], i, to);
+      for (int r = 0; r < rows; r++, x += stride, to += out.row_stride())
+        any_step(x, n, each, random.drawn[r][half], to);
     }
   }
 

@@ -26,8 +26,8 @@ constexpr int STEP = 64;
 // Columns that random numbers are drawn for at a time, and the least that a task takes.
 constexpr int CHUNK = 128;
 // Chunks that go through one stage of the work before any goes through the next: a value's way from load to store is a
-// long chain, and a processor overlaps only the short chains of one stage well. What is read twice is still in the first
-// cache.
+// long chain, and a processor overlaps only the short chains of one stage well. What is read twice is still in the
+// first cache.
 constexpr int BATCH = 4, WIDE = BATCH * CHUNK;
 
 struct Job {

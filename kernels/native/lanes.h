@@ -164,8 +164,8 @@ INLINE U half_bits(F x) {
 // The upper halves of the lanes of a, then those of b, as 16-bit values.
 INLINE U upper_halves(U a, U b) {
 #if LANES == 16
-  const __m512i odd = _mm512_add_epi16(_mm512_set1_epi16(1), _mm512_set_epi16(
-      62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0));
+  const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,  //
+                                       31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
   return (U)_mm512_permutex2var_epi16((__m512i)a, odd, (__m512i)b);
 #elif LANES == 8
   const __m256i pairs = _mm256_packus_epi32((__m256i)(a >> 16), (__m256i)(b >> 16));

@@ -1,7 +1,7 @@
 // The random numbers of stochastic rounding: Philox4x32-7, laid out as kernels/philox.py says.
 #pragma once
 
-#include "lanes.h"
+#include "steps.h"
 
 namespace {
 
@@ -23,14 +23,15 @@ INLINE U64 even_numbers() {
   return even;
 }
 
-// A CHUNK of a row's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2].
-// What is kept of a number k is 2^16 - 1 - k, which rounding has more use for.
+// A step's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2]. What is kept
+// of a number k is 2^16 - 1 - k, which rounding has more use for.
 struct Numbers {
-  alignas(64) uint32_t words[4][16];
+  alignas(64) uint32_t words[2][16];
 
-  // 2^16 - 1 - k of columns column..column + LANES - 1; the uniform number is (k + 1/2) / 2^16.
-  INLINE U complement(int column) const {
-    U word = read<U>(words[column / 32] + column % 16);
+  // 2^16 - 1 - k of a unit's columns; the uniform number is (k + 1/2) / 2^16.
+  INLINE U complement(int unit) const {
+    const int column = unit * LANES;
+    const U word = read<U>(words[column / 32] + column % 16);
     return column / 16 % 2 ? word >> 16 : word & 0xffff;
   }
 };
@@ -43,7 +44,7 @@ struct Random {
   static constexpr uint64_t MULTIPLIER_0 = 0xD2511F53, MULTIPLIER_1 = 0xCD9E8D57;
 
   uint64_t keys[2 * ROUNDS];
-  Numbers drawn[SLOTS];
+  Numbers drawn[SLOTS][CHUNK / STEP];
 
   explicit Random(uint64_t seed) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -57,12 +58,13 @@ struct Random {
   INLINE void draw(int slot, int64_t row, int64_t block) {
     // The first counter words differ by lane alone, the others by row alone: so do the first two rounds' words.
     const uint64_t first1 = (uint64_t)(uint32_t)((uint64_t)row >> 32) * MULTIPLIER_1;
-    const uint64_t second0 = (first1 >> 32) ^ (uint32_t)row ^ keys[0], second_product = (uint32_t)second0 * MULTIPLIER_0;
-    const uint64_t second1 = (uint32_t)first1;
+    const uint64_t second0 = (uint32_t)((first1 >> 32) ^ (uint64_t)row ^ keys[0]), second1 = (uint32_t)first1;
+    const uint64_t second_product = second0 * MULTIPLIER_0;
     for (int first = 0; first < 16; first += LANES) {
       U64 parts[2][4];
       for (int odd = 0; odd < 2; odd++) {
-        const U64 first0 = multiply_low_halves(even_numbers() + (uint64_t)(16 * block + first + odd), U64{} + MULTIPLIER_0);
+        const U64 counter = even_numbers() + (uint64_t)(16 * block + first + odd);
+        const U64 first0 = multiply_low_halves(counter, U64{} + MULTIPLIER_0);
         const U64 second_other = multiply_low_halves((first0 >> 32) ^ keys[1], U64{} + MULTIPLIER_1);
         U64 c0 = (second_other >> 32) ^ (second1 ^ keys[2]), c1 = second_other;
         U64 c2 = first0 ^ ((second_product >> 32) ^ keys[3]), c3 = U64{} + second_product;
@@ -77,7 +79,7 @@ struct Random {
         parts[odd][0] = c0, parts[odd][1] = c1, parts[odd][2] = c2, parts[odd][3] = c3;
       }
       for (int w = 0; w < 4; w++)
-        write(drawn[slot].words[w] + first, ~((parts[0][w] & 0xffffffff) | (parts[1][w] << 32)));
+        write(drawn[slot][w / 2].words[w % 2] + first, ~((parts[0][w] & 0xffffffff) | (parts[1][w] << 32)));
     }
   }
 };

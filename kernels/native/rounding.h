@@ -68,8 +68,8 @@ template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
   INLINE Factors of(int group) const { return {splat(up_or_shift[group]), splat(step_or_most[group])}; }
 };
 
-// What takes LANES values under any stored exponents to codes and back. Both ways reach beyond a float's exponents: each
-// is two factors. All NaN at NAN_EXPONENT, so that no loop needs to ask.
+// What takes LANES values under any stored exponents to codes and back. Both ways reach beyond a float's exponents:
+// each is two factors. All NaN at NAN_EXPONENT, so that no loop needs to ask.
 struct AnyFactors {
   F up, up_more, down, down_more;
 
@@ -86,13 +86,14 @@ struct AnyFactors {
 #if LANES == 16
 // The sign of x on codes that have none.
 INLINE I with_sign_of(F x, I code) {
-  return (I)_mm512_mask_sub_epi32((__m512i)code, _mm512_movepi32_mask((__m512i)x), _mm512_setzero_si512(), (__m512i)code);
+  const __mmask16 negative = _mm512_movepi32_mask((__m512i)x);
+  return (I)_mm512_mask_sub_epi32((__m512i)code, negative, _mm512_setzero_si512(), (__m512i)code);
 }
 #endif
 
-// Codes of t, which are values by their step (times 2^FRACTION_BITS), the column its place in the chunk's random numbers.
-// Those of a NaN are any numbers.
-template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int column) {
+// Codes of t, which are values by their step (times 2^FRACTION_BITS), in a unit of a step. Those of a NaN are any
+// numbers.
+template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int unit) {
   if constexpr (!STOCHASTIC) return nearest(clamp(t, max_code));
 #if LANES == 16
   // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction), halves
@@ -100,12 +101,12 @@ template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers
   constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
   __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
   __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
-  return with_sign_of(t, (I)(((U)whole + random.complement(column)) >> 16));
+  return with_sign_of(t, (I)(((U)whole + random.complement(unit)) >> 16));
 #else
   F a = clamp(absolute(t), max_code);
   I whole = __builtin_convertvector(a, I);
   F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
-  F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(column), F);
+  F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(unit), F);
   whole -= uniform < fraction;
   I sign = (I)t >> 31;
   return (whole ^ sign) - sign;

@@ -59,6 +59,26 @@ def test_every_width_rounding_and_axis(isa, bits):
 
 
 @EACH_ISA
+def test_narrow_rows_with_and_without_whole_boxes(isa):
+    for columns in (16, 32, 48, 80, 8, 24):  # of the first four a tensor is as good as one row, of the others it is not
+        for bits in (2, 3, 4, 16):
+            for seed in (None, 5):
+                assert_agrees(isa, wide(41, columns, seed=bits), Grid(bits, 16), -1, seed)
+                assert_agrees(isa, wide(2, 19, columns, seed=bits), Grid(bits, 16), 1, seed)
+
+
+@EACH_ISA
+def test_zeros_and_tiny_values_among_ordinary_ones(isa):
+    x = wide(48, 1100)
+    x[5], x[:, 70:90], x[20:40, 300:400], x[33, 513:] = 0, 0, 1e-42, -2e-39
+    for bits in (2, 4, 8, 11):
+        for dim in (-1, 0):
+            for seed in (None, 5):
+                assert_agrees(isa, x, Grid(bits, 16), dim, seed)
+                assert_agrees(isa, x, Grid(bits, 16), dim, seed, torch.bfloat16)
+
+
+@EACH_ISA
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_type_in_and_out(isa, dtype, out):
