@@ -41,6 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         TypeError: dtypes that differ. ValueError: shapes that do not fit, a malformed precision.
     """
     quantizers = Quantizers.of(precision)
+    three = products(quantizers)
     source = x
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -54,11 +55,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     ):
         stash = None
         if weight.requires_grad:
-            x1 = products(quantizers).weight_gradient.b
+            x1 = three.weight_gradient.b
             stash = shared_stash(source, x_TK, x1.grid, x1.dim, None if seed is None else seed + x1.seed)
-        y_TN = _Linear.apply(x_TK, weight, bias, quantizers, seed, stash)
+        y_TN = _Linear.apply(x_TK, weight, bias, three, seed, stash)
     else:
-        y_TN = multiply(products(quantizers).output, x_TK, weight, bias, seed, quantizers.units)
+        y_TN = multiply(three.output, x_TK, weight, bias, seed)
     return y_TN.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -75,35 +76,34 @@ def products(q: Quantizers) -> Products:
     """The module's equations, each tensor with random numbers of its own."""
     q0, q1, q2, q3 = q.q0.grid, q.q1.grid, q.q2.grid, q.q3.grid
     axis = 0 if q.box_axis == "contraction" else -1
+    exact = q.units == "exact"
     return Products(
-        Product(Factor(q0, -1, seed=0), Factor(q0, -1, transposed=True, seed=1)),
-        Product(Factor(q2, -1, seed=4), Factor(q1, axis, seed=3), result=q3, result_seed=6),
-        Product(Factor(q3, axis, transposed=True, seed=5), Factor(q1, axis, seed=2)),
+        Product(Factor(q0, -1, seed=0), Factor(q0, -1, transposed=True, seed=1), exact=exact),
+        Product(Factor(q2, -1, seed=4), Factor(q1, axis, seed=3), result=q3, result_seed=6, exact=exact),
+        Product(Factor(q3, axis, transposed=True, seed=5), Factor(q1, axis, seed=2), exact=exact),
     )
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_TK, w_NK, bias, quantizers, seed, stash):
-        ctx.quantizers, ctx.seed, ctx.shape_TK = quantizers, seed, x_TK.shape
+    def forward(ctx, x_TK, w_NK, bias, products, seed, stash):
+        ctx.products, ctx.seed, ctx.shape_TK = products, seed, x_TK.shape
         codes, exponents = stash if stash is not None else (None, None)
         ctx.save_for_backward(w_NK if ctx.needs_input_grad[0] else None, codes, exponents)
-        return multiply(products(quantizers).output, x_TK, w_NK, bias, seed, quantizers.units)
+        return multiply(products.output, x_TK, w_NK, bias, seed)
 
     @staticmethod
     def backward(ctx, dy_TN):
         if torch.is_grad_enabled():
             raise RuntimeError("dsq.functional.linear is differentiable once: create_graph=True is not supported")
         w_NK, codes, exponents = ctx.saved_tensors
-        seed, units = ctx.seed, ctx.quantizers.units
-        _, input_gradient, weight_gradient = products(ctx.quantizers)
         x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
         dx_TK = dw_NK = db_N = None
         if x_wanted:
-            dx_TK = multiply(input_gradient, dy_TN, w_NK, None, seed, units)
+            dx_TK = multiply(ctx.products.input_gradient, dy_TN, w_NK, seed=ctx.seed)
         if w_wanted:
             x1_TK = codes if exponents is None else Codes(codes, exponents, ctx.shape_TK)
-            dw_NK = multiply(weight_gradient, dy_TN, x1_TK, None, seed, units)
+            dw_NK = multiply(ctx.products.weight_gradient, dy_TN, x1_TK, seed=ctx.seed)
         if bias_wanted:
             db_N = dy_TN.sum(0)
         return dx_TK, dw_NK, db_N, None, None, None

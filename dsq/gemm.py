@@ -13,20 +13,19 @@ import torch
 from torch import Tensor
 
 from dsq import kernels
-from dsq.config import Units
 from dsq.kernels import Codes, Factor, Product
 
 Way = Literal["codes", "bfloat16", "split a", "split b", "float32"]
 
 
 def multiply(
-    product: Product, a: Tensor, b: Tensor | Codes, bias: Tensor | None, seed: int | None, units: Units
+    product: Product, a: Tensor, b: Tensor | Codes, bias: Tensor | None = None, seed: int | None = None
 ) -> Tensor:
     """``a b`` (+ bias), with what ``product`` says of both and of the result; in the dtype of ``a``.
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
-    way = choose(product, a.dtype, a.device.type, units)
+    way = choose(product, a.dtype, a.device.type)
     if way in ("codes", "bfloat16"):
         one_call = kernels.one_call(a, b)
         if one_call is not None:
@@ -38,10 +37,10 @@ def multiply(
 
 
 @lru_cache
-def choose(product: Product, dtype: torch.dtype, device_type: str, units: Units) -> Way:
+def choose(product: Product, dtype: torch.dtype, device_type: str) -> Way:
     """How ``product`` of tensors of ``dtype`` on ``device_type`` is done."""
     a, b = product.a, product.b
-    if units != "exact" or dtype != torch.float32:
+    if not product.exact or dtype != torch.float32:
         return "float32"
     if _bits(a) <= 9 and _bits(b) <= 9 and kernels.has_gemm_bf16(device_type):
         return "bfloat16"

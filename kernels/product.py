@@ -28,6 +28,7 @@ class Product:
     b: Factor
     result: Grid | None = None  #: boxes along the last axis
     result_seed: int = 0
+    exact: bool = True  #: on the fastest units that hold the products of values exactly; else in their own dtype
 
 
 class Codes(NamedTuple):

@@ -18,22 +18,22 @@ def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
     assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
-def weight_gradient(a_bits, b_bits):
-    return Product(Factor(dsq.BFP(a_bits).grid, 0, transposed=True), Factor(dsq.BFP(b_bits).grid, 0))
+def weight_gradient(a_bits, b_bits, exact=True):
+    return Product(Factor(dsq.BFP(a_bits).grid, 0, transposed=True), Factor(dsq.BFP(b_bits).grid, 0), exact=exact)
 
 
 def test_the_choice_follows_the_formats_and_the_device():
-    def way(a_bits, b_bits, dtype=torch.float32, units="exact"):
-        return choose(weight_gradient(a_bits, b_bits), dtype, "cpu", units)
+    def way(a_bits, b_bits, dtype=torch.float32, exact=True):
+        return choose(weight_gradient(a_bits, b_bits, exact), dtype, "cpu")
 
     assert way(4, 9) == ("bfloat16" if kernels.has_gemm_bf16("cpu") else "float32")
     on_codes = kernels.has_gemm_boxes("cpu", dsq.BFP(16).grid, dsq.BFP(4).grid)
     assert way(16, 4) == way(10, 4) == ("codes" if on_codes else "float32")
     assert way(16, 16) == way(32, 4) == "float32"
-    assert way(4, 4, units="float32") == way(16, 4, units="float32") == "float32"
+    assert way(4, 4, exact=False) == way(16, 4, exact=False) == "float32"
     assert way(4, 4, torch.float16) == "float32"
     output = Product(Factor(dsq.BFP(16).grid, -1), Factor(dsq.BFP(4).grid, -1, transposed=True))
-    assert choose(output, torch.float32, "cpu", "exact") == "float32"  # boxes are not those of a contraction along 0
+    assert choose(output, torch.float32, "cpu") == "float32"  # boxes are not those of a contraction along 0
 
 
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[8,8,8,16]", "[16,4,16,16]"])
@@ -69,7 +69,7 @@ def test_one_call_gives_the_bits_of_the_kernels_one_after_another(rows, columns,
         (Product(Factor(grid(16), 0, transposed=True), Factor(grid(4), 0, seed=7)), a, b, None),
         (Product(Factor(grid(9), 0, transposed=True), Factor(grid(4), 0)), a, packed, None),
     ]
-    in_one = [multiply(*operands, seed, "exact") for operands in products]
+    in_one = [multiply(*operands, seed) for operands in products]
     monkeypatch.setattr(kernels, "one_call", lambda a, b: None)
     for got, operands in zip(in_one, products, strict=True):
-        assert torch.equal(got, multiply(*operands, seed, "exact"))
+        assert torch.equal(got, multiply(*operands, seed))
