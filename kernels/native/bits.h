@@ -196,7 +196,7 @@ class Unpacker {
       }
     } else if (bits_ == 2) {
       EACH_UNIT(u) {
-        const __m512i word = _mm512_set1_epi32(read<int32_t>(in + 4 * u));
+        const __m512i word = _mm512_broadcastd_epi32(_mm_loadu_si32(in + 4 * u));
         code[u] = (F)_mm512_permutexvar_ps(_mm512_srlv_epi32(word, even_lanes()), two_bits());
       }
     } else if (bits_ == 8) {

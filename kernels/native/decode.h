@@ -58,18 +58,18 @@ struct Decoder {
     const Unpacker unpack = unpacker;
     const uint8_t* from = codes(row, column);
     uint8_t* to = values(row, column);
-    for (int at = 0; at < n; at += STEP, from += step_codes, to += step_bytes) {
+    for (int64_t at = 0; at < n; at += STEP, from += step_codes, to += step_bytes) {
       const bool ordinary = factors.ordinary || all_ordinary(read<uint32_t>(group + at / 16), least);
       if (in_groups && ordinary && n - at >= STEP && inside(from)) {
         F value[UNITS];
         unpack.step(from, value);
-        EACH_UNIT(u) value[u] *= factors.of((at + u * LANES) / 16).step_or_most;
+        EACH_UNIT(u) value[u] *= factors.of(at / 16, u).step_or_most;
         store_step(to, dtype, value, past_caches, exact);
       } else {
         uint8_t each[STEP] = {};
         if (in_groups) each_of_groups(group + at / 16, each);
         else for (int c = 0; c < STEP && at + c < n; c++) each[c] = exponent[(column + at + c) / p.box];
-        any_step(from, n - at, each, to);
+        any_step(from, n - (int)at, each, to);
       }
     }
   }

@@ -151,11 +151,11 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     const Sink out = sink;
     const F most = max_code;
     uint8_t* to = out.place(row, column);
-    for (int i = 0; i < steps; i++, x += step_bytes, to += out.step_stride()) {
-      const int at = i * STEP;
+    for (int64_t i = 0; i < steps; i++, x += step_bytes, to += out.step_stride()) {
+      const int at = (int)i * STEP;
       const Numbers& numbers = random.drawn[at / CHUNK][at % CHUNK / STEP];
       if (in_groups && n - at >= STEP && (factors.ordinary || all_ordinary(four[i], least))) {
-        auto factors_of = [&](int u) ALWAYS { return factors.of((at + u * LANES) / 16); };
+        auto factors_of = [&](int u) ALWAYS { return factors.of(i * STEP / 16, u); };
         ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, numbers, out, to);
       } else {
         uint8_t each[STEP] = {};

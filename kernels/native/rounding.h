@@ -65,7 +65,11 @@ template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
     }
     ordinary = !any(unusual);
   }
-  INLINE Factors of(int group) const { return {splat(up_or_shift[group]), splat(step_or_most[group])}; }
+  // Of a unit of the step whose first group this is.
+  INLINE Factors of(int64_t group, int unit) const {
+    const int64_t g = group + unit * LANES / 16;
+    return {splat(up_or_shift[g]), splat(step_or_most[g])};
+  }
 };
 
 // What takes LANES values under any stored exponents to codes and back. Both ways reach beyond a float's exponents:
