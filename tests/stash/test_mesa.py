@@ -93,8 +93,12 @@ def test_the_kept_map_decodes_by_head_within_a_step() -> None:
     scale = torch.tensor([1.0, 1000.0, 1.0, 1.0]).view(1, 4, 1, 1)
 
     class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(scale, requires_grad=False)
+
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return torch.matmul(q * scale, k)
+            return torch.matmul(q * self.scale, k)
 
     q, k = torch.rand(2, 4, 8, 8, requires_grad=True), torch.rand(2, 4, 8, 8, requires_grad=True)
     model = Product()
@@ -106,11 +110,7 @@ def test_the_kept_map_decodes_by_head_within_a_step() -> None:
 
 
 def test_ranges_follow_equations_6_and_7() -> None:
-    class Gelu(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.gelu(x)
-
-    model = Gelu()
+    model = nn.Sequential(nn.GELU())
     controller = stash.apply(model, "mesa", groups=2)
     first, second = (torch.randn(5, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     for x in (first, second):
