@@ -16,15 +16,10 @@ LARGE = 1 << 24
 LAYER_SIZES = (1 << 18, 1 << 20, 1 << 22)
 BOX = 16
 AXES = {"columns": -1, "rows": 0}
-#: results that live at once in a race of kept results, as a stash's do until the backward
-KEPT = 16
 
 
 def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
-    """Preallocated outputs, instruction sets, allocation counted (results dropped at once, or kept), and peers.
-
-    Raises ValueError without the kernels.
-    """
+    """Preallocated outputs, instruction sets, allocation counted, and peers. Raises ValueError without the kernels."""
     sets = list(native.instruction_sets())
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
@@ -37,11 +32,8 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
         yield race(f"{isa}, {where}", copy, _main_operations(isa, x, y), rounds)
     for size in LAYER_SIZES:
         small = torch.randn(size // 512, 512)
-        calls = allocating(small)
         title = f"{size:,} float32 values, outputs allocated"
-        yield race(f"{title}, dropped at once", ("clone", small.clone), calls, rounds)
-        held = {name: kept(call) for name, call in calls.items()}
-        yield race(f"{title}, {KEPT} kept, then freed", ("clone", kept(small.clone)), held, rounds)
+        yield race(title, ("clone", small.clone), allocating(small), rounds)
     peers = dict(_peers(x, y))
     yield race(f"other implementations of 4 bits in boxes, {where}", copy, peers, max(rounds // 4, 3))
 
@@ -49,11 +41,6 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
 def ceilings(x: Tensor, y: Tensor) -> dict[str, Call]:
     """What the memory allows: no pack takes less than reading x, no unpack less than writing y."""
     return {"reading alone (sum)": x.sum, "writing alone (fill_)": lambda: y.fill_(1)}
-
-
-def kept(call: Call) -> Call:
-    """KEPT calls whose results all live until the last is there: no result takes the memory of the one before."""
-    return lambda: [call() for _ in range(KEPT)]
 
 
 def preallocated(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
