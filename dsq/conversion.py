@@ -31,8 +31,9 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
             module.activation_relu_or_gelu = 0
     for linear in converted(model).values():
         linear.eval_full_precision = config.eval_full_precision
-    set_level(model, config, 0)
-    if not converted(model):
+    if converted(model):
+        set_level(model, config, 0)
+    else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
     return model
 
@@ -43,7 +44,15 @@ def converted(model: nn.Module) -> dict[str, Linear]:
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
-    """Set every converted layer of ``model`` to the precision of ``config.levels[level]``."""
+    """Set every converted layer of ``model`` to the precision of ``config.levels[level]``.
+
+    Raises ValueError for a level that the config has not, or a model without converted layers.
+    """
+    if not 0 <= level < len(config.levels):
+        raise ValueError(f"level must be in 0..{len(config.levels) - 1}, got {level!r}")
+    layers = converted(model)
+    if not layers:
+        raise ValueError("model has no converted layers; dsq.convert converts them")
     quantizers = config.at(level)
-    for module in converted(model).values():
+    for module in layers.values():
         module.quantizers = quantizers

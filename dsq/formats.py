@@ -23,8 +23,8 @@ class BFP:
 
     def __post_init__(self) -> None:
         _check_bits(self.bits)
-        if not _is_int(self.box) or self.box < 1:
-            raise ValueError(f"box must be a whole number of values, at least 1, got {self.box!r}")
+        if not _is_int(self.box) or not 1 <= self.box < 1 << 31:
+            raise ValueError(f"box must be a whole number of values in 1..2**31 - 1, got {self.box!r}")
         if self.exponent_bits != 8:
             raise ValueError(f"exponent_bits must be 8, got {self.exponent_bits!r}")
 

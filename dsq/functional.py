@@ -38,17 +38,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     Returns:
         (..., N) tensor of the dtype of ``x``.
     Raises:
-        TypeError: dtypes that differ. ValueError: shapes that do not fit, a malformed precision.
+        TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
     """
     quantizers = Quantizers.of(precision)
     three = products(quantizers)
     source = x
     if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    _check(x, weight)
-    x_TK = x.reshape(-1, x.shape[-1])
+        x, weight, bias = _autocast(x), _autocast(weight), None if bias is None else _autocast(bias)
+    _check(x, weight, bias)
+    x_TK = x.flatten(0, -2) if x.dim() > 1 else x[None]
     seed = int(torch.randint(2**62, ())) if quantizers.rounding == "stochastic" else None
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -109,8 +107,20 @@ class _Linear(torch.autograd.Function):
         return dx_TK, dw_NK, db_N, None, None, None
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
+def _autocast(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(x.device.type))
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if x.dtype != weight.dtype or not x.is_floating_point():
         raise TypeError(f"x and weight must share a floating dtype, got {x.dtype} and {weight.dtype}")
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must be (..., K) and weight (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}")
+    if x.device != weight.device:
+        raise ValueError(f"x and weight must be on one device, got {x.device} and {weight.device}")
+    if bias is None:
+        return
+    if bias.dtype != x.dtype:
+        raise TypeError(f"bias must have the dtype of x, {x.dtype}, got {bias.dtype}")
+    if bias.shape != weight.shape[:1] or bias.device != x.device:
+        raise ValueError(f"bias must be ({weight.shape[0]},) on {x.device}, got {tuple(bias.shape)} on {bias.device}")

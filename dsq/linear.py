@@ -31,10 +31,10 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.quantizers = Quantizers.of(precision)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
         if self.eval_full_precision and not self.training:
-            return F.linear(x, self.weight, self.bias)
-        return linear(x, self.weight, self.bias, self.quantizers)
+            return F.linear(input, self.weight, self.bias)
+        return linear(input, self.weight, self.bias, self.quantizers)
 
     def extra_repr(self) -> str:
         q = self.quantizers

@@ -25,7 +25,7 @@ def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "neares
         TypeError: ``x`` is no floating tensor, or ``fmt`` no format.
         ValueError: ``dim`` or ``rounding`` is out of range.
     """
-    _check(x, fmt, rounding)
+    _check(x, fmt, rounding, seed)
     if fmt.grid is None:
         return x.detach()
     return kernels.quantize(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
@@ -62,17 +62,19 @@ def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", 
     A value costs ``bits`` bits, a box one byte more: 4.5 bits a value at 4 bits and boxes of 16. Formats wider than 16
     bits keep ``x`` itself. Arguments and errors are those of ``quantize``.
     """
-    _check(x, fmt, rounding)
+    _check(x, fmt, rounding, seed)
     codes, exponents = x.detach(), None
     if fmt.grid is not None:
         codes, exponents = kernels.pack(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
     return Packed(codes, exponents, fmt, x.shape, dim, x.dtype)
 
 
-def _check(x: Tensor, fmt: Format, rounding: Rounding) -> None:
+def _check(x: Tensor, fmt: Format, rounding: Rounding, seed: int) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if not isinstance(fmt, (BFP, FixedPoint, Identity)):
         raise TypeError(f"fmt must be a BFP, FixedPoint or Identity, got {fmt!r}")
+    if not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
     if rounding not in get_args(Rounding):
         raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")

@@ -44,6 +44,7 @@ class PrecisionScheduler:
 
     def step(self, loss: float) -> bool:
         """Take note of a validation loss; True if the level rose. A NaN is no improvement."""
+        loss = float(loss)  # a tensor would bring its graph into the checkpoint
         if loss < self.best:
             self.best, self.stale = loss, 0
             return False

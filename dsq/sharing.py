@@ -20,7 +20,9 @@ def shared_stash(
     """
     if grid is None:
         return x_TK.detach(), None
-    how = (source._version, grid, dim, x_TK.dtype)
+    # version and memory: x.data = other leaves the version; a nearest layer must not take a stochastic one's codes
+    memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape)
+    how = (source._version, memory, grid, dim, x_TK.dtype, seed is None)
     entry = _stashes.get(source)
     if entry is not None and entry[0] == how:
         codes, exponents = entry[1](), entry[2]()

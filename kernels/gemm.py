@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import native
 from .grid import Grid
-from .native_product import scratch
+from .native_product import scratch, summed_as_integers
 from .ops import define
 
 #: steps of the contraction in a panel of native/panels.h; a box has to divide it
@@ -33,7 +33,7 @@ def has_gemm_boxes(device_type: str, a: Grid | None, b: Grid | None) -> bool:
     """Whether ``gemm_boxes`` can multiply ``a`` by ``b``: the units are there and a box's sum fits 32 bits."""
     if device_type != "cpu" or not native.has("dsq_has_gemm_boxes") or a is None or b is None or a.box != b.box:
         return False
-    box = _box(a)
+    box = summed_as_integers(a.box)
     return box % 2 == 0 and _DEPTH % box == 0 and a.max_code * b.max_code * box < 1 << 31
 
 
@@ -49,17 +49,14 @@ def gemm_boxes(
     a: tuple[Tensor, Tensor], a_grid: Grid, b: tuple[Tensor, Tensor], b_grid: Grid, rows: int, columns: int, depth: int
 ) -> Tensor:
     """``a^T b`` in float32 from codes and exponents of a (depth, rows) and a (depth, columns) tensor, boxes along 0."""
-    return torch.ops.dsq.gemm_boxes(*a, a_grid.bits, *b, b_grid.bits, _box(a_grid), rows, columns, depth)
-
-
-def _box(grid: Grid) -> int:
-    """Values summed as integers; with one exponent for the tensor any number would do."""
-    return grid.box or 16
+    return torch.ops.dsq.gemm_boxes(
+        *a, a_grid.bits, *b, b_grid.bits, summed_as_integers(a_grid.box), rows, columns, depth
+    )
 
 
 def _native_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     (rows, depth), columns = a.shape, b.shape[1]
-    out = torch.empty(rows, columns)
+    out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     if math.prod((rows, columns, depth)) == 0:
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
@@ -84,7 +81,7 @@ def _native_boxes(
     columns: int,
     depth: int,
 ) -> Tensor:
-    out = torch.empty(rows, columns)
+    out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     if math.prod((rows, columns, depth)) == 0:
         return out.zero_()
     library = native.library()

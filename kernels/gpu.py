@@ -121,7 +121,7 @@ def _tensor_exponent(x: Tensor, grid: Grid) -> Tensor:
     if x.numel():
         largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
     else:
-        largest = torch.zeros(1, device=x.device)
+        largest = torch.zeros(1, dtype=torch.float32, device=x.device)
     stored = largest.view(torch.int32) >> 23
     if grid.exponent is not None:
         stored = torch.where(stored == NAN_EXPONENT, stored, grid.exponent + BIAS)

@@ -109,7 +109,8 @@ def backend(isa: str) -> Backend:
             x = x.float()
         address, code_shape, exponent_shape, _ = prepared(grid, layout, x.dtype, x.dtype, seed is not None)
         if out is None:
-            out = torch.empty(*code_shape, dtype=torch.uint8), torch.empty(*exponent_shape, dtype=torch.uint8)
+            made = {"dtype": torch.uint8, "device": "cpu"}  # whatever the defaults are
+            out = torch.empty(*code_shape, **made), torch.empty(*exponent_shape, **made)
         codes, exponents = out
         seed = (seed or 0) & SEED_MASK
         run_pack(address, x.data_ptr(), codes.data_ptr(), exponents.data_ptr(), threads(), seed)
@@ -121,7 +122,7 @@ def backend(isa: str) -> Backend:
         if dtype is torch.float64:
             return unpack(codes, exponents, grid, layout, torch.float32).to(dtype)
         if out is None:
-            out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype)
+            out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device="cpu")
         address = prepared(grid, layout, dtype, dtype, False)[0]
         run_unpack(address, codes.data_ptr(), exponents.data_ptr(), out.data_ptr(), threads())
         return out

@@ -19,9 +19,12 @@ from .product import Codes, Factor, OneCall, Product
 _ALIGNMENT = 64
 #: scratch memory up to this size is kept from call to call: fresh pages cost more than filling them
 _KEPT = 64 << 20
-#: values summed as integers where there is one exponent for the tensor: any number would do
-_ANY_BOX = 16
 _thread = threading.local()
+
+
+def summed_as_integers(box: int) -> int:
+    """Values of a dot product summed as integers: a box, or some number where one exponent serves the tensor (0)."""
+    return box or 16
 
 
 class _Factor(ctypes.Structure):
@@ -43,10 +46,10 @@ class _Product(ctypes.Structure):
 def scratch(size: int) -> Tensor:
     """``size`` bytes or more, the same as in this thread's last call unless they are many."""
     if size > _KEPT:
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     kept = getattr(_thread, "scratch", None)
     if kept is None or kept.numel() < size:
-        kept = _thread.scratch = torch.empty(size, dtype=torch.uint8)
+        kept = _thread.scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
     return kept
 
 
@@ -80,7 +83,7 @@ def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
         made.columns = b_shape[0] if product.b.transposed else b_shape[1]
         sizes = made.rows, made.columns, made.depth
         if on_codes:
-            made.box = made.a.plan.box or _ANY_BOX
+            made.box = summed_as_integers(made.a.plan.box)
             made.panels_at = room.take(library.dsq_gemm_boxes_scratch(*sizes, made.box))
         else:
             made.panels_at = room.take(library.dsq_gemm_bf16_scratch(*sizes))
@@ -96,7 +99,7 @@ def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
         packed = isinstance(b, Codes)
         b_values, b_exponents = (b.codes, b.exponents.data_ptr()) if isinstance(b, Codes) else (b.contiguous(), None)
         address, room, rows, columns, _ = prepared(product, on_codes, a.shape, b.shape, packed, seed is not None)
-        a, out, memory = a.contiguous(), torch.empty(rows, columns), scratch(room)
+        a, out, memory = a.contiguous(), torch.empty(rows, columns, dtype=torch.float32, device="cpu"), scratch(room)
         bias = bias if bias is None else bias.contiguous()
         bias_at = None if bias is None else bias.data_ptr()
         operands = (a.data_ptr(), None, b_values.data_ptr(), b_exponents, bias_at, out.data_ptr(), memory.data_ptr())

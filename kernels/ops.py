@@ -51,7 +51,7 @@ def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: to
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return backend_for(x.device).quantize(x, grid, _layout_of(x.shape, dim), seed, dtype or x.dtype)
-    return torch.ops.dsq.quantize(x.detach(), grid.bits, grid.box, grid.exponent, dim, seed, dtype or x.dtype)
+    return torch.ops.dsq.quantize(x.detach(), grid.bits, grid.box, grid.exponent, dim, _int64(seed), dtype or x.dtype)
 
 
 def pack(x: Tensor, grid: Grid, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def pack(x: Tensor, grid: Grid, dim: int, seed: int | None = None) -> tuple[Tens
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return backend_for(x.device).pack(x, grid, _layout_of(x.shape, dim), seed)
-    return torch.ops.dsq.pack(x.detach(), grid.bits, grid.box, grid.exponent, dim, seed)
+    return torch.ops.dsq.pack(x.detach(), grid.bits, grid.box, grid.exponent, dim, _int64(seed))
 
 
 def unpack(
@@ -76,6 +76,11 @@ def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:
     """What does products of ``a`` and ``b`` in one call, where nothing would see the kernels' own calls."""
     found = backend_for(a.device).product
     return found if found is not None and plain(a) and (isinstance(b, Codes) or plain(b)) and a.numel() else None
+
+
+def _int64(seed: int | None) -> int | None:
+    """The same 64 bits as an operator takes them: signed."""
+    return None if seed is None else (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _quantize(x, bits, box, exponent, dim, seed, dtype):

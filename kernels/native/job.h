@@ -1,4 +1,4 @@
-// One call of a kernel: what it is asked to do (Plan, shared with native.py) and on which memory (Job).
+// One call of a kernel: what it is asked to do (Plan, shared with native_plan.py) and on which memory (Job).
 // Names and numerics are those of kernels/reference.py, which defines every bit.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
-// Mirrored by native.py's _Plan, field by field: a Grid, a Layout and the caller's choices.
+// Mirrored by native_plan.py's Plan, field by field: a Grid, a Layout and the caller's choices.
 struct Plan {
   int64_t outer, rows, columns;
   int64_t row_bytes;   // of a row of codes
@@ -56,6 +56,9 @@ extern const Isa PORTABLE;
 extern const Isa AVX2, AVX512;
 #endif
 
+// In each file its own: compiled for different processors, the linker must never mix them.
+namespace {
+
 // How a job is cut into tasks: shared by the kernels, which run them, and by api.cpp, which deals them out.
 struct Tasks {
   int64_t blocks;   // of rows: single rows, or the boxes of rows
@@ -77,7 +80,8 @@ inline Tasks encode_tasks(const Plan& p) {
   if (boxes_along_rows(p)) {
     t.height = p.box;
   } else if (p.box) {
-    while (t.width % p.box) t.width += CHUNK;  // the least common multiple
+    const int64_t twos = p.box & -p.box;
+    t.width = p.box / (twos < CHUNK ? twos : CHUNK) * (int64_t)CHUNK;  // the least common multiple
   }
   t.per_outer = ceil_div(p.rows, t.height);
   t.blocks = p.outer * t.per_outer;
@@ -89,3 +93,5 @@ inline Tasks encode_tasks(const Plan& p) {
 inline int64_t decode_tasks(const Plan& p) {
   return p.outer * ceil_div(p.rows, boxes_along_rows(p) ? p.box : 1) * ceil_div(p.columns, STEP);
 }
+
+}  // namespace

@@ -45,6 +45,20 @@ def test_set_level_moves_every_layer():
     assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[16,4,4,16]"}
 
 
+def test_a_level_that_is_not_there_is_named():
+    config = dsq.DSQConfig()
+    with pytest.raises(ValueError, match=r"level must be in 0\.\.1, got 2"):
+        dsq.set_level(dsq.convert(model(), config), config, 2)
+    with pytest.raises(ValueError, match=r"no converted layers"):
+        dsq.set_level(model(), config, 1)
+
+
+def test_a_layer_takes_its_input_by_the_name_it_had():
+    layer = dsq.Linear(16, 8)
+    x = torch.randn(3, 16)
+    assert torch.equal(layer(input=x), layer(x))
+
+
 def test_twice_is_an_error_and_nothing_to_convert_says_so():
     with pytest.raises(ValueError, match="converted before"):
         dsq.convert(dsq.convert(model()))

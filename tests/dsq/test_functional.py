@@ -208,3 +208,80 @@ def test_bad_arguments_are_named():
         linear(x[:, :3], w, b, "[4,4,4,16]")
     with pytest.raises(ValueError, match="precision must be"):
         linear(x, w, b, "[4,4,4]")
+
+
+@pytest.fixture
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]"])
+def test_the_default_dtype_changes_nothing(precision, float64_by_default):
+    x, w, b, dy = (t.detach().float() for t in inputs())
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+    y = linear(x, w, b, precision)
+    got = (y, *torch.autograd.grad(y, leaves, dy))
+    torch.set_default_dtype(torch.float32)
+    y = linear(x, w, b, precision)
+    expected = (y, *torch.autograd.grad(y, leaves, dy))
+    assert all(torch.equal(a, e) for a, e in zip(got, expected, strict=True))
+
+
+def test_the_default_device_changes_nothing():
+    x, w, b, dy = inputs()
+    expected = torch.autograd.grad(linear(x, w, b, "[2,2,2,16]"), (x, w, b), dy)
+    with torch.device("meta"):
+        got = torch.autograd.grad(linear(x, w, b, "[2,2,2,16]"), (x, w, b), dy)
+    assert all(torch.equal(a, e) for a, e in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "error", "names"),
+    [
+        (torch.ones(4, 8), torch.ones(4).double(), TypeError, "bias must have the dtype of x"),
+        (torch.ones(4, 8), torch.ones(1), ValueError, r"bias must be \(4,\)"),
+        (torch.ones(4, 8), torch.ones(3, 5), ValueError, r"bias must be \(4,\)"),
+        (torch.ones(4, 8), torch.ones(4, device="meta"), ValueError, "bias must be .* on cpu"),
+        (torch.ones(4, 8, device="meta"), None, ValueError, "on one device, got cpu and meta"),
+    ],
+)
+def test_operands_that_do_not_fit(weight, bias, error, names):
+    with pytest.raises(error, match=names):
+        linear(torch.ones(2, 8), weight, bias, "[2,2,2,16]")
+
+
+@pytest.mark.parametrize("tokens", [37, 64])
+def test_a_stash_is_not_taken_for_that_of_other_values(tokens):
+    x, w, _, _ = inputs()
+    x = x.detach()
+    first = linear(x, w, None, "[4,4,4,16]")  # its graph keeps the stash alive
+    x.data = torch.randn(tokens, x.shape[1])
+    y = linear(x, w, None, "[4,4,4,16]")
+    dy = torch.randn_like(y)
+    expected = torch.autograd.grad(linear(x.clone(), w, None, "[4,4,4,16]"), w, dy)
+    assert torch.equal(torch.autograd.grad(y, w, dy)[0], expected[0])
+    del first
+
+
+def test_a_nearest_layer_does_not_share_a_stochastic_stash():
+    x, w, _, dy = inputs()
+    first = linear(x, w, None, quantizers("[4,4,4,16]", rounding="stochastic"))
+    expected = torch.autograd.grad(linear(x.detach().clone(), w, None, "[4,4,4,16]"), w, dy)
+    assert torch.equal(torch.autograd.grad(linear(x, w, None, "[4,4,4,16]"), w, dy)[0], expected[0])
+    del first
+
+
+def test_autocast_leaves_float64_alone_as_for_plain_linear():
+    x, w = torch.randn(3, 8, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, w, None, "[4,4,4,16]").dtype == F.linear(x, w).dtype == torch.float64
+
+
+def test_no_input_features():
+    x, w, b = torch.randn(2, 3, 0, requires_grad=True), torch.randn(4, 0, requires_grad=True), torch.randn(4)
+    y = linear(x, w, b, "[2,2,2,16]")
+    y.sum().backward()
+    assert torch.equal(y, F.linear(x, w, b))
+    assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)

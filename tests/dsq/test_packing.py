@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 
@@ -72,6 +73,7 @@ def test_stochastic_rounding_is_unbiased_and_follows_its_seed():
         (lambda: dsq.BFP(33), ValueError, "bits"),
         (lambda: dsq.BFP(4.0), ValueError, "bits"),
         (lambda: dsq.BFP(4, box=0), ValueError, "box"),
+        (lambda: dsq.BFP(4, box=2**31), ValueError, "box"),
         (lambda: dsq.BFP(4, exponent_bits=5), ValueError, "exponent_bits"),
         (lambda: dsq.FixedPoint(8, fraction_bits=400), ValueError, "fraction_bits"),
         (lambda: dsq.quantize([1.0], dsq.BFP(4)), TypeError, "x must be a floating tensor"),
@@ -79,8 +81,21 @@ def test_stochastic_rounding_is_unbiased_and_follows_its_seed():
         (lambda: dsq.pack(torch.ones(4), 4), TypeError, "fmt"),
         (lambda: dsq.quantize(torch.ones(4), dsq.BFP(4), dim=1), ValueError, "dim"),
         (lambda: dsq.quantize(torch.ones(4), dsq.BFP(4), rounding="up"), ValueError, "rounding"),
+        (lambda: dsq.pack(torch.ones(4), dsq.BFP(4), rounding="stochastic", seed=None), TypeError, "seed"),
     ],
 )
 def test_bad_arguments_are_named(call, error, named):
     with pytest.raises(error, match=named):
         call()
+
+
+def test_a_seed_has_64_bits_under_a_dispatch_mode_too():
+    x, seed = torch.randn(8, 32), 2**63 + 1
+    plain = dsq.quantize(x, dsq.BFP(4), rounding="stochastic", seed=seed)
+    with FlopCounterMode(display=False):
+        assert torch.equal(dsq.quantize(x, dsq.BFP(4), rounding="stochastic", seed=seed), plain)
+
+
+def test_boxes_longer_than_any_row():
+    x = torch.randn(3, 100)
+    assert torch.equal(dsq.quantize(x, dsq.BFP(4, box=2**31 - 1)), dsq.quantize(x, dsq.BFP(4, box=100)))

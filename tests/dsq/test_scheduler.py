@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import torch
 
 import dsq
 
@@ -75,3 +76,10 @@ def test_another_schedule_is_refused():
         dsq.PrecisionScheduler(LEVELS[:2]).load_state_dict(state)
     with pytest.raises(ValueError, match="patience"):
         dsq.PrecisionScheduler(LEVELS, patience=0)
+
+
+def test_a_loss_with_a_graph_leaves_a_number():
+    scheduler = dsq.PrecisionScheduler(LEVELS, 1)
+    scheduler.step(torch.ones((), requires_grad=True) * 2)
+    assert scheduler.state_dict()["best"] == 2.0
+    assert type(scheduler.best) is float
