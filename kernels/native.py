@@ -45,13 +45,14 @@ def _load() -> ctypes.CDLL:
 
 
 def _gemm_signatures() -> dict[str, tuple]:
-    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    pointer, integer, size, seed = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
     packed = (pointer, pointer, integer)
     return {
         "dsq_gemm_bf16": (pointer, size, size, pointer, size, size, pointer, pointer, *[size] * 3, pointer, integer),
         "dsq_gemm_bf16_scratch": (size, size, size),
         "dsq_gemm_boxes": (*packed, *packed, integer, integer, pointer, *[size] * 3, pointer, integer),
         "dsq_gemm_boxes_scratch": (size, size, size, integer),
+        "dsq_product": (*[pointer] * 7, integer, seed),
     }
 
 

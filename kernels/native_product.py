@@ -67,7 +67,6 @@ class _Room:
 def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
     """The products of ``library``, with the kernels of instruction set ``isa`` for what goes on around the GEMM."""
     run, threads = library.dsq_product, torch.get_num_threads
-    run.argtypes, run.restype = (*[ctypes.c_void_p] * 8, ctypes.c_int, ctypes.c_uint64), None
 
     @lru_cache(maxsize=4096)
     def prepared(
@@ -96,13 +95,14 @@ def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
     def multiply(
         product: Product, on_codes: bool, a: Tensor, b: Tensor | Codes, bias: Tensor | None, seed: int | None
     ) -> Tensor:
-        packed = isinstance(b, Codes)
         b_values, b_exponents = (b.codes, b.exponents.data_ptr()) if isinstance(b, Codes) else (b.contiguous(), None)
-        address, room, rows, columns, _ = prepared(product, on_codes, a.shape, b.shape, packed, seed is not None)
+        address, room, rows, columns, _ = prepared(
+            product, on_codes, a.shape, b.shape, b_exponents is not None, seed is not None
+        )
         a, out, memory = a.contiguous(), torch.empty(rows, columns, dtype=torch.float32, device="cpu"), scratch(room)
         bias = bias if bias is None else bias.contiguous()
         bias_at = None if bias is None else bias.data_ptr()
-        operands = (a.data_ptr(), None, b_values.data_ptr(), b_exponents, bias_at, out.data_ptr(), memory.data_ptr())
+        operands = (a.data_ptr(), b_values.data_ptr(), b_exponents, bias_at, out.data_ptr(), memory.data_ptr())
         run(address, *operands, threads(), (seed or 0) & SEED_MASK)
         return out
 

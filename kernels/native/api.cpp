@@ -2,8 +2,7 @@
 #include <atomic>
 #include <initializer_list>
 
-#include "job.h"
-#include "threads.h"
+#include "entries.h"
 
 #ifdef DSQ_X86
 #include <immintrin.h>

@@ -1,11 +1,11 @@
 // C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16; the unit takes subnormal values as zero).
+#include "entries.h"
 #include "panels.h"
-#include "threads.h"
 
 namespace {
 
 constexpr int ROWS = 14, COLUMNS = 32;  // of C in a register tile: 28 accumulators, 2 registers of B, 1 of A
-constexpr int CHUNK = 16;               // panels of A that a task multiplies with one panel of B
+constexpr int TASK_PANELS = 16;         // panels of A that a task multiplies with one panel of B
 constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
 
 struct Operand {
@@ -84,13 +84,13 @@ EXPORT void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, con
     pack<COLUMNS>(B, j * COLUMNS, k * DEPTH, steps, b_scratch + (j * blocks + k) * B_PANEL);
   });
 
-  const int64_t chunks = ceil_div(a_panels, CHUNK);
+  const int64_t chunks = ceil_div(a_panels, TASK_PANELS);
   share_out(b_panels * chunks, threads, [&](int64_t task) {
-    const int64_t j = task / chunks, first = task % chunks * CHUNK;
+    const int64_t j = task / chunks, first = task % chunks * TASK_PANELS;
     const int width = least(COLUMNS, columns - j * COLUMNS);
     for (int64_t k = 0; k < blocks; k++) {
       const int pairs = (least(DEPTH, depth - k * DEPTH) + 1) / 2;
-      for (int64_t i = first; i < a_panels && i < first + CHUNK; i++) {
+      for (int64_t i = first; i < a_panels && i < first + TASK_PANELS; i++) {
         float* corner = c + i * ROWS * columns + j * COLUMNS;
         const float* start = k ? corner : bias ? bias + j * COLUMNS : nullptr;
         TILES[least(ROWS, rows - i * ROWS)](scratch + (i * blocks + k) * A_PANEL, b_scratch + (j * blocks + k) * B_PANEL,

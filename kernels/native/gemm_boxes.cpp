@@ -1,13 +1,13 @@
 // C = A^T B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an
 // exact integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). One operand may
 // be 16 bits wide, which no product of bfloat16 holds exactly.
+#include "entries.h"
 #include "panels.h"
-#include "threads.h"
 
 namespace {
 
 constexpr int ROWS = 6, COLUMNS = 32;  // of C in a register tile: 12 integer and 12 float accumulators
-constexpr int CHUNK = 32;              // panels of A that a task multiplies with one panel of B
+constexpr int TASK_PANELS = 32;        // panels of A that a task multiplies with one panel of B
 constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
 
 // A packed tensor (depth x lines): kernels/grid.py says how codes and exponents lie.
@@ -154,14 +154,14 @@ EXPORT void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, i
                   b_scales + j * boxes * COLUMNS);
   });
 
-  const int64_t chunks = ceil_div(a_panels, CHUNK);
+  const int64_t chunks = ceil_div(a_panels, TASK_PANELS);
   share_out(b_panels * chunks, threads, [&](int64_t task) {
-    const int64_t j = task / chunks, first = task % chunks * CHUNK;
+    const int64_t j = task / chunks, first = task % chunks * TASK_PANELS;
     const int width = least(COLUMNS, columns - j * COLUMNS);
     for (int64_t k = 0; k < blocks; k++) {
       const int here = (int)ceil_div(least(DEPTH, depth - k * DEPTH), box);
       const int64_t b = j * blocks + k;
-      for (int64_t i = first; i < a_panels && i < first + CHUNK; i++) {
+      for (int64_t i = first; i < a_panels && i < first + TASK_PANELS; i++) {
         const int64_t a = i * blocks + k;
         TILES[least(ROWS, rows - i * ROWS)](scratch + a * A_PANEL, a_scales + a * boxes * ROWS, b_scratch + b * B_PANEL,
                                             b_scales + b * boxes * COLUMNS, here, box / 2,

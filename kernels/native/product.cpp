@@ -1,15 +1,6 @@
 // A product of two matrices that are quantised on the way, in one call: a small layer's calls would cost more than its
 // work, and what lies between the kernels stays in memory that is kept.
-#include "job.h"
-#include "threads.h"
-
-EXPORT void dsq_quantize(const Plan*, const void* x, void* out, int threads, uint64_t seed);
-EXPORT void dsq_pack(const Plan*, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed);
-EXPORT void dsq_unpack(const Plan*, const uint8_t* codes, const uint8_t* exponents, void* out, int threads);
-EXPORT void dsq_gemm_bf16(const uint16_t*, int64_t, int64_t, const uint16_t*, int64_t, int64_t, const float*, float*,
-                          int64_t, int64_t, int64_t, uint32_t*, int);
-EXPORT void dsq_gemm_boxes(const uint8_t*, const uint8_t*, int, const uint8_t*, const uint8_t*, int, int, int, float*,
-                           int64_t, int64_t, int64_t, uint32_t*, int);
+#include "entries.h"
 
 namespace {
 
@@ -46,11 +37,10 @@ Ready ready(const Factor& f, bool codes, const uint8_t* data, const uint8_t* exp
 
 }  // namespace
 
-// out = quantised(a) quantised(b) + bias, quantised if so asked. `a` and `b` are values, or codes with exponents.
-EXPORT void dsq_product(const Product* p, const uint8_t* a, const uint8_t* a_exponents, const uint8_t* b,
-                        const uint8_t* b_exponents, const float* bias, float* out, uint8_t* scratch, int threads,
-                        uint64_t seed) {
-  const Ready left = ready(p->a, p->box, a, a_exponents, scratch, threads, seed);
+// out = quantised(a) quantised(b) + bias, quantised if so asked. `a` is values; `b` is values, or codes with exponents.
+EXPORT void dsq_product(const Product* p, const uint8_t* a, const uint8_t* b, const uint8_t* b_exponents,
+                        const float* bias, float* out, uint8_t* scratch, int threads, uint64_t seed) {
+  const Ready left = ready(p->a, p->box, a, nullptr, scratch, threads, seed);
   const Ready right = ready(p->b, p->box, b, b_exponents, scratch, threads, seed);
   uint32_t* panels = (uint32_t*)(scratch + p->panels_at);
   if (p->box)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import dsq.stash
-from tests.stash.sampled import check_unbiased, gradients, saved, tokens
+from tests.stash.sampled import Checkpointed, check_unbiased, gradients, saved, tokens
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -102,16 +101,8 @@ def test_a_sampled_product_keeps_rows_of_one_and_columns_of_the_other():
 
 
 def test_products_inside_a_checkpoint_stay_exact():
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Products()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
     torch.manual_seed(0)
-    model, x = Checkpointed(), tokens()
+    model, x = Checkpointed(Products(), reentrant=False), tokens()
     exact = gradients(model, x)
     dsq.stash.apply(model, "wtacrs", products=True)
     torch.testing.assert_close(gradients(model, x)["input"], exact["input"])

@@ -7,10 +7,18 @@ import io
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import dsq.stash
-from tests.stash.sampled import Attention, attention, check_unbiased, gradients, loss_weights, saved, tokens
+from tests.stash.sampled import (
+    Attention,
+    Checkpointed,
+    attention,
+    check_unbiased,
+    gradients,
+    loss_weights,
+    saved,
+    tokens,
+)
 
 
 def test_a_second_forward_before_the_backward():
@@ -145,16 +153,7 @@ def test_the_seed_decides_and_the_users_random_numbers_are_untouched():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_under_checkpointing_the_recomputed_rows_are_the_ones_used(reentrant):
     """Rows, numbers and scales of different draws would be a wrong gradient: its mean must be the true one."""
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = attention()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.inner, x, use_reentrant=reentrant)
-
-    model, x = Checkpointed(), tokens()
+    model, x = Checkpointed(attention(), reentrant), tokens()
     exact = gradients(model, x)
     dsq.stash.apply(model, "wtacrs")
     estimates = [gradients(model, x) for _ in range(80)]
