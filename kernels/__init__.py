@@ -2,10 +2,11 @@
 
 grid.py       what a format looks like to a kernel, and how a packed tensor lies in memory
 reference.py  the oracle, in plain PyTorch
+masks.py      masks of one bit a value, in plain PyTorch
 philox.py     the random numbers of stochastic rounding
 backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
-native_*.py   its plans, and whole products in one call
+native_*.py   its plans, its masks, and whole products in one call
 gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
 gemm.py       products of quantised operands on the units that hold them exactly
@@ -16,7 +17,7 @@ from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import one_call, pack, quantize, unpack
+from .ops import one_call, pack, pack_mask, quantize, unpack, unpack_mask
 from .product import Codes, Factor, Product
 
 native.register()
@@ -40,8 +41,10 @@ __all__ = [
     "has_gemm_boxes",
     "one_call",
     "pack",
+    "pack_mask",
     "quantize",
     "register_backend",
     "unpack",
+    "unpack_mask",
     "use_backend",
 ]

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import reference
+from . import masks, reference
 from .grid import Grid, Layout
 from .product import OneCall
+
+#: (values, low, high, nan_is_open) -> bits
+PackMask = Callable[[Tensor, float, float, bool], Tensor]
+#: (bits, count, closed, open, dtype, out) -> values
+UnpackMask = Callable[[Tensor, int, float, float, torch.dtype, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """An implementation of the kernels. Inputs are contiguous; see kernels.reference for what each must compute."""
+    """An implementation of the kernels. Inputs are contiguous; reference.py and masks.py say what each must compute."""
 
     name: str
     #: (x, grid, layout, seed, dtype) -> values
@@ -25,6 +30,8 @@ class Backend:
     unpack: Callable[[Tensor, Tensor, Grid, Layout, torch.dtype], Tensor]
     #: products in one call, of what gemm.py has units for; None: there are none
     product: OneCall | None = None
+    pack_mask: PackMask = masks.pack_mask
+    unpack_mask: UnpackMask = masks.unpack_mask
 
 
 REFERENCE = Backend("reference", reference.quantize, reference.pack, reference.unpack)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .backends import Backend, register_backend
 from .grid import Grid, Layout
+from .native_masks import masks_on
 from .native_plan import SEED_MASK, Plan, plan
 from .native_product import product_on
 
@@ -24,13 +25,16 @@ LIBRARY = Path(__file__).parent / "_native.so"
 
 def _load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
-    pointer, integer, seed = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
+    pointer, integer, size, seed = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
+    real = ctypes.c_float
     for name, arguments in {
         "dsq_isa": (integer, ctypes.POINTER(integer)),
         "dsq_use_threads": (pointer,),
         "dsq_quantize": (pointer, pointer, pointer, integer, seed),
         "dsq_pack": (pointer, pointer, pointer, pointer, integer, seed),
         "dsq_unpack": (pointer, pointer, pointer, pointer, integer),
+        "dsq_pack_mask": (integer, pointer, integer, size, real, real, integer, pointer, integer),
+        "dsq_unpack_mask": (integer, pointer, size, integer, real, real, pointer, integer),
         **_gemm_signatures(),
     }.items():
         function = getattr(library, name, None)
@@ -129,7 +133,7 @@ def backend(isa: str) -> Backend:
         return out
 
     product = product_on(library(), index) if has("dsq_has_gemm_bf16") or has("dsq_has_gemm_boxes") else None
-    return Backend(f"native-{isa}", quantize, pack, unpack, product)
+    return Backend(f"native-{isa}", quantize, pack, unpack, product, *masks_on(library(), index))
 
 
 def register() -> None:

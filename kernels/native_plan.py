@@ -7,7 +7,7 @@ import torch
 from .grid import BIAS, Grid, Layout
 
 SEED_MASK = (1 << 64) - 1
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Plan(ctypes.Structure):
@@ -23,5 +23,5 @@ def plan(grid: Grid, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype,
     return Plan(
         *(layout.outer, layout.rows, layout.columns, layout.code_shape(grid.bits)[1]),
         *(layout.along_rows, grid.bits, grid.box, -1 if grid.exponent is None else grid.exponent + BIAS),
-        *(_DTYPES[dtype], _DTYPES[out_dtype], stochastic, isa),
+        *(DTYPES[dtype], DTYPES[out_dtype], stochastic, isa),
     )

@@ -4,6 +4,7 @@ The functions here are what the rest of dsq calls: any floating tensor in, any a
 autograd. ``seed`` None rounds to nearest, ties to even; a number rounds stochastically.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -70,6 +71,21 @@ def unpack(
         values = backend_for(codes.device).unpack(codes, exponents, grid, _layout_of(shape, dim), dtype)
         return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
     return torch.ops.dsq.unpack(codes, exponents, grid.bits, grid.box, grid.exponent, shape, dim, dtype)
+
+
+def pack_mask(x: Tensor, low: float = 0.0, high: float = math.nan, nan_is_open: bool = True) -> Tensor:
+    """A bit for each value of ``x`` (contiguous, floating or bool), uint8 (ceil(N / 8),): see kernels.masks.
+
+    For what saved-tensor hooks keep, which no compiler sees: called as it is, not as an operator.
+    """
+    return backend_for(x.device).pack_mask(x.detach().view(-1), low, high, nan_is_open)
+
+
+def unpack_mask(
+    bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """``count`` values of ``dtype``, (count,), into ``out`` if given: ``open`` where the bit is 1, else ``closed``."""
+    return backend_for(bits.device).unpack_mask(bits, count, closed, open, dtype, out)
 
 
 def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import torch
@@ -11,34 +12,42 @@ from torch.nn import functional as F
 
 from dsq.stash.calls import Call, PackOne, Rule, Saved, needs
 from dsq.stash.forms import Dropped, Narrow
-from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
+from dsq.stash.masks import Mask, TwoValued, exact
 
 
-def signs(opened: Callable[[Tensor], Tensor], closed_value: float = 0.0, open_value: float = 1.0) -> PackOne:
-    """Keep where the op lets the gradient through; get() gives a tensor whose elements fall on the same sides."""
+def sides(
+    low: float = 0.0, high: float = nan, nan_is_open: bool = True, closed: float = 0.0, open: float = 1.0
+) -> PackOne:
+    """Keep where the op lets the gradient through: above ``low``, and below ``high`` if that is a number; get() gives
+    values that fall on the same sides, ``open`` and ``closed``.
+    """
 
     def pack(t: Tensor) -> Saved | None:
-        if t.numel() < 8:
-            return None
-        return TwoValued(Mask.pack(opened(t.detach())), closed_value, open_value, t.dtype)
+        return None if t.numel() < 8 else TwoValued(Mask.of(t, low, high, nan_is_open), closed, open, t.dtype)
 
     return pack
 
 
 def relu(call: Call) -> PackOne:
-    """threshold_backward lets the gradient through unless result <= 0: a result is above 0, or NaN, if not 0."""
-    return signs(lambda t: t.bool())
+    """threshold_backward lets the gradient through unless result <= 0 (NaN passes)."""
+    return sides()
 
 
 def leaky_relu(call: Call) -> PackOne:
     """leaky_relu_backward scales the gradient unless x > 0 (NaN is scaled)."""
-    return signs(lambda t: t > 0)
+    return sides(nan_is_open=False)
 
 
 def threshold(call: Call) -> PackOne:
     """F.threshold(input, threshold, value): the gradient passes unless x <= threshold (NaN passes)."""
     limit = call.get(1, "threshold")
-    return signs(lambda t: (t <= limit).logical_not_(), limit, limit + max(1.0, abs(limit)))
+
+    def pack(t: Tensor) -> Saved | None:
+        # CUDA compares in the type of x, the CPU in float32
+        low = limit if t.device.type == "cpu" else torch.tensor(limit, dtype=t.dtype, device="cpu").item()
+        return sides(low, closed=-inf, open=nan)(t)
+
+    return pack
 
 
 def hardtanh(call: Call) -> PackOne:
@@ -52,7 +61,7 @@ def relu6(call: Call) -> PackOne:
 
 
 def _inside(low: float, high: float) -> PackOne:
-    return signs(lambda t: ((t <= low) | (t >= high)).logical_not_(), high, low / 2 + high / 2)
+    return sides(low, high, closed=inf, open=low / 2 + high / 2)
 
 
 def prelu(call: Call) -> PackOne | None:
@@ -66,14 +75,7 @@ def prelu(call: Call) -> PackOne | None:
 
 def dropout(call: Call) -> PackOne:
     """Boolean masks (CUDA) and floating noise of two values (CPU); the rest as it is."""
-    return mask_of
-
-
-def mask_of(t: Tensor) -> Saved | None:
-    """The 1-bit form of a boolean or two-valued tensor that takes no gradient; None for any other."""
-    if t.dtype == torch.bool:
-        return PackedBool(Mask.pack(t.detach()))
-    return scaled_mask(t) if t.is_floating_point() and not t.requires_grad else None
+    return lambda t: None if t.requires_grad else exact(t)
 
 
 def max_pool(spatial: int) -> Rule:

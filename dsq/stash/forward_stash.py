@@ -21,7 +21,7 @@ from dsq.stash.bit_rules import MASKS, MAX_POOL
 from dsq.stash.calls import Call, PackOne, Rule, Saved
 from dsq.stash.forms import Narrow
 from dsq.stash.hooks import Kept, refuse_create_graph, storage_key
-from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
+from dsq.stash.masks import Mask, TwoValued, exact
 from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, source_of, span
 
 
@@ -62,7 +62,7 @@ class View:
 class SharedMask:
     """An exact mask; like a Stash it holds the address of the storage it was made from."""
 
-    mask: TwoValued | PackedBool
+    mask: TwoValued
     source: StorageWeakRef = field(repr=False)
 
     def get(self) -> Tensor:
@@ -119,12 +119,9 @@ class ForwardStash:
         """Keep a tensor exact, masks in one bit a value; consumers that come later share it."""
         if tensor.layout is not torch.strided or is_weight(tensor, self.storages):
             return Kept.of(tensor)
-        if tensor.dtype == torch.bool:
-            return self._mask(tensor, lambda: PackedBool(Mask.pack(tensor)))
-        if tensor.is_floating_point() and not tensor.requires_grad:
-            mask = scaled_mask(tensor)
-            if mask is not None:
-                return self._mask(tensor, lambda: mask)
+        mask = None if tensor.requires_grad else exact(tensor)
+        if mask is not None:
+            return self._mask(tensor, lambda: mask)
         _, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
         kept = Kept.of(tensor)
@@ -135,13 +132,13 @@ class ForwardStash:
         return kept
 
     def keep_sign(self, tensor: Tensor) -> Packed:
-        """Of a ReLU's output, where it is positive: all that its backward asks."""
-        return self._mask(tensor, lambda: TwoValued(Mask.pack(tensor.detach() > 0), 0.0, 1.0, tensor.dtype))
+        """Of a ReLU's output, where it is not 0: all that its backward asks."""
+        return self._mask(tensor, lambda: TwoValued(Mask.of(tensor), 0.0, 1.0, tensor.dtype))
 
     def _of_batch(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.batch and scaled_mask(tensor) is None
+        return tensor.untyped_storage()._cdata in self.batch and exact(tensor) is None
 
-    def _mask(self, tensor: Tensor, make: Callable[[], TwoValued | PackedBool]) -> SharedMask:
+    def _mask(self, tensor: Tensor, make: Callable[[], TwoValued]) -> SharedMask:
         key = (*storage_key(tensor), "mask", tensor.storage_offset(), tensor.shape, tensor.stride())
         found = self._made.get(key)
         if found is None:
@@ -168,7 +165,7 @@ def exact_masks(stash: ForwardStash) -> dict[Callable[..., Any], Rule]:
         return act
 
     def count(saved: Saved | None) -> Saved | None:
-        if isinstance(saved, (TwoValued, PackedBool, Narrow)):
+        if isinstance(saved, (TwoValued, Narrow)):
             stash.kept_bytes += saved.nbytes
         return saved
 

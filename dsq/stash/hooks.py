@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.policy import Controller
 
@@ -134,8 +133,12 @@ def op_hooks(pack_one: Callable[[Tensor], Any]) -> Iterator[None]:
         saved = pack_one(tensor)
         return pass_on(tensor, outer) if saved is None else saved
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.get()), _ours():
-        yield
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.get()):
+        _CALLS.packs.append(pack)
+        try:
+            yield
+        finally:
+            _CALLS.packs.pop()
 
 
 def active_contexts() -> tuple[Active, ...]:
@@ -153,7 +156,7 @@ def reenter(contexts: tuple[Active, ...]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)  # made for every saved tensor: frozen takes three times as long
 class Kept:
     """A saved tensor kept as it is, with the check that autograd leaves to whoever installs hooks."""
 
@@ -191,7 +194,7 @@ def storage_key(tensor: Tensor) -> tuple[int, int]:
     being reused): let the cached object hold `StorageWeakRef(tensor.untyped_storage())` and the cache be a
     WeakValueDictionary.
     """
-    return StorageWeakRef(tensor.untyped_storage()).cdata, tensor._version
+    return tensor.untyped_storage()._cdata, tensor._version
 
 
 def parameter_storages(model: nn.Module) -> set[int]:

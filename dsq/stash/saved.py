@@ -39,6 +39,8 @@ class MemoryOrder:
     def of(cls, tensor: Tensor) -> tuple[MemoryOrder, Tensor]:
         """(the order, the values): detached, axes in memory order, contiguous where the tensor has no gaps."""
         values = tensor.detach()
+        if values.is_contiguous():
+            return cls(values.shape, tuple(range(values.dim())), values.shape), values
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1:
                 values = values.narrow(axis, 0, 1)
@@ -50,6 +52,8 @@ class MemoryOrder:
 
     def restore(self, flat: Tensor) -> Tensor:
         """The tensor's shape around its values in memory order, given flat."""
+        if self.sizes == self.shape and self.axes == tuple(range(len(self.axes))):
+            return flat.view(self.shape)
         inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
         return flat.view(self.sizes).permute(inverse).expand(self.shape)
 

@@ -84,18 +84,21 @@ class Tally:
         self.forms: list[ref[Any]] = []
         self.dropped = 0
 
-    def note(self, tensor: Tensor, saved: Any) -> None:
-        """One saved tensor, and the form it is kept in."""
+    def note(self, tensor: Tensor, saved: Any) -> bool:
+        """One saved tensor, and the form it is kept in; False for a weight, which does not count."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self.weights:
-            return
-        self.raw.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        key = storage._cdata
+        if key in self.weights:
+            return False
+        if key not in self.raw:
+            self.raw[key] = StorageWeakRef(storage), storage.nbytes()
         if isinstance(saved, Kept):
-            self.whole.add(storage._cdata)
+            self.whole.add(key)
         elif isinstance(saved, Dropped):
             self.dropped += 1
         else:
             self.forms.append(ref(saved))
+        return True
 
     def summary(self, name: str) -> Summary:
         """In numbers; a policy further out counts what it was passed itself."""
@@ -134,8 +137,8 @@ class Selective(Controller):
         saved = pass_on(tensor, outer)
         if tensor.layout is not torch.strided:  # sparse: no storage of its own
             return saved
-        tally.note(tensor, saved)
-        if isinstance(saved, Kept):
+        activation = tally.note(tensor, saved)
+        if activation and isinstance(saved, Kept):
             key = storage_key(tensor)
             sign = self.signs.pop(key, None)
             if sign is not None:

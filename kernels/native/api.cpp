@@ -150,3 +150,22 @@ EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* ex
   if (p->box == 0) job.tensor_exponent = *exponents;
   deal_out(job, range_unpack, decode_tasks(*p), threads);
 }
+
+// Values that a thread takes at a time where each becomes a bit.
+constexpr int64_t MASK_PIECE = VALUES_A_THREAD;
+
+EXPORT void dsq_pack_mask(int isa, const void* values, int dtype, int64_t count, float low, float high, int nan_is_open,
+                          uint8_t* bits, int threads) {
+  const MaskJob job{(void*)values, bits, dtype, low, high, nan_is_open != 0, 0, 0};
+  share_out(ceil_div(count, MASK_PIECE), threads, [&](int64_t i) {
+    ISAS[isa]->mask(job, i * MASK_PIECE, (i + 1) * MASK_PIECE < count ? (i + 1) * MASK_PIECE : count);
+  });
+}
+
+EXPORT void dsq_unpack_mask(int isa, const uint8_t* bits, int64_t count, int dtype, float closed, float open,
+                            void* values, int threads) {
+  const MaskJob job{values, (uint8_t*)bits, dtype, 0, 0, false, closed, open};
+  share_out(ceil_div(count, MASK_PIECE), threads, [&](int64_t i) {
+    ISAS[isa]->unmask(job, i * MASK_PIECE, (i + 1) * MASK_PIECE < count ? (i + 1) * MASK_PIECE : count);
+  });
+}

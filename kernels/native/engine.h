@@ -3,6 +3,7 @@
 
 #include "decode.h"
 #include "encode.h"
+#include "masks.h"
 
 namespace {
 

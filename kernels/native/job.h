@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, BYTE = 3 };  // the last of masks only
 
 // Mirrored by native_plan.py's Plan, field by field: a Grid, a Layout and the caller's choices.
 struct Plan {
@@ -41,6 +41,16 @@ struct Job {
   bool stream;              // write values past the caches
 };
 
+// One bit a value (masks.h).
+struct MaskJob {
+  void* values;
+  uint8_t* bits;
+  int32_t dtype;
+  float low, high;     // of pack: the open values lie between; NaN: no limit
+  bool nan_is_open;    // of pack
+  float closed, open;  // of unpack: the two values
+};
+
 // One instruction set's kernels; each works on tasks [begin, end) of a job and may run beside others on the rest.
 struct Isa {
   const char* name;
@@ -49,6 +59,8 @@ struct Isa {
   void (*quantize)(const Job&, int64_t begin, int64_t end);
   void (*pack)(const Job&, int64_t begin, int64_t end);
   void (*unpack)(const Job&, int64_t begin, int64_t end);
+  void (*mask)(const MaskJob&, int64_t begin, int64_t end);  // of values; begin a multiple of 32, as below
+  void (*unmask)(const MaskJob&, int64_t begin, int64_t end);
 };
 
 extern const Isa PORTABLE;

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.stash.masks import Mask, PackedBool, TwoValued, scaled_mask
+from dsq.stash.masks import Mask, TwoValued, exact
 
 
 def layouts():
@@ -25,24 +25,24 @@ def layouts():
 @pytest.mark.parametrize("name", layouts())
 def test_round_trip(name):
     mask = layouts()[name]
-    packed = Mask.pack(mask)
-    assert torch.equal(packed.unpack(), mask)
+    packed = exact(mask)
+    assert torch.equal(packed.get(), mask)
     assert packed.nbytes == -(-(24 if name == "expanded" else mask.numel()) // 8)  # 6 x 1 x 4 x 1 of its values differ
     if name not in ("strided", "expanded"):
-        assert packed.unpack().stride() == mask.stride()
+        assert packed.get().stride() == mask.stride()
 
 
 def test_bits_are_in_memory_order_lowest_first():
     mask = torch.tensor([1, 0, 0, 0, 0, 0, 1, 1, 1], dtype=torch.bool)
-    assert Mask.pack(mask).bits.tolist() == [0b11000001, 0b1]
+    assert Mask.of(mask).bits.tolist() == [0b11000001, 0b1]
     square = torch.rand(4, 6).t() > 0.5
-    assert (Mask.pack(square).bits.numpy() == np.packbits(square.t().numpy().reshape(-1), bitorder="little")).all()
+    assert (Mask.of(square).bits.numpy() == np.packbits(square.t().numpy().reshape(-1), bitorder="little")).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_dropout_noise_is_exact(dtype):
     noise = torch.empty(50, 7, dtype=dtype).bernoulli_(0.7).div_(0.7)
-    packed = scaled_mask(noise)
+    packed = exact(noise)
     assert packed is not None
     assert packed.nbytes == -(-350 // 8)
     assert torch.equal(packed.get(), noise)
@@ -53,27 +53,29 @@ def test_dropout_noise_is_exact(dtype):
     "values",
     [
         *(torch.randn(64), torch.zeros(64), -torch.ones(64), torch.ones(4), torch.tensor([0.0, 1, 2, 0] * 9)),
-        torch.cat([torch.ones(300), torch.tensor([2.0])]),
+        *(torch.cat([torch.ones(300), torch.tensor([last])]) for last in (2.0, -1.0, float("nan"))),
+        torch.arange(64),
     ],
-    ids=["normal", "zeros", "negative", "few", "three values", "third value late"],
+    ids=["normal", "zeros", "negative", "few", "three values", "late", "late, negative", "late, NaN", "whole numbers"],
 )
 def test_other_tensors_are_no_mask(values):
-    assert scaled_mask(values) is None
+    assert exact(values) is None
 
 
-def test_two_values_and_bools():
-    open_ = torch.rand(5, 9) > 0.5
-    kept = TwoValued(Mask.pack(open_), closed=6.0, open=3.0, dtype=torch.float32)
-    assert torch.equal(kept.get(), torch.where(open_, 3.0, 6.0))
-    assert torch.equal(PackedBool(Mask.pack(open_)).get(), open_)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_two_values(dtype):
+    x = torch.randn(5, 9, dtype=dtype)
+    kept = TwoValued(Mask.of(x, 0.3), closed=6.0, open=0.1, dtype=dtype)
+    assert torch.equal(kept.get(), torch.where(x > 0.3, torch.tensor(0.1, dtype=dtype), 6.0).to(dtype))
 
 
-@pytest.mark.parametrize("numel", [8, 13, 64])
-def test_what_other_devices_compute_is_the_same(numel):
-    """The arithmetic used off the CPU, here on the CPU: multiply to gather bits, shift to spread them."""
-    from dsq.stash import masks
-
-    flags = torch.rand(numel) > 0.5
-    padded = torch.nn.functional.pad(flags.view(torch.uint8), (0, -numel % 8))
-    assert torch.equal(masks.gather_bits(padded), Mask.pack(flags).bits)
-    assert torch.equal(masks.spread_bits(Mask.pack(flags).bits)[:numel].bool(), flags)
+def test_unpacked_tensors_share_memory_only_one_after_the_other():
+    masks = [torch.rand(100) > 0.5 for _ in range(3)]
+    packed = [TwoValued(Mask.of(mask), 0.0, 1.0, torch.float32) for mask in masks]
+    first, second = packed[0].get()[10:], packed[1].get()
+    assert torch.equal(first, masks[0][10:].float())
+    assert torch.equal(second, masks[1].float())
+    address = second.data_ptr()
+    del second
+    assert packed[2].get().data_ptr() == address
+    assert torch.equal(first, masks[0][10:].float())

@@ -203,6 +203,18 @@ def test_infinities_and_nans_pass_as_in_pytorch():
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("limit", [0.1, 0.2, 0.3, 0.7])
+def test_values_on_a_limit_that_the_type_does_not_hold(dtype, limit):
+    """PyTorch compares with the limit in float32: the value nearest to it lies above it, or below."""
+    x = torch.tensor([limit, -limit, 0.0, 1.0], dtype=dtype).repeat(16)
+    for module in (nn.Threshold(limit, 0.0), nn.Hardtanh(-limit, 3.0), nn.Hardtanh(-1.0, limit)):
+        model = seq(module)
+        expected = gradients(model, x, needs_x=True)
+        apply(model, "selective")
+        assert all(map(torch.equal, gradients(model, x, needs_x=True), expected))
+
+
 def test_second_forward_retained_graph_and_double_backward():
     plain = seq(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Conv1d(3, 2, 3)).eval()
     model = copy.deepcopy(plain)

@@ -1,0 +1,55 @@
+"""Masks of one bit a value: every backend against numpy."""
+
+import numpy as np
+import pytest
+import torch
+from dsq.kernels import REFERENCE, native
+
+BACKENDS = {"reference": REFERENCE} | {isa: native.backend(isa) for isa in native.instruction_sets()}
+EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to two threads
+NAN, INF = float("nan"), float("inf")
+
+
+def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Values on both sides of the limits and on them, subnormals, zeros of both signs, infinities and NaN."""
+    tiny = torch.finfo(dtype).smallest_normal / 2
+    few = torch.tensor([0.0, -0.0, tiny, -tiny, 0.1, 0.3, -0.3, 6, 5.9, INF, -INF, NAN, 1e-3], dtype=dtype)
+    return few[torch.randint(len(few), (count,), generator=torch.Generator().manual_seed(count))]
+
+
+@EACH_BACKEND
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("low", "high"), [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)])
+@pytest.mark.parametrize("nan_is_open", [True, False])
+def test_open_values_lie_between_the_limits(backend, dtype, low, high, nan_is_open):
+    for count in LENGTHS:
+        x = edges(count, dtype)
+        wide = x.double().numpy() if dtype is torch.float64 else x.float().numpy()
+        closed = (wide <= wide.dtype.type(low)) | (wide >= wide.dtype.type(high))
+        open_ = np.where(np.isnan(wide), nan_is_open, ~closed)
+        found = backend.pack_mask(x, low, high, nan_is_open)
+        assert found.tolist() == np.packbits(open_, bitorder="little").tolist()
+
+
+@EACH_BACKEND
+def test_a_bool_is_its_own_mask(backend):
+    for count in LENGTHS:
+        flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) > 0.5
+        bits = backend.pack_mask(flags, 0, NAN, True)
+        assert bits.tolist() == np.packbits(flags.numpy(), bitorder="little").tolist()
+        assert torch.equal(backend.unpack_mask(bits, count, False, True, torch.bool, None), flags)
+
+
+@EACH_BACKEND
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("closed", "open_"), [(0, 1), (0, 1 / 0.9), (INF, NAN), (-0.0, -3e-8)])
+def test_bits_become_the_two_values(backend, dtype, closed, open_):
+    for count in LENGTHS:
+        bits = torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
+        flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
+        expected = torch.where(flags, torch.tensor(open_, dtype=dtype), torch.tensor(closed, dtype=dtype))
+        found = backend.unpack_mask(bits, count, closed, open_, dtype, None)
+        assert found.dtype == dtype
+        assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
