@@ -71,31 +71,52 @@ uint32_t deal_out(const Job& job, Range range, int64_t count, int threads) {
   return deal.most;
 }
 
+void raise_to(uint32_t found, std::atomic<uint32_t>& most) {
+  for (uint32_t before = most; before < found && !most.compare_exchange_weak(before, found);) {
+  }
+}
+
 void range_largest(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
   constexpr int64_t piece = 4096;
   const Plan& p = *job.plan;
   int64_t values = p.outer * p.rows * p.columns;
-  uint32_t found = ISAS[p.isa]->largest(job, begin * piece, end * piece < values ? end * piece : values);
-  for (uint32_t before = most; before < found && !most.compare_exchange_weak(before, found);) {
+  raise_to(ISAS[p.isa]->largest(job, begin * piece, end * piece < values ? end * piece : values), most);
+}
+
+// Quantises or packs, also finding the largest value if the binary point is static: a few tasks at a time, whose values
+// are still in a near cache when they are read again.
+template <auto kernel> void range_encode(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
+  const Plan& p = *job.plan;
+  const Isa& isa = *ISAS[p.isa];
+  if (!job.watch) return (isa.*kernel)(job, begin, end);
+  constexpr int64_t few = 256;
+  const Tasks tasks = encode_tasks(p);
+  auto first_value = [&](int64_t task) { return task / tasks.strips * p.columns + task % tasks.strips * tasks.width; };
+  for (; begin < end; begin += few) {
+    const int64_t stop = begin + few < end ? begin + few : end;
+    raise_to(isa.largest(job, first_value(begin), first_value(stop)), most);
+    (isa.*kernel)(job, begin, stop);
   }
 }
-void range_quantize(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
-  ISAS[job.plan->isa]->quantize(job, begin, end);
-}
-void range_pack(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
-  ISAS[job.plan->isa]->pack(job, begin, end);
-}
+
 void range_unpack(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
   ISAS[job.plan->isa]->unpack(job, begin, end);
 }
 
-// With one box for the whole tensor its exponent comes first, from a pass of its own.
-void set_tensor_exponent(Job& job, int threads) {
+// Quantises or packs. Where one box holds the whole tensor, its exponent comes first, from a pass of its own; a static
+// one is known, unless on the way a NaN is found: then all becomes NaN.
+template <auto kernel> void encode(Job& job, int threads) {
   const Plan& p = *job.plan;
-  if (p.box) return;
-  int64_t values = p.outer * p.rows * p.columns;
-  int found = (int)(deal_out(job, range_largest, ceil_div(values, 4096), threads) >> 23);
-  job.tensor_exponent = found == NAN_EXPONENT || p.exponent < 0 ? found : p.exponent;
+  const int64_t tasks = encode_tasks(p).count();
+  if (p.box == 0 && p.exponent < 0)
+    job.tensor_exponent =
+        (int)(deal_out(job, range_largest, ceil_div(p.outer * p.rows * p.columns, 4096), threads) >> 23);
+  job.watch = p.box == 0 && p.exponent >= 0;
+  if (job.watch) job.tensor_exponent = p.exponent;
+  const uint32_t found = deal_out(job, range_encode<kernel>, tasks, threads) >> 23;
+  if (!job.watch || found != NAN_EXPONENT) return;
+  job.watch = false, job.tensor_exponent = NAN_EXPONENT;
+  deal_out(job, range_encode<kernel>, tasks, threads);
 }
 
 // Where rows hold whole boxes and whole bytes of codes, a tensor is as good as one long row, unless rounding draws
@@ -131,22 +152,20 @@ EXPORT void dsq_use_threads(void* function) { parallel = (Parallel)function; }
 
 EXPORT void dsq_quantize(const Plan* plan, const void* x, void* out, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype)};
-  set_tensor_exponent(job, threads);
-  deal_out(job, range_quantize, encode_tasks(*p).count(), threads);
+  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype), false};
+  encode<&Isa::quantize>(job, threads);
 }
 
 EXPORT void dsq_pack(const Plan* plan, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false};
-  set_tensor_exponent(job, threads);
+  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false, false};
+  encode<&Isa::pack>(job, threads);
   if (p->box == 0) *exponents = (uint8_t)job.tensor_exponent;
-  deal_out(job, range_pack, encode_tasks(*p).count(), threads);
 }
 
 EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype)};
+  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype), false};
   if (p->box == 0) job.tensor_exponent = *exponents;
   deal_out(job, range_unpack, decode_tasks(*p), threads);
 }

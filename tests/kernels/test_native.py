@@ -116,6 +116,17 @@ def test_boxes_with_nan_or_infinity(isa):
 
 
 @EACH_ISA
+@pytest.mark.parametrize("shape", [(300, 1100), (256, 1024)])  # rows apart, and as one row
+def test_one_nan_anywhere_spoils_a_tensor_of_static_point(isa, shape):
+    x = torch.randn(shape)
+    for place in (0, x.numel() // 2 + 5, x.numel() - 1):
+        spoilt = x.clone()
+        spoilt.view(-1)[place] = torch.nan
+        for seed in (None, 4):
+            assert_agrees(isa, spoilt, Grid(8, 0, 2), -1, seed)
+
+
+@EACH_ISA
 def test_half_values_come_out_rounded_and_beyond_its_range_infinite(isa):
     x = torch.ldexp(torch.randn(60, 64), torch.arange(-40, 20).view(-1, 1))
     for bits in (4, 16):
