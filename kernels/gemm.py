@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from . import native
-from .grid import Grid
+from .grid import Grid, Layout
 from .native_product import scratch, summed_as_integers
-from .ops import define
+from .ops import check_codes, define
 
 #: steps of the contraction in a panel of native/panels.h; a box has to divide it
 _DEPTH = 256
@@ -38,7 +38,16 @@ def has_gemm_boxes(device_type: str, a: Grid | None, b: Grid | None) -> bool:
 
 
 def gemm_bf16(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """``a b + bias`` in float32 from bfloat16 operands."""
+    """``a b + bias`` in float32 from bfloat16 operands and a float32 bias.
+
+    Raises:
+        ValueError: other types, or shapes that do not fit.
+    """
+    fits = a_MK.dim() == b_KN.dim() == 2 and a_MK.shape[1] == b_KN.shape[0]
+    if not fits or a_MK.dtype != torch.bfloat16 or b_KN.dtype != torch.bfloat16:
+        raise ValueError(f"a (M, K) and b (K, N) must be bfloat16, got {_told(a_MK)} and {_told(b_KN)}")
+    if bias_N is not None and (bias_N.shape != b_KN.shape[1:] or bias_N.dtype != torch.float32):
+        raise ValueError(f"bias must be float32 ({b_KN.shape[1]},), got {_told(bias_N)}")
     if a_MK.device.type == "cuda":
         product = torch.mm(a_MK, b_KN, out_dtype=torch.float32)
         return product if bias_N is None else product.add_(bias_N)
@@ -48,10 +57,22 @@ def gemm_bf16(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tenso
 def gemm_boxes(
     a: tuple[Tensor, Tensor], a_grid: Grid, b: tuple[Tensor, Tensor], b_grid: Grid, rows: int, columns: int, depth: int
 ) -> Tensor:
-    """``a^T b`` in float32 from codes and exponents of a (depth, rows) and a (depth, columns) tensor, boxes along 0."""
+    """``a^T b`` in float32 from codes and exponents of a (depth, rows) and a (depth, columns) tensor, boxes along 0.
+
+    Raises:
+        ValueError: codes or exponents of other types or shapes; grids that has_gemm_boxes says no to.
+    """
+    if not has_gemm_boxes("cpu", a_grid, b_grid):
+        raise ValueError(f"no unit of this machine multiplies {a_grid} by {b_grid} in boxes")
+    check_codes(*a, a_grid, Layout.of((depth, rows), 0))
+    check_codes(*b, b_grid, Layout.of((depth, columns), 0))
     return torch.ops.dsq.gemm_boxes(
         *a, a_grid.bits, *b, b_grid.bits, summed_as_integers(a_grid.box), rows, columns, depth
     )
+
+
+def _told(x: Tensor) -> str:
+    return f"{x.dtype} {tuple(x.shape)}"
 
 
 def _native_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:

@@ -49,6 +49,7 @@ def plain(x: Tensor) -> bool:
 
 def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` rounded to ``grid`` with boxes along ``dim``; same shape, in ``dtype`` (default: that of ``x``)."""
+    _check_floating(x)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return backend_for(x.device).quantize(x, grid, _layout_of(x.shape, dim), seed, dtype or x.dtype)
@@ -57,6 +58,7 @@ def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: to
 
 def pack(x: Tensor, grid: Grid, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Codes and exponents of ``x``: uint8 tensors of the shapes that ``Layout`` gives."""
+    _check_floating(x)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return backend_for(x.device).pack(x, grid, _layout_of(x.shape, dim), seed)
@@ -68,9 +70,26 @@ def unpack(
 ) -> Tensor:
     """The values packed in ``codes`` and ``exponents``, as a tensor of ``shape`` and ``dtype``."""
     if plain(codes):
-        values = backend_for(codes.device).unpack(codes, exponents, grid, _layout_of(shape, dim), dtype)
+        layout = _layout_of(shape, dim)
+        check_codes(codes, exponents, grid, layout)
+        values = backend_for(codes.device).unpack(codes.contiguous(), exponents.contiguous(), grid, layout, dtype)
         return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
     return torch.ops.dsq.unpack(codes, exponents, grid.bits, grid.box, grid.exponent, shape, dim, dtype)
+
+
+def _check_floating(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a floating tensor, got {x.dtype}")
+
+
+def check_codes(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout) -> None:
+    """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
+    shapes = layout.code_shape(grid.bits), layout.exponent_shape(grid.box)
+    if (codes.shape, exponents.shape) != shapes or codes.dtype != torch.uint8 or exponents.dtype != torch.uint8:
+        raise ValueError(
+            f"codes and exponents must be uint8 of shapes {shapes[0]} and {shapes[1]}, got "
+            f"{codes.dtype} {tuple(codes.shape)} and {exponents.dtype} {tuple(exponents.shape)}"
+        )
 
 
 def pack_mask(x: Tensor, low: float = 0.0, high: float = math.nan, nan_is_open: bool = True) -> Tensor:
@@ -111,7 +130,8 @@ def _pack(x, bits, box, exponent, dim, seed):
 
 def _unpack(codes, exponents, bits, box, exponent, shape, dim, dtype):
     grid, layout = Grid(bits, box, exponent), Layout.of(shape, dim)
-    return backend_for(codes.device).unpack(codes, exponents, grid, layout, dtype).view(shape)
+    check_codes(codes, exponents, grid, layout)
+    return backend_for(codes.device).unpack(codes.contiguous(), exponents.contiguous(), grid, layout, dtype).view(shape)
 
 
 def _fake_quantize(x, bits, box, exponent, dim, seed, dtype):

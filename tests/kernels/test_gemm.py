@@ -82,3 +82,23 @@ def test_empty_products():
         empty = torch.empty(3, 0, dtype=torch.bfloat16)
         assert torch.equal(kernels.gemm_bf16(empty, empty.t(), torch.arange(3.0)), torch.arange(3.0).expand(3, 3))
         assert kernels.gemm_bf16(torch.empty(0, 4).bfloat16(), torch.empty(4, 3).bfloat16()).shape == (0, 3)
+
+
+@needs_bf16
+def test_operands_that_do_not_fit_are_refused():
+    a = torch.zeros(4, 8, dtype=torch.bfloat16)
+    for operands in [(a, a), (a[0], a.t()), (a.float(), a.t())]:
+        with pytest.raises(ValueError, match=r"a \(M, K\) and b \(K, N\) must be bfloat16, got torch\.\w+ \("):
+            kernels.gemm_bf16(*operands)
+    with pytest.raises(ValueError, match=r"bias must be float32 \(4,\), got torch.float32 \(8,\)"):
+        kernels.gemm_bf16(a, a.t(), torch.zeros(8))
+
+
+@needs_boxes
+def test_codes_that_do_not_fit_are_refused():
+    wide, narrow = dsq.pack(torch.randn(32, 8), dsq.BFP(16), 0), dsq.pack(torch.randn(32, 4), dsq.BFP(4), 0)
+    a, b = (wide.codes, wide.exponents), (narrow.codes, narrow.exponents)
+    with pytest.raises(ValueError, match=r"no unit of this machine multiplies Grid"):
+        kernels.gemm_boxes(a, wide.fmt.grid, b, dsq.BFP(4, box=32).grid, 8, 4, 32)
+    with pytest.raises(ValueError, match=r"codes and exponents must be uint8 of shapes"):
+        kernels.gemm_boxes(a, wide.fmt.grid, b, narrow.fmt.grid, 8, 4, 64)

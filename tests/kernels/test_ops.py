@@ -96,3 +96,20 @@ def test_results_take_no_part_in_autograd(backend):
 def test_a_dimension_out_of_range_is_said_plainly():
     with pytest.raises(ValueError, match=r"dim must be in \[-2, 1\] for a tensor of shape \(4, 5\), got 2"):
         kernels.quantize(torch.randn(4, 5), GRID, 2)
+
+
+@pytest.mark.parametrize("function", [kernels.quantize, kernels.pack])
+def test_integers_are_refused(function):
+    with pytest.raises(TypeError, match=r"x must be a floating tensor, got torch.int32"):
+        function(torch.zeros(4, 16, dtype=torch.int32), GRID, -1)
+
+
+def test_codes_of_another_shape_are_refused_and_strided_ones_read():
+    codes, exponents = kernels.pack(torch.randn(4, 32), GRID, -1)
+    for wrong in [(codes[:3], exponents), (codes, exponents[:, :1]), (codes.int(), exponents)]:
+        for unpack in (kernels.unpack, lambda c, e, g, s, d, t: ops.unpack(c, e, g.bits, g.box, None, s, d, t)):
+            with pytest.raises(ValueError, match=r"must be uint8 of shapes \(4, 16\) and \(4, 2\), got"):
+                unpack(*wrong, GRID, (4, 32), -1, torch.float32)
+    whole = kernels.unpack(codes, exponents, GRID, (4, 32), -1, torch.float32)
+    strided = codes.t().contiguous().t(), exponents.t().contiguous().t()
+    assert torch.equal(kernels.unpack(*strided, GRID, (4, 32), -1, torch.float32), whole)
