@@ -1,5 +1,6 @@
 """Whether a backend gives the reference's bits: the cases to try, tensors full of edges, and the comparison."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -107,6 +108,21 @@ def disagreements(backend: Backend, case: Case, device: torch.device) -> list[st
         ("unpack", z, found_z),
     ]
     return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
+
+
+def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of masks: what was tried, and the operations in which ``backend`` differs from the reference ("" for none)."""
+    for dtype in (*FLOATS, torch.float64, torch.bool):
+        for count in (0, 1, 8, 31, 2048, 4100):
+            x = edges(Case((count,), -1, Grid(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
+            for low, high, nan_is_open in ((0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)):
+                bits = REFERENCE.pack_mask(x, low, high, nan_is_open)
+                found = backend.pack_mask(x.to(device), low, high, nan_is_open)
+                y = REFERENCE.unpack_mask(bits, count, low, 1 / 0.9, dtype, None)
+                found_y = backend.unpack_mask(bits.to(device), count, low, 1 / 0.9, dtype, None)
+                pairs = (("pack", bits, found), ("unpack", y, found_y))
+                wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected, got.cpu()))
+                yield f"mask of {count} {dtype} between {low} and {high}", wrong
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """How near the GPU kernels come to their ceiling: a device-to-device copy that moves the same number of bytes."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +77,7 @@ def _runs(values: int) -> Iterator[Run]:
             yield _pack(x, dim, Grid(4, 12))
         yield _pack(x, -1, Grid(4, 0))
         yield _unpack(x, -1, Grid(4, 0))
+        yield from _masks(x.view(-1))
 
 
 def _what(op: str, x: torch.Tensor, dim: int, grid: Grid, seed: int | None) -> Row:
@@ -95,6 +97,15 @@ def _pack(x: torch.Tensor, dim: int, grid: Grid, seed: int | None = None) -> Run
     reads = x.nbytes if gpu.holds_boxes(grid, layout) else 2 * x.nbytes
     moved = reads + codes.nbytes + exponents.nbytes
     return Run(_what("pack", x, dim, grid, seed), moved, lambda: gpu.pack(x, grid, layout, seed))
+
+
+def _masks(x: torch.Tensor) -> Iterator[Run]:
+    bits = gpu.pack_mask(x, 0.0, math.nan, True)
+    what = {**_what("pack", x, -1, Grid(1, 0), None), "box": "mask"}
+    moved = x.nbytes + bits.nbytes
+    yield Run(what, moved, lambda: gpu.pack_mask(x, 0.0, math.nan, True))
+    unpack = partial(gpu.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype, None)
+    yield Run({**what, "op": "unpack"}, moved, unpack)
 
 
 def _unpack(x: torch.Tensor, dim: int, grid: Grid) -> Run:

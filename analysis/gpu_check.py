@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from dsq.kernels import Grid, Layout, gemm_bf16, gpu
 
-from analysis.gpu_agreement import Case, cases, disagreements
+from analysis.gpu_agreement import Case, cases, disagreements, mask_disagreements
 from analysis.gpu_tables import Row, print_table, write_csv
 
 NOT_ON_GPU = "not run on a GPU (Triton's interpreter on the CPU)"
@@ -64,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
 def agreement(device: torch.device) -> Iterator[Row]:
     """A row a case: what differs from the reference, by name ("" where nothing does)."""
     yield from _compared("", device, cases())
+    for case, wrong in mask_disagreements(gpu.TRITON, device):
+        yield {"case": case, "disagree": wrong}
     with _wide_offsets():
         yield from _compared("64-bit offsets: ", device, list(cases())[::7])
     if device.type == "cuda":

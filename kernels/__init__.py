@@ -7,7 +7,7 @@ philox.py     the random numbers of stochastic rounding
 backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
 native_*.py   its plans, its masks, and whole products in one call
-gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py
+gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py; gpu_masks.py those of its masks
 ops.py        the registered operators, which the rest of dsq calls
 gemm.py       products of quantised operands on the units that hold them exactly
 product.py    what a product is whose factors are quantised on the way

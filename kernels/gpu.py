@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .backends import Backend, register_backend
+from .gpu_masks import pack_mask, unpack_mask
 from .grid import BIAS, NAN_EXPONENT, Grid, Layout
 from .philox import BLOCK
 
@@ -70,7 +71,7 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
     return y.to(dtype)
 
 
-TRITON = Backend("triton", quantize, pack, unpack)
+TRITON = Backend("triton", quantize, pack, unpack, pack_mask=pack_mask, unpack_mask=unpack_mask)
 
 
 def register() -> None:

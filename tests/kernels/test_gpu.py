@@ -75,6 +75,15 @@ def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled
         assert not kernel.flushes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_masks_use_wide_accesses(compiled, dtype):
+    x, bits = torch.empty(1 << 19, dtype=dtype), torch.empty(1 << 16, dtype=torch.uint8)
+    pack = compiled(lambda: gpu.pack_mask(x, 0.0, float("nan"), True))
+    unpack = compiled(lambda: gpu.unpack_mask(bits, len(x), 0.0, 1.0, dtype, None))
+    assert (pack.load_bytes, unpack.store_bytes) == (16, 16)
+    assert pack.spilled_bytes == unpack.spilled_bytes == 0
+
+
 @pytest.mark.parametrize(
     "shape, dim, grid",
     [
