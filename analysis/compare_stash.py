@@ -9,7 +9,7 @@ other two rows train norms only and nothing but the input, with batch norm in ev
     stash     MiB kept at the end of the forward (dsq.stash.measure), weights excluded
     least     MiB: every saved value at the policy's bits, or what the notes of the issue measured
     peak      MiB allocated at most during forward and backward, above what is there between steps (weights, gradients)
-    time      of a step, over that of the plain model; both timed in turns, medians
+    time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
     error     |g - g0| / |g0| over all gradients, g0 from the plain model; for a stochastic policy the mean over seeds
     cosine    of g and g0
     slope     stochastic policies: <mean of g over seeds, g0> / <g0, g0>, and its standard error; 1 where unbiased
@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
 import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -139,9 +141,18 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     }
 
 
+def keep_freed_memory() -> None:
+    """Tell glibc to give nothing back: fresh pages cost up to a fifth of a step, or nothing, as luck has it."""
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        mallopt(-4, 0)  # M_MMAP_MAX
+
+
 def compare(args: argparse.Namespace) -> None:
     """Measure, row by row; write the CSV after each."""
     setups = chosen(args)
+    keep_freed_memory()
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "compare_stash.csv"
     rows = {(r["model"], r["setup"]): r for r in pd.read_csv(file).to_dict("records")} if file.exists() else {}
