@@ -118,8 +118,8 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
             for low, high, nan_is_open in ((0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)):
                 bits = REFERENCE.pack_mask(x, low, high, nan_is_open)
                 found = backend.pack_mask(x.to(device), low, high, nan_is_open)
-                y = REFERENCE.unpack_mask(bits, count, low, 1 / 0.9, dtype, None)
-                found_y = backend.unpack_mask(bits.to(device), count, low, 1 / 0.9, dtype, None)
+                y = REFERENCE.unpack_mask(bits, count, low, 1 / 0.9, dtype)
+                found_y = backend.unpack_mask(bits.to(device), count, low, 1 / 0.9, dtype)
                 pairs = (("pack", bits, found), ("unpack", y, found_y))
                 wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected, got.cpu()))
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong

@@ -104,7 +104,7 @@ def _masks(x: torch.Tensor) -> Iterator[Run]:
     what = {**_what("pack", x, -1, Grid(1, 0), None), "box": "mask"}
     moved = x.nbytes + bits.nbytes
     yield Run(what, moved, lambda: gpu.pack_mask(x, 0.0, math.nan, True))
-    unpack = partial(gpu.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype, None)
+    unpack = partial(gpu.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
     yield Run({**what, "op": "unpack"}, moved, unpack)
 
 

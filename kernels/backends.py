@@ -13,8 +13,8 @@ from .product import OneCall
 
 #: (values, low, high, nan_is_open) -> bits
 PackMask = Callable[[Tensor, float, float, bool], Tensor]
-#: (bits, count, closed, open, dtype, out) -> values
-UnpackMask = Callable[[Tensor, int, float, float, torch.dtype, Tensor | None], Tensor]
+#: (bits, count, closed, open, dtype) -> values
+UnpackMask = Callable[[Tensor, int, float, float, torch.dtype], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

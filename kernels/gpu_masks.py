@@ -28,14 +28,13 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     return bits
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
     """kernels.masks.unpack_mask; float64 goes to PyTorch."""
     if dtype not in (*_FLOATS, torch.bool):
-        return masks.unpack_mask(bits, count, closed, open, dtype, out)
+        return masks.unpack_mask(bits, count, closed, open, dtype)
     from .gpu_mask_kernels import unpack_mask as kernel
 
-    if out is None:
-        out = torch.empty(count, dtype=dtype, device=bits.device)
+    out = torch.empty(count, dtype=dtype, device=bits.device)
     if count:
         options = {"FLAGS": dtype is torch.bool, "WIDE": count >= WIDE, **BYTES}
         with torch.cuda.device_of(bits):

@@ -28,10 +28,8 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     return (bytes_N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-    """``count`` values of ``dtype`` (bool or floating), into ``out`` if given: ``open`` where the bit is 1, else
-    ``closed``.
-    """
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    """``count`` values of ``dtype`` (bool or floating): ``open`` where the bit is 1, else ``closed``."""
     open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
     values = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
-    return torch.where(open_N, *values, out=out)
+    return torch.where(open_N, *values)

@@ -26,14 +26,11 @@ def masks_on(library: ctypes.CDLL, isa: int) -> tuple[PackMask, UnpackMask]:
         run_pack(isa, x_N.data_ptr(), dtype, count, low, high, nan_is_open, bits.data_ptr(), threads())
         return bits
 
-    def unpack_mask(
-        bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype, out: Tensor | None
-    ) -> Tensor:
+    def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
         code = _DTYPES.get(dtype)
         if code is None:
-            return masks.unpack_mask(bits, count, closed, open, dtype, out)
-        if out is None:
-            out = torch.empty(count, dtype=dtype, device="cpu")
+            return masks.unpack_mask(bits, count, closed, open, dtype)
+        out = torch.empty(count, dtype=dtype, device="cpu")
         run_unpack(isa, bits.data_ptr(), count, code, closed, open, out.data_ptr(), threads())
         return out
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from . import masks
 from .backends import backend_for
 from .grid import Grid, Layout
 from .product import Codes, OneCall
@@ -93,18 +94,20 @@ def check_codes(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout) ->
 
 
 def pack_mask(x: Tensor, low: float = 0.0, high: float = math.nan, nan_is_open: bool = True) -> Tensor:
-    """A bit for each value of ``x`` (contiguous, floating or bool), uint8 (ceil(N / 8),): see kernels.masks.
+    """A bit for each value of ``x`` (floating or bool), uint8 (ceil(N / 8),): see kernels.masks.
 
-    For what saved-tensor hooks keep, which no compiler sees: called as it is, not as an operator.
+    For what saved-tensor hooks keep, which no compiler sees: not an operator.
     """
-    return backend_for(x.device).pack_mask(x.detach().view(-1), low, high, nan_is_open)
+    pack = backend_for(x.device).pack_mask if plain(x) else masks.pack_mask
+    return pack(x.detach().contiguous().view(-1), low, high, nan_is_open)
 
 
-def unpack_mask(
-    bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype, out: Tensor | None = None
-) -> Tensor:
-    """``count`` values of ``dtype``, (count,), into ``out`` if given: ``open`` where the bit is 1, else ``closed``."""
-    return backend_for(bits.device).unpack_mask(bits, count, closed, open, dtype, out)
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
+    if bits.shape != ((count + 7) // 8,) or bits.dtype != torch.uint8:
+        raise ValueError(f"bits must be uint8 ({(count + 7) // 8},), got {bits.dtype} {tuple(bits.shape)}")
+    unpack = backend_for(bits.device).unpack_mask if plain(bits) else masks.unpack_mask
+    return unpack(bits.contiguous(), count, closed, open, dtype)
 
 
 def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:

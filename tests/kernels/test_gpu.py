@@ -79,7 +79,7 @@ def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled
 def test_compiled_masks_use_wide_accesses(compiled, dtype):
     x, bits = torch.empty(1 << 19, dtype=dtype), torch.empty(1 << 16, dtype=torch.uint8)
     pack = compiled(lambda: gpu.pack_mask(x, 0.0, float("nan"), True))
-    unpack = compiled(lambda: gpu.unpack_mask(bits, len(x), 0.0, 1.0, dtype, None))
+    unpack = compiled(lambda: gpu.unpack_mask(bits, len(x), 0.0, 1.0, dtype))
     assert (pack.load_bytes, unpack.store_bytes) == (16, 16)
     assert pack.spilled_bytes == unpack.spilled_bytes == 0
 

@@ -39,7 +39,7 @@ def test_a_bool_is_its_own_mask(backend):
         flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) > 0.5
         bits = backend.pack_mask(flags, 0, NAN, True)
         assert bits.tolist() == np.packbits(flags.numpy(), bitorder="little").tolist()
-        assert torch.equal(backend.unpack_mask(bits, count, False, True, torch.bool, None), flags)
+        assert torch.equal(backend.unpack_mask(bits, count, False, True, torch.bool), flags)
 
 
 @EACH_BACKEND
@@ -50,6 +50,6 @@ def test_bits_become_the_two_values(backend, dtype, closed, open_):
         bits = torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
         flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
         expected = torch.where(flags, torch.tensor(open_, dtype=dtype), torch.tensor(closed, dtype=dtype))
-        found = backend.unpack_mask(bits, count, closed, open_, dtype, None)
+        found = backend.unpack_mask(bits, count, closed, open_, dtype)
         assert found.dtype == dtype
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()

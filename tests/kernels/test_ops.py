@@ -113,3 +113,11 @@ def test_codes_of_another_shape_are_refused_and_strided_ones_read():
     whole = kernels.unpack(codes, exponents, GRID, (4, 32), -1, torch.float32)
     strided = codes.t().contiguous().t(), exponents.t().contiguous().t()
     assert torch.equal(kernels.unpack(*strided, GRID, (4, 32), -1, torch.float32), whole)
+
+
+def test_masks_of_tensors_whose_memory_is_not_their_values():
+    bits = kernels.pack_mask(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)).t())
+    for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32)), torch._efficientzerotensor(8, 32)):
+        assert torch.equal(kernels.pack_mask(x), kernels.pack_mask(torch.empty(8, 32).copy_(x)))
+    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
+        kernels.unpack_mask(bits, 257, 0.0, 1.0, torch.float32)

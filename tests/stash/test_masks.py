@@ -67,15 +67,3 @@ def test_two_values(dtype):
     x = torch.randn(5, 9, dtype=dtype)
     kept = TwoValued(Mask.of(x, 0.3), closed=6.0, open=0.1, dtype=dtype)
     assert torch.equal(kept.get(), torch.where(x > 0.3, torch.tensor(0.1, dtype=dtype), 6.0).to(dtype))
-
-
-def test_unpacked_tensors_share_memory_only_one_after_the_other():
-    masks = [torch.rand(100) > 0.5 for _ in range(3)]
-    packed = [TwoValued(Mask.of(mask), 0.0, 1.0, torch.float32) for mask in masks]
-    first, second = packed[0].get()[10:], packed[1].get()
-    assert torch.equal(first, masks[0][10:].float())
-    assert torch.equal(second, masks[1].float())
-    address = second.data_ptr()
-    del second
-    assert packed[2].get().data_ptr() == address
-    assert torch.equal(first, masks[0][10:].float())
