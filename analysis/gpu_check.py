@@ -64,9 +64,9 @@ def main(argv: list[str] | None = None) -> int:
 def agreement(device: torch.device) -> Iterator[Row]:
     """A row a case: what differs from the reference, by name ("" where nothing does)."""
     yield from _compared("", device, cases())
-    for case, wrong in mask_disagreements(gpu.TRITON, device):
-        yield {"case": case, "disagree": wrong}
+    yield from _compared_masks("", device)
     with _wide_offsets():
+        yield from _compared_masks("64-bit offsets: ", device)
         yield from _compared("64-bit offsets: ", device, list(cases())[::7])
     if device.type == "cuda":
         yield from _compared("", device, cases(rows=200, columns=1100))
@@ -77,6 +77,11 @@ def agreement(device: torch.device) -> Iterator[Row]:
 def _compared(prefix: str, device: torch.device, tried: Iterable[Case]) -> Iterator[Row]:
     for case in tried:
         yield {"case": f"{prefix}{case}", "disagree": " ".join(disagreements(gpu.TRITON, case, device))}
+
+
+def _compared_masks(prefix: str, device: torch.device) -> Iterator[Row]:
+    for case, wrong in mask_disagreements(gpu.TRITON, device):
+        yield {"case": f"{prefix}{case}", "disagree": wrong}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ philox.py     the random numbers of stochastic rounding
 backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
 native_*.py   its plans, its masks, and whole products in one call
-gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py; gpu_masks.py those of its masks
+gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py and gpu_mask_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
 gemm.py       products of quantised operands on the units that hold them exactly
 product.py    what a product is whose factors are quantised on the way
@@ -17,7 +17,7 @@ from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import one_call, pack, pack_mask, quantize, unpack, unpack_mask
+from .ops import FLOATS, one_call, pack, pack_mask, quantize, unpack, unpack_mask
 from .product import Codes, Factor, Product
 
 native.register()
@@ -25,6 +25,7 @@ gpu.register()
 
 __all__ = [
     "BIAS",
+    "FLOATS",
     "MAX_BITS",
     "NAN_EXPONENT",
     "REFERENCE",

@@ -41,13 +41,15 @@ def gemm_bf16(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tenso
     """``a b + bias`` in float32 from bfloat16 operands and a float32 bias.
 
     Raises:
-        ValueError: other types, or shapes that do not fit.
+        ValueError: other types, or shapes or devices that do not fit.
     """
     fits = a_MK.dim() == b_KN.dim() == 2 and a_MK.shape[1] == b_KN.shape[0]
     if not fits or a_MK.dtype != torch.bfloat16 or b_KN.dtype != torch.bfloat16:
         raise ValueError(f"a (M, K) and b (K, N) must be bfloat16, got {_told(a_MK)} and {_told(b_KN)}")
     if bias_N is not None and (bias_N.shape != b_KN.shape[1:] or bias_N.dtype != torch.float32):
         raise ValueError(f"bias must be float32 ({b_KN.shape[1]},), got {_told(bias_N)}")
+    if len({x.device for x in (a_MK, b_KN, bias_N) if x is not None}) > 1:
+        raise ValueError("a, b and bias must be on one device")
     if a_MK.device.type == "cuda":
         product = torch.mm(a_MK, b_KN, out_dtype=torch.float32)
         return product if bias_N is None else product.add_(bias_N)
@@ -105,6 +107,7 @@ def _native_boxes(
     out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     if math.prod((rows, columns, depth)) == 0:
         return out.zero_()
+    a_codes, a_exponents, b_codes, b_exponents = (x.contiguous() for x in (a_codes, a_exponents, b_codes, b_exponents))
     library = native.library()
     panels = scratch(library.dsq_gemm_boxes_scratch(rows, columns, depth, box))
     one_exponent = a_exponents.dim() == 1

@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from . import masks
 from .backends import Backend, register_backend
-from .gpu_masks import pack_mask, unpack_mask
 from .grid import BIAS, NAN_EXPONENT, Grid, Layout
 from .philox import BLOCK
 
@@ -25,6 +25,8 @@ BOX_TILE = {"C": BLOCK, "num_warps": 1}
 BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
 #: boxes a program of box_exponents
 BOXES = 512
+#: bytes of a mask a program: 8 to 32 bytes of values a thread
+MASK = {"B": 256, "num_warps": 4}
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
 
@@ -69,6 +71,35 @@ def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: 
                 **plan.options,
             )
     return y.to(dtype)
+
+
+def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
+    """kernels.masks.pack_mask; float64 goes to PyTorch."""
+    if x_N.dtype not in (*_FLOATS, torch.bool):
+        return masks.pack_mask(x_N, low, high, nan_is_open)
+    from .gpu_mask_kernels import pack_mask as kernel
+
+    count = x_N.numel()
+    bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
+    if count:
+        options = {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open, "WIDE": count >= WIDE, **MASK}
+        with torch.cuda.device_of(x_N):
+            kernel[_mask_programs(bits)](_mask_values(x_N), bits, count, float(low), float(high), **options)
+    return bits
+
+
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    """kernels.masks.unpack_mask; float64 goes to PyTorch."""
+    if dtype not in (*_FLOATS, torch.bool):
+        return masks.unpack_mask(bits, count, closed, open, dtype)
+    from .gpu_mask_kernels import unpack_mask as kernel
+
+    out = torch.empty(count, dtype=dtype, device=bits.device)
+    if count:
+        options = {"FLAGS": dtype is torch.bool, "WIDE": count >= WIDE, **MASK}
+        with torch.cuda.device_of(bits):
+            kernel[_mask_programs(bits)](bits, _mask_values(out), count, float(closed), float(open), **options)
+    return out
 
 
 TRITON = Backend("triton", quantize, pack, unpack, pack_mask=pack_mask, unpack_mask=unpack_mask)
@@ -194,3 +225,11 @@ def _float(dtype: torch.dtype) -> torch.dtype:
 
 def _integers_for_bfloat16(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
+
+
+def _mask_programs(bits: Tensor) -> tuple[int]:
+    return (-(-bits.numel() // MASK["B"]),)
+
+
+def _mask_values(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.dtype == torch.bool else _integers_for_bfloat16(x)

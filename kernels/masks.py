@@ -1,7 +1,7 @@
 """One bit a value, in plain PyTorch on any device: the oracle of the backends' masks.
 
 Bit i % 8 of byte i // 8 belongs to value i; the bits past the last value are 0. Values of 16 bits are compared in
-float32, as PyTorch's own kernels do. Shape suffix: N values.
+float32. Shape suffix: N values.
 """
 
 import torch

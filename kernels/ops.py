@@ -1,10 +1,9 @@
 """The kernels as registered PyTorch operators (dsq::quantize, dsq::pack, dsq::unpack), with fake implementations.
 
-The functions here are what the rest of dsq calls: any floating tensor in, any axis for the boxes; they take no part in
+The functions here are what the rest of dsq calls: a tensor of FLOATS in, any axis for the boxes; they take no part in
 autograd. ``seed`` None rounds to nearest, ties to even; a number rounds stochastically.
 """
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -16,6 +15,9 @@ from . import masks
 from .backends import backend_for
 from .grid import Grid, Layout
 from .product import Codes, OneCall
+
+#: what kernels read and write
+FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 
 _library = torch.library.Library("dsq", "DEF")
 
@@ -50,7 +52,7 @@ def plain(x: Tensor) -> bool:
 
 def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` rounded to ``grid`` with boxes along ``dim``; same shape, in ``dtype`` (default: that of ``x``)."""
-    _check_floating(x)
+    _check_types(x.dtype, dtype or x.dtype)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return backend_for(x.device).quantize(x, grid, _layout_of(x.shape, dim), seed, dtype or x.dtype)
@@ -59,7 +61,7 @@ def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: to
 
 def pack(x: Tensor, grid: Grid, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Codes and exponents of ``x``: uint8 tensors of the shapes that ``Layout`` gives."""
-    _check_floating(x)
+    _check_types(x.dtype)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return backend_for(x.device).pack(x, grid, _layout_of(x.shape, dim), seed)
@@ -70,6 +72,7 @@ def unpack(
     codes: Tensor, exponents: Tensor, grid: Grid, shape: tuple[int, ...], dim: int, dtype: torch.dtype
 ) -> Tensor:
     """The values packed in ``codes`` and ``exponents``, as a tensor of ``shape`` and ``dtype``."""
+    _check_types(dtype)
     if plain(codes):
         layout = _layout_of(shape, dim)
         check_codes(codes, exponents, grid, layout)
@@ -78,14 +81,17 @@ def unpack(
     return torch.ops.dsq.unpack(codes, exponents, grid.bits, grid.box, grid.exponent, shape, dim, dtype)
 
 
-def _check_floating(x: Tensor) -> None:
-    if not x.is_floating_point():
-        raise TypeError(f"x must be a floating tensor, got {x.dtype}")
+def _check_types(*dtypes: torch.dtype) -> None:
+    for dtype in dtypes:
+        if dtype not in FLOATS:
+            raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype}")
 
 
 def check_codes(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout) -> None:
     """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
     shapes = layout.code_shape(grid.bits), layout.exponent_shape(grid.box)
+    if codes.device != exponents.device:
+        raise ValueError(f"codes and exponents must be on one device, got {codes.device} and {exponents.device}")
     if (codes.shape, exponents.shape) != shapes or codes.dtype != torch.uint8 or exponents.dtype != torch.uint8:
         raise ValueError(
             f"codes and exponents must be uint8 of shapes {shapes[0]} and {shapes[1]}, got "
@@ -93,8 +99,8 @@ def check_codes(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout) ->
         )
 
 
-def pack_mask(x: Tensor, low: float = 0.0, high: float = math.nan, nan_is_open: bool = True) -> Tensor:
-    """A bit for each value of ``x`` (floating or bool), uint8 (ceil(N / 8),): see kernels.masks.
+def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
+    """A bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),): see kernels.masks.
 
     For what saved-tensor hooks keep, which no compiler sees: not an operator.
     """
@@ -111,7 +117,10 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
 
 
 def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:
-    """What does products of ``a`` and ``b`` in one call, where nothing would see the kernels' own calls."""
+    """What does products of ``a`` and ``b`` in one call, where nothing would see the kernels' own calls.
+
+    It trusts its caller: operands that do not fit the product are read all the same.
+    """
     found = backend_for(a.device).product
     return found if found is not None and plain(a) and (isinstance(b, Codes) or plain(b)) and a.numel() else None
 

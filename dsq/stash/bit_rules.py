@@ -12,18 +12,16 @@ from torch.nn import functional as F
 
 from dsq.stash.calls import Call, PackOne, Rule, Saved, needs
 from dsq.stash.forms import Dropped, Narrow
-from dsq.stash.masks import Mask, TwoValued, exact
+from dsq.stash.masks import Mask, TwoValued, one_bit
 
 
-def sides(
-    low: float = 0.0, high: float = nan, nan_is_open: bool = True, closed: float = 0.0, open: float = 1.0
-) -> PackOne:
-    """Keep where the op lets the gradient through: above ``low``, and below ``high`` if that is a number; get() gives
-    values that fall on the same sides, ``open`` and ``closed``.
+def sides(closed: float = 0.0, open: float = 1.0, **limits: Any) -> PackOne:
+    """Keep where the op lets the gradient through: between the limits (of Mask.of). get() gives values that fall on the
+    same sides, ``open`` and ``closed``.
     """
 
     def pack(t: Tensor) -> Saved | None:
-        return None if t.numel() < 8 else TwoValued(Mask.of(t, low, high, nan_is_open), closed, open, t.dtype)
+        return None if t.numel() < 8 else TwoValued(Mask.of(t, **limits), closed, open, t.dtype)
 
     return pack
 
@@ -45,13 +43,13 @@ def threshold(call: Call) -> PackOne:
     def pack(t: Tensor) -> Saved | None:
         # CUDA compares in the type of x, the CPU in float32
         low = limit if t.device.type == "cpu" else torch.tensor(limit, dtype=t.dtype, device="cpu").item()
-        return sides(low, closed=-inf, open=nan)(t)
+        return sides(closed=-inf, open=nan, low=low)(t)
 
     return pack
 
 
 def hardtanh(call: Call) -> PackOne:
-    """F.hardtanh(input, min_val=-1, max_val=1): the gradient passes strictly inside (NaN passes)."""
+    """F.hardtanh(input, min_val=-1, max_val=1): the gradient passes strictly inside."""
     return _inside(call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0))
 
 
@@ -61,7 +59,14 @@ def relu6(call: Call) -> PackOne:
 
 
 def _inside(low: float, high: float) -> PackOne:
-    return sides(low, high, closed=inf, open=low / 2 + high / 2)
+    def pack(t: Tensor) -> Saved | None:
+        largest = torch.finfo(t.dtype).max
+        middle = max(low, -largest) / 2 + min(high, largest) / 2
+        # a NaN passes on CUDA; on a CPU not, but for those that fill no vector
+        nan_is_open = t.device.type != "cpu"
+        return sides(closed=inf, open=middle, low=low, high=high, nan_is_open=nan_is_open)(t)
+
+    return pack
 
 
 def prelu(call: Call) -> PackOne | None:
@@ -75,7 +80,7 @@ def prelu(call: Call) -> PackOne | None:
 
 def dropout(call: Call) -> PackOne:
     """Boolean masks (CUDA) and floating noise of two values (CPU); the rest as it is."""
-    return lambda t: None if t.requires_grad else exact(t)
+    return lambda t: None if t.requires_grad else one_bit(t)
 
 
 def max_pool(spatial: int) -> Rule:

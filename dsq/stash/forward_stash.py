@@ -21,7 +21,7 @@ from dsq.stash.bit_rules import MASKS, MAX_POOL
 from dsq.stash.calls import Call, PackOne, Rule, Saved
 from dsq.stash.forms import Narrow
 from dsq.stash.hooks import Kept, refuse_create_graph, storage_key
-from dsq.stash.masks import Mask, TwoValued, exact
+from dsq.stash.masks import Mask, TwoValued, one_bit
 from dsq.stash.saved import MemoryOrder, is_statistic, is_weight, source_of, span
 
 
@@ -119,9 +119,9 @@ class ForwardStash:
         """Keep a tensor exact, masks in one bit a value; consumers that come later share it."""
         if tensor.layout is not torch.strided or is_weight(tensor, self.storages):
             return Kept.of(tensor)
-        mask = None if tensor.requires_grad else exact(tensor)
+        mask = None if tensor.requires_grad else self._mask(tensor, one_bit)
         if mask is not None:
-            return self._mask(tensor, lambda: mask)
+            return mask
         _, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
         kept = Kept.of(tensor)
@@ -132,18 +132,20 @@ class ForwardStash:
         return kept
 
     def keep_sign(self, tensor: Tensor) -> Packed:
-        """Of a ReLU's output, where it is not 0: all that its backward asks."""
-        return self._mask(tensor, lambda: TwoValued(Mask.of(tensor), 0.0, 1.0, tensor.dtype))
+        """Of a ReLU's output, where it is above 0, or NaN: all that its backward asks."""
+        mask = self._mask(tensor, lambda t: TwoValued(Mask.of(t), 0.0, 1.0, t.dtype))
+        assert mask is not None
+        return mask
 
     def _of_batch(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.batch and exact(tensor) is None
+        return tensor.untyped_storage()._cdata in self.batch and one_bit(tensor) is None
 
-    def _mask(self, tensor: Tensor, make: Callable[[], TwoValued]) -> SharedMask:
+    def _mask(self, tensor: Tensor, make: Callable[[Tensor], TwoValued | None]) -> SharedMask | None:
         key = (*storage_key(tensor), "mask", tensor.storage_offset(), tensor.shape, tensor.stride())
         found = self._made.get(key)
-        if found is None:
-            self._made[key] = found = SharedMask(make(), StorageWeakRef(tensor.untyped_storage()))
-            self._count(tensor.numel() * tensor.element_size(), found.mask.nbytes)
+        if found is None and (mask := make(tensor)) is not None:
+            self._made[key] = found = SharedMask(mask, StorageWeakRef(tensor.untyped_storage()))
+            self._count(tensor.numel() * tensor.element_size(), mask.nbytes)
         return found
 
     def _count(self, raw: int, kept: int) -> None:

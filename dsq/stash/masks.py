@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsq.kernels import pack_mask, unpack_mask
+from dsq.kernels import FLOATS, pack_mask, unpack_mask
 from dsq.stash.saved import MemoryOrder
 
 
@@ -52,13 +52,13 @@ class TwoValued:
         return self.mask.unpack(self.closed, self.open, self.dtype)
 
 
-def exact(tensor: Tensor) -> TwoValued | None:
+def one_bit(tensor: Tensor) -> TwoValued | None:
     """A boolean tensor, or a floating one whose values are 0 and one positive number (dropout noise on the CPU), in one
     bit an element; None for any other.
     """
     if tensor.dtype is torch.bool:
         return TwoValued(Mask.of(tensor), False, True, tensor.dtype)
-    if not tensor.is_floating_point() or tensor.numel() < 8:
+    if tensor.dtype not in FLOATS or tensor.numel() < 8:
         return None
     _, values = MemoryOrder.of(tensor)
     head = values.reshape(-1)[:256]  # nearly every other tensor is told apart here

@@ -84,12 +84,12 @@ class Tally:
         self.forms: list[ref[Any]] = []
         self.dropped = 0
 
-    def note(self, tensor: Tensor, saved: Any) -> bool:
-        """One saved tensor, and the form it is kept in; False for a weight, which does not count."""
+    def note(self, tensor: Tensor, saved: Any) -> None:
+        """One saved tensor, and the form it is kept in."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.weights:
-            return False
+            return
         if key not in self.raw:
             self.raw[key] = StorageWeakRef(storage), storage.nbytes()
         if isinstance(saved, Kept):
@@ -98,7 +98,6 @@ class Tally:
             self.dropped += 1
         else:
             self.forms.append(ref(saved))
-        return True
 
     def summary(self, name: str) -> Summary:
         """In numbers; a policy further out counts what it was passed itself."""
@@ -137,8 +136,8 @@ class Selective(Controller):
         saved = pass_on(tensor, outer)
         if tensor.layout is not torch.strided:  # sparse: no storage of its own
             return saved
-        activation = tally.note(tensor, saved)
-        if activation and isinstance(saved, Kept):
+        tally.note(tensor, saved)
+        if isinstance(saved, Kept):
             key = storage_key(tensor)
             sign = self.signs.pop(key, None)
             if sign is not None:

@@ -172,6 +172,7 @@ EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* ex
 
 // Values that a thread takes at a time where each becomes a bit.
 constexpr int64_t MASK_PIECE = VALUES_A_THREAD;
+static_assert(MASK_PIECE % 32 == 0, "a piece begins with a word of bits");
 
 EXPORT void dsq_pack_mask(int isa, const void* values, int dtype, int64_t count, float low, float high, int nan_is_open,
                           uint8_t* bits, int threads) {

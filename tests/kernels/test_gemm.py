@@ -92,6 +92,8 @@ def test_operands_that_do_not_fit_are_refused():
             kernels.gemm_bf16(*operands)
     with pytest.raises(ValueError, match=r"bias must be float32 \(4,\), got torch.float32 \(8,\)"):
         kernels.gemm_bf16(a, a.t(), torch.zeros(8))
+    with pytest.raises(ValueError, match="a, b and bias must be on one device"):
+        kernels.gemm_bf16(a, a.t(), torch.zeros(4, device="meta"))
 
 
 @needs_boxes
@@ -102,3 +104,16 @@ def test_codes_that_do_not_fit_are_refused():
         kernels.gemm_boxes(a, wide.fmt.grid, b, dsq.BFP(4, box=32).grid, 8, 4, 32)
     with pytest.raises(ValueError, match=r"codes and exponents must be uint8 of shapes"):
         kernels.gemm_boxes(a, wide.fmt.grid, b, narrow.fmt.grid, 8, 4, 64)
+
+
+@needs_boxes
+def test_codes_in_another_memory_order_give_the_same():
+    wide, narrow = dsq.pack(torch.randn(32, 8), dsq.BFP(16), 0), dsq.pack(torch.randn(32, 4), dsq.BFP(4), 0)
+    codes = wide.codes.t().contiguous().t()
+    products = [
+        kernels.gemm_boxes(
+            (c, wide.exponents), wide.fmt.grid, (narrow.codes, narrow.exponents), narrow.fmt.grid, 8, 4, 32
+        )
+        for c in (wide.codes, codes)
+    ]
+    assert torch.equal(*products)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from dsq.kernels import REFERENCE, Grid, Layout, gpu
 
-from analysis.gpu_agreement import Case, disagreements
+from analysis.gpu_agreement import Case, disagreements, mask_disagreements
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 
 
 def test_every_case_gives_the_bits_of_the_reference(tmp_path):
@@ -32,18 +33,29 @@ def test_every_case_gives_the_bits_of_the_reference(tmp_path):
     }
 
 
-@pytest.mark.parametrize("operation", ["pack", "quantize", "unpack"])
-def test_one_wrong_bit_is_a_disagreement(operation):
+def flipping(operation):
+    """The reference, but for the first bit of what ``operation`` gives."""
+
     def flip_first(*args):
         result = getattr(REFERENCE, operation)(*args)
-        first = result[0] if isinstance(result, tuple) else result
-        first.view(-1).view(torch.uint8)[0] ^= 1
+        first = (result[0] if isinstance(result, tuple) else result).view(-1).view(torch.uint8)
+        first[:1] ^= 1
         return result
 
+    return replace(REFERENCE, **{operation: flip_first})
+
+
+@pytest.mark.parametrize("operation", ["pack", "quantize", "unpack"])
+def test_one_wrong_bit_is_a_disagreement(operation):
     case = Case((3, 40), -1, Grid(4, 16))
-    cpu = torch.device("cpu")
-    assert disagreements(REFERENCE, case, cpu) == []
-    assert disagreements(replace(REFERENCE, **{operation: flip_first}), case, cpu) != []
+    assert disagreements(REFERENCE, case, CPU) == []
+    assert disagreements(flipping(operation), case, CPU) != []
+
+
+@pytest.mark.parametrize("operation", ["pack_mask", "unpack_mask"])
+def test_one_wrong_bit_of_a_mask_is_a_disagreement(operation):
+    assert not any(wrong for _, wrong in mask_disagreements(REFERENCE, CPU))
+    assert any(wrong for _, wrong in mask_disagreements(flipping(operation), CPU))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +94,8 @@ def test_compiled_masks_use_wide_accesses(compiled, dtype):
     unpack = compiled(lambda: gpu.unpack_mask(bits, len(x), 0.0, 1.0, dtype))
     assert (pack.load_bytes, unpack.store_bytes) == (16, 16)
     assert pack.spilled_bytes == unpack.spilled_bytes == 0
+    assert not pack.flushes
+    assert not unpack.flushes
 
 
 @pytest.mark.parametrize(

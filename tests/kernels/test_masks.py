@@ -8,7 +8,7 @@ from dsq.kernels import REFERENCE, native
 BACKENDS = {"reference": REFERENCE} | {isa: native.backend(isa) for isa in native.instruction_sets()}
 EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to two threads
+LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
 NAN, INF = float("nan"), float("inf")
 
 
@@ -17,6 +17,14 @@ def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
     tiny = torch.finfo(dtype).smallest_normal / 2
     few = torch.tensor([0.0, -0.0, tiny, -tiny, 0.1, 0.3, -0.3, 6, 5.9, INF, -INF, NAN, 1e-3], dtype=dtype)
     return few[torch.randint(len(few), (count,), generator=torch.Generator().manual_seed(count))]
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @EACH_BACKEND

@@ -99,9 +99,10 @@ def test_a_dimension_out_of_range_is_said_plainly():
 
 
 @pytest.mark.parametrize("function", [kernels.quantize, kernels.pack])
-def test_integers_are_refused(function):
-    with pytest.raises(TypeError, match=r"x must be a floating tensor, got torch.int32"):
-        function(torch.zeros(4, 16, dtype=torch.int32), GRID, -1)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
+def test_other_types_are_refused(function, dtype):
+    with pytest.raises(TypeError, match=rf"must be float32, bfloat16, float16 or float64, got {dtype}"):
+        function(torch.zeros(4, 16).to(dtype), GRID, -1)
 
 
 def test_codes_of_another_shape_are_refused_and_strided_ones_read():
@@ -110,14 +111,17 @@ def test_codes_of_another_shape_are_refused_and_strided_ones_read():
         for unpack in (kernels.unpack, lambda c, e, g, s, d, t: ops.unpack(c, e, g.bits, g.box, None, s, d, t)):
             with pytest.raises(ValueError, match=r"must be uint8 of shapes \(4, 16\) and \(4, 2\), got"):
                 unpack(*wrong, GRID, (4, 32), -1, torch.float32)
+    with pytest.raises(ValueError, match=r"codes and exponents must be on one device, got cpu and meta"):
+        kernels.unpack(codes, exponents.to("meta"), GRID, (4, 32), -1, torch.float32)
     whole = kernels.unpack(codes, exponents, GRID, (4, 32), -1, torch.float32)
     strided = codes.t().contiguous().t(), exponents.t().contiguous().t()
     assert torch.equal(kernels.unpack(*strided, GRID, (4, 32), -1, torch.float32), whole)
 
 
 def test_masks_of_tensors_whose_memory_is_not_their_values():
-    bits = kernels.pack_mask(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)).t())
+    limits = (0.0, float("nan"), True)
     for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32)), torch._efficientzerotensor(8, 32)):
-        assert torch.equal(kernels.pack_mask(x), kernels.pack_mask(torch.empty(8, 32).copy_(x)))
+        bits = kernels.pack_mask(x, *limits)
+        assert torch.equal(bits, kernels.pack_mask(torch.empty(8, 32).copy_(x), *limits))
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
         kernels.unpack_mask(bits, 257, 0.0, 1.0, torch.float32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.stash.masks import Mask, TwoValued, exact
+from dsq.stash.masks import Mask, TwoValued, one_bit
 
 
 def layouts():
@@ -13,6 +13,7 @@ def layouts():
         "contiguous": x,
         "channels last": x.to(memory_format=torch.channels_last),
         "transposed": x.transpose(1, 3),
+        "square, transposed": (torch.randn(6, 6) > 0).t(),
         "strided": x[:, ::2],
         "expanded": (torch.randn(6, 1, 4, 1) > 0).expand(6, 5, 4, 3),
         "odd length": torch.randn(13) > 0,
@@ -25,7 +26,7 @@ def layouts():
 @pytest.mark.parametrize("name", layouts())
 def test_round_trip(name):
     mask = layouts()[name]
-    packed = exact(mask)
+    packed = one_bit(mask)
     assert torch.equal(packed.get(), mask)
     assert packed.nbytes == -(-(24 if name == "expanded" else mask.numel()) // 8)  # 6 x 1 x 4 x 1 of its values differ
     if name not in ("strided", "expanded"):
@@ -40,9 +41,9 @@ def test_bits_are_in_memory_order_lowest_first():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_dropout_noise_is_exact(dtype):
+def test_dropout_noise_is_one_bit(dtype):
     noise = torch.empty(50, 7, dtype=dtype).bernoulli_(0.7).div_(0.7)
-    packed = exact(noise)
+    packed = one_bit(noise)
     assert packed is not None
     assert packed.nbytes == -(-350 // 8)
     assert torch.equal(packed.get(), noise)
@@ -59,7 +60,7 @@ def test_dropout_noise_is_exact(dtype):
     ids=["normal", "zeros", "negative", "few", "three values", "late", "late, negative", "late, NaN", "whole numbers"],
 )
 def test_other_tensors_are_no_mask(values):
-    assert exact(values) is None
+    assert one_bit(values) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -293,3 +293,17 @@ def test_the_users_random_stream_is_untouched() -> None:
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stash.apply(block(), "mesa", **options)
+
+
+def test_a_relu_passes_the_gradient_of_a_nan_as_in_pytorch():
+    x = torch.randn(64)
+    x[3] = torch.nan
+    plain = nn.Sequential(nn.Identity(), nn.ReLU())
+    ours = copy.deepcopy(plain)
+    stash.apply(ours, "mesa")
+    gradients = []
+    for model in (plain, ours):
+        leaf = x.clone().requires_grad_()
+        gradients += torch.autograd.grad(model(leaf).sum(), leaf)
+    assert gradients[1][3] == 1
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -194,8 +194,12 @@ def test_resnet(scenario, train):
 
 
 def test_infinities_and_nans_pass_as_in_pytorch():
-    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 6.0, 0.5]).requires_grad_()
-    for module in (nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.LeakyReLU(), nn.Threshold(0.5, 1.0)):
+    values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 6.0, 0.5]
+    x = torch.tensor(values).repeat(64).requires_grad_()  # whole vectors: PyTorch's scalar tail lets a NaN through more
+    inf = float("inf")
+    limits = [(-1.0, 1.0), (-inf, 3.0), (-1.0, inf), (-inf, inf)]
+    hardtanh = [Functional(lambda x, low=low, high=high: F.hardtanh(x, low, high)) for low, high in limits]
+    for module in (nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.Threshold(0.5, 1.0), *hardtanh):
         (theirs,) = torch.autograd.grad(module(x).sum(), x)
         model = seq(copy.deepcopy(module))
         apply(model, "selective")
@@ -203,10 +207,25 @@ def test_infinities_and_nans_pass_as_in_pytorch():
         assert torch.equal(ours, theirs)
 
 
+def test_a_mask_of_a_weight_is_given_up_too():
+    class Clipped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x):
+            return x @ F.hardtanh(self.w) + (self.w * self.w).sum()
+
+    model, x = Clipped(), torch.randn(8, 64)
+    before = measure(lambda: model(x).sum()).nbytes
+    apply(model, "selective")
+    assert measure(lambda: model(x).sum()).nbytes <= before
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("limit", [0.1, 0.2, 0.3, 0.7])
 def test_values_on_a_limit_that_the_type_does_not_hold(dtype, limit):
-    """PyTorch compares with the limit in float32: the value nearest to it lies above it, or below."""
+    """PyTorch compares 16 bits with the limit in float32: the value nearest to it lies above it, or below."""
     x = torch.tensor([limit, -limit, 0.0, 1.0], dtype=dtype).repeat(16)
     for module in (nn.Threshold(limit, 0.0), nn.Hardtanh(-limit, 3.0), nn.Hardtanh(-1.0, limit)):
         model = seq(module)
