@@ -1,6 +1,7 @@
 """What `make demo` runs: DSQ end to end on the generated corpus, in minutes on two CPU cores.
 
     python -m analysis.demo --out runs/demo
+    python -m analysis.demo --out runs/demo4 --dsq-levels "[4,4,4,16] [16,4,4,16]"
 
 corpus -> the recipe of analysis.translate, from [2,2,2,16] up to [16,4,4,16] -> table and picture
 """
@@ -37,7 +38,7 @@ TRAINING = {
 }
 
 
-def demo(out: Path) -> None:
+def demo(out: Path, levels: str) -> None:
     corpus = out / "corpus"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"--out {out}: there already; give a new or empty directory")
@@ -47,12 +48,13 @@ def demo(out: Path) -> None:
     write(corpus, SENTENCES, HELD_OUT, SEED)
     training = tuple(word for pair in TRAINING.items() for word in pair)
     results = translate.run(
-        translate.Recipe(data=corpus, out=out / "run", vocab=2000, beam=2, training=("--cpu", *training))
+        translate.Recipe(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=("--cpu", *training))
     )
-    picture = out / "run.png"
-    run_picture.draw(results, picture)
     _show_translations(corpus, out / "run")
-    print(f"\n{table(results)}\n\npicture: {picture}\nall figures: {out / 'run' / 'results.json'}")
+    print(f"\n{table(results)}\n\nall figures: {out / 'run' / 'results.json'}")
+    if levels != "none":
+        run_picture.draw(results, out / "run.png")
+        print(f"picture: {out / 'run.png'}")
 
 
 def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
@@ -66,8 +68,14 @@ def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
+    parser.add_argument(
+        "--dsq-levels",
+        dest="levels",
+        default=translate.LEVELS,
+        help='precision schedule, or "none" (default: %(default)s)',
+    )
     given = parser.parse_args(arguments)
-    return guarded(PROG, lambda: demo(given.out))
+    return guarded(PROG, lambda: demo(given.out, given.levels))
 
 
 if __name__ == "__main__":
