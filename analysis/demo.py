@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from analysis import run_picture, translate
-from analysis.command import OneLineParser, guarded
+from analysis.command import OneLineParser, add_levels, guarded
 from analysis.corpus.generate import write
 from analysis.results import table
 
@@ -68,12 +68,7 @@ def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
-    parser.add_argument(
-        "--dsq-levels",
-        dest="levels",
-        default=translate.LEVELS,
-        help='precision schedule, or "none" (default: %(default)s)',
-    )
+    add_levels(parser)
     given = parser.parse_args(arguments)
     return guarded(PROG, lambda: demo(given.out, given.levels))
 

@@ -22,13 +22,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.command import OneLineParser, guarded
+from analysis.command import OneLineParser, add_levels, guarded
 from analysis.fairseq_run import fairseq, progress, records
 from analysis.parallel import ParallelText
 from analysis.subwords import train_bpe
 
 PROG = "python -m analysis.glue"
-LEVELS = "[2,2,2,16] [16,4,4,16]"
 #: what dsq-train is given unless the user says otherwise
 TRAINING = {
     "--arch": "roberta",
@@ -172,9 +171,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--task", required=True, help="what the tables' names begin with: sst2, rte, mrpc, ...")
     top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
     top.add_argument("--vocab", type=int, default=4000, help="BPE subwords (default: %(default)s)")
-    top.add_argument(
-        "--dsq-levels", dest="levels", default=LEVELS, help='precision schedule, or "none" (default: %(default)s)'
-    )
+    add_levels(top)
     return top
 
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.command import OneLineParser, guarded
+from analysis.command import LEVELS, OneLineParser, add_levels, guarded
 from analysis.fairseq_run import fairseq, hypotheses, progress
 from analysis.parallel import ParallelText, read_parallel
 from analysis.results import collect, table, write_json
 from analysis.subwords import train_bpe, write_pieces
 
 PROG = "python -m analysis.translate"
-LEVELS = "[2,2,2,16] [16,4,4,16]"
 #: what dsq-train is given unless the user says otherwise: a model for two CPU cores
 TRAINING = {
     "--arch": "transformer",
@@ -165,9 +164,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--lowercase", action="store_true", help="lower-case all text, the references too")
     top.add_argument("--vocab", type=int, default=4000, help="BPE subwords of both languages (default: %(default)s)")
     top.add_argument("--beam", type=int, default=4, help="beam of the search (default: %(default)s)")
-    top.add_argument(
-        "--dsq-levels", dest="levels", default=LEVELS, help='precision schedule, or "none" (default: %(default)s)'
-    )
+    add_levels(top)
     top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
     return top
 

@@ -23,20 +23,28 @@ from .native_product import product_on
 LIBRARY = Path(__file__).parent / "_native.so"
 
 
+_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_SEED, _FLOAT = ctypes.c_uint64, ctypes.c_float
+_PACKED = (_POINTER, _POINTER, _INT)
+_SIGNATURES = {
+    "dsq_isa": (_INT, ctypes.POINTER(_INT)),
+    "dsq_use_threads": (_POINTER,),
+    "dsq_quantize": (_POINTER, _POINTER, _POINTER, _INT, _SEED),
+    "dsq_pack": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _SEED),
+    "dsq_unpack": (_POINTER, _POINTER, _POINTER, _POINTER, _INT),
+    "dsq_pack_mask": (_INT, _POINTER, _INT, _SIZE, _FLOAT, _FLOAT, _INT, _POINTER, _INT),
+    "dsq_unpack_mask": (_INT, _POINTER, _SIZE, _INT, _FLOAT, _FLOAT, _POINTER, _INT),
+    "dsq_gemm_bf16": (*[_POINTER, _SIZE, _SIZE] * 2, _POINTER, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
+    "dsq_gemm_bf16_scratch": (_SIZE, _SIZE, _SIZE),
+    "dsq_gemm_boxes": (*_PACKED, *_PACKED, _INT, _INT, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
+    "dsq_gemm_boxes_scratch": (_SIZE, _SIZE, _SIZE, _INT),
+    "dsq_product": (*[_POINTER] * 7, _INT, _SEED),
+}
+
+
 def _load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
-    pointer, integer, size, seed = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
-    real = ctypes.c_float
-    for name, arguments in {
-        "dsq_isa": (integer, ctypes.POINTER(integer)),
-        "dsq_use_threads": (pointer,),
-        "dsq_quantize": (pointer, pointer, pointer, integer, seed),
-        "dsq_pack": (pointer, pointer, pointer, pointer, integer, seed),
-        "dsq_unpack": (pointer, pointer, pointer, pointer, integer),
-        "dsq_pack_mask": (integer, pointer, integer, size, real, real, integer, pointer, integer),
-        "dsq_unpack_mask": (integer, pointer, size, integer, real, real, pointer, integer),
-        **_gemm_signatures(),
-    }.items():
+    for name, arguments in _SIGNATURES.items():
         function = getattr(library, name, None)
         if function is not None:  # GEMMs are built where the processor family has units for them
             function.argtypes = arguments
@@ -44,20 +52,8 @@ def _load() -> ctypes.CDLL:
     library.dsq_isa.restype = ctypes.c_char_p
     with suppress(AttributeError):  # PyTorch built without OpenMP: one thread
         # looked up through PyTorch's own dependencies: the OpenMP runtime it uses, whatever its file is called
-        library.dsq_use_threads(ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, pointer))
+        library.dsq_use_threads(ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, _POINTER))
     return library
-
-
-def _gemm_signatures() -> dict[str, tuple]:
-    pointer, integer, size, seed = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
-    packed = (pointer, pointer, integer)
-    return {
-        "dsq_gemm_bf16": (pointer, size, size, pointer, size, size, pointer, pointer, *[size] * 3, pointer, integer),
-        "dsq_gemm_bf16_scratch": (size, size, size),
-        "dsq_gemm_boxes": (*packed, *packed, integer, integer, pointer, *[size] * 3, pointer, integer),
-        "dsq_gemm_boxes_scratch": (size, size, size, integer),
-        "dsq_product": (*[pointer] * 7, integer, seed),
-    }
 
 
 def has(question: str) -> bool:

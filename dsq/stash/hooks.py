@@ -73,8 +73,10 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
 def _activate(context: Active) -> Iterator[None]:
     _CALLS.active.append(context)
     try:
-        with context.factory(), _ours():
-            yield
+        with context.factory():
+            top = innermost_hooks()
+            with _ours(None if top is None else top[0]):
+                yield
     finally:
         _CALLS.active.pop()
 
@@ -88,9 +90,8 @@ def innermost_hooks() -> Hooks | None:
 
 
 @contextmanager
-def _ours() -> Iterator[None]:
-    top = innermost_hooks()
-    _CALLS.packs.append(None if top is None else top[0])
+def _ours(pack: Callable[[Tensor], Any] | None) -> Iterator[None]:
+    _CALLS.packs.append(pack)
     try:
         yield
     finally:
@@ -133,12 +134,8 @@ def op_hooks(pack_one: Callable[[Tensor], Any]) -> Iterator[None]:
         saved = pack_one(tensor)
         return pass_on(tensor, outer) if saved is None else saved
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.get()):
-        _CALLS.packs.append(pack)
-        try:
-            yield
-        finally:
-            _CALLS.packs.pop()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.get()), _ours(pack):
+        yield
 
 
 def active_contexts() -> tuple[Active, ...]:

@@ -83,12 +83,12 @@ void range_largest(const Job& job, int64_t begin, int64_t end, std::atomic<uint3
   raise_to(ISAS[p.isa]->largest(job, begin * piece, end * piece < values ? end * piece : values), most);
 }
 
-// Quantises or packs, also finding the largest value if the binary point is static: a few tasks at a time, whose values
-// are still in a near cache when they are read again.
+// Quantises or packs, also finding the largest value if a static binary point is in force: a few tasks at a time, whose
+// values are still in a near cache when they are read again.
 template <auto kernel> void range_encode(const Job& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
   const Plan& p = *job.plan;
   const Isa& isa = *ISAS[p.isa];
-  if (!job.watch) return (isa.*kernel)(job, begin, end);
+  if (p.box || job.tensor_exponent != p.exponent) return (isa.*kernel)(job, begin, end);
   constexpr int64_t few = 256;
   const Tasks tasks = encode_tasks(p);
   auto first_value = [&](int64_t task) { return task / tasks.strips * p.columns + task % tasks.strips * tasks.width; };
@@ -108,14 +108,14 @@ void range_unpack(const Job& job, int64_t begin, int64_t end, std::atomic<uint32
 template <auto kernel> void encode(Job& job, int threads) {
   const Plan& p = *job.plan;
   const int64_t tasks = encode_tasks(p).count();
-  if (p.box == 0 && p.exponent < 0)
+  if (p.box == 0 && p.exponent >= 0)
+    job.tensor_exponent = p.exponent;
+  else if (p.box == 0)
     job.tensor_exponent =
         (int)(deal_out(job, range_largest, ceil_div(p.outer * p.rows * p.columns, 4096), threads) >> 23);
-  job.watch = p.box == 0 && p.exponent >= 0;
-  if (job.watch) job.tensor_exponent = p.exponent;
   const uint32_t found = deal_out(job, range_encode<kernel>, tasks, threads) >> 23;
-  if (!job.watch || found != NAN_EXPONENT) return;
-  job.watch = false, job.tensor_exponent = NAN_EXPONENT;
+  if (found != NAN_EXPONENT) return;
+  job.tensor_exponent = NAN_EXPONENT;
   deal_out(job, range_encode<kernel>, tasks, threads);
 }
 
@@ -152,20 +152,20 @@ EXPORT void dsq_use_threads(void* function) { parallel = (Parallel)function; }
 
 EXPORT void dsq_quantize(const Plan* plan, const void* x, void* out, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype), false};
+  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype)};
   encode<&Isa::quantize>(job, threads);
 }
 
 EXPORT void dsq_pack(const Plan* plan, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false, false};
+  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false};
   encode<&Isa::pack>(job, threads);
   if (p->box == 0) *exponents = (uint8_t)job.tensor_exponent;
 }
 
 EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype), false};
+  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype)};
   if (p->box == 0) job.tensor_exponent = *exponents;
   deal_out(job, range_unpack, decode_tasks(*p), threads);
 }
@@ -174,18 +174,21 @@ EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* ex
 constexpr int64_t MASK_PIECE = VALUES_A_THREAD;
 static_assert(MASK_PIECE % 32 == 0, "a piece begins with a word of bits");
 
+static void on_pieces(const MaskJob& job, void (*kernel)(const MaskJob&, int64_t, int64_t), int64_t count, int threads) {
+  share_out(ceil_div(count, MASK_PIECE), threads, [&](int64_t i) {
+    const int64_t begin = i * MASK_PIECE, end = begin + MASK_PIECE;
+    kernel(job, begin, end < count ? end : count);
+  });
+}
+
 EXPORT void dsq_pack_mask(int isa, const void* values, int dtype, int64_t count, float low, float high, int nan_is_open,
                           uint8_t* bits, int threads) {
   const MaskJob job{(void*)values, bits, dtype, low, high, nan_is_open != 0, 0, 0};
-  share_out(ceil_div(count, MASK_PIECE), threads, [&](int64_t i) {
-    ISAS[isa]->mask(job, i * MASK_PIECE, (i + 1) * MASK_PIECE < count ? (i + 1) * MASK_PIECE : count);
-  });
+  on_pieces(job, ISAS[isa]->mask, count, threads);
 }
 
 EXPORT void dsq_unpack_mask(int isa, const uint8_t* bits, int64_t count, int dtype, float closed, float open,
                             void* values, int threads) {
   const MaskJob job{values, (uint8_t*)bits, dtype, 0, 0, false, closed, open};
-  share_out(ceil_div(count, MASK_PIECE), threads, [&](int64_t i) {
-    ISAS[isa]->unmask(job, i * MASK_PIECE, (i + 1) * MASK_PIECE < count ? (i + 1) * MASK_PIECE : count);
-  });
+  on_pieces(job, ISAS[isa]->unmask, count, threads);
 }

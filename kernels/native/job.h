@@ -39,7 +39,6 @@ struct Job {
   uint64_t seed;
   int32_t tensor_exponent;  // with box 0: the one stored exponent
   bool stream;              // write values past the caches
-  bool watch;               // find the largest value on the way
 };
 
 // One bit a value (masks.h).

@@ -4,9 +4,8 @@ import pytest
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
-import torch
-
 from tests.fairseq_plugin.harness import run, sentence_pairs, write_pairs
+from tests.threads import threads
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +28,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield

@@ -5,6 +5,8 @@ import pytest
 import torch
 from dsq.kernels import REFERENCE, native
 
+from tests.threads import threads
+
 BACKENDS = {"reference": REFERENCE} | {isa: native.backend(isa) for isa in native.instruction_sets()}
 EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -21,10 +23,8 @@ def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @EACH_BACKEND

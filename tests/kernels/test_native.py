@@ -8,6 +8,7 @@ import torch
 from dsq.kernels import Grid, Layout, native, reference
 
 from analysis.gpu_agreement import cases, disagreements, same_bits
+from tests.threads import threads
 
 if not native.LIBRARY.exists():
     pytest.skip("the native kernels are not built", allow_module_level=True)
@@ -134,12 +135,10 @@ def test_half_values_come_out_rounded_and_beyond_its_range_infinite(isa):
 
 
 @EACH_ISA
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_and_writing_past_the_caches_change_nothing(isa, threads):
+@pytest.mark.parametrize("count", [1, 2])
+def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
     backend, x = native.backend(isa), wide(1024, 2304)  # 9 MiB
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads(count):
         for dim in (0, 1):
             for grid in (Grid(4, 16), Grid(11, 0)):
                 for out in (torch.float32, torch.bfloat16):
@@ -150,8 +149,6 @@ def test_threads_and_writing_past_the_caches_change_nothing(isa, threads):
                         part = x[512:528].contiguous()
                         expected = reference.quantize(part, grid, Layout.of(part.shape, dim), None, out)
                         assert_same_bits(y[512:528], expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @EACH_ISA
