@@ -2,8 +2,8 @@
 
 Values of at most 9 bits are exact in bfloat16 (8-bit significand, sign apart), so two such factors multiply on its
 units with exact products and float32 sums. A wider one, to 16 bits, is exactly the sum of two such parts: two GEMMs.
-That pays on a GPU; on a CPU two GEMMs cost as much as one in float32, and the weight gradient, whose boxes both run
-along the contraction, multiplies the packed codes instead (kernels.gemm_boxes). Everything else runs in float32.
+That pays on a GPU; on a CPU two GEMMs cost as much as one in float32. There, and where there are no bfloat16 units,
+the packed codes multiply as integers (kernels.gemm_boxes). Everything else runs in float32.
 """
 
 from functools import lru_cache
@@ -30,7 +30,11 @@ def multiply(
         one_call = kernels.one_call(a, b)
         if one_call is not None:
             return one_call(product, way == "codes", a, b, bias, seed)
-    result = _on_codes(product, a, b, seed) if way == "codes" else _on_values(product, way, a, b, bias, seed)
+    if way == "codes":
+        factors = _packed(product.a, a, seed), _packed(product.b, b, seed)
+        result = kernels.gemm_boxes(product, *factors, bias)
+    else:
+        result = _on_values(product, way, a, b, bias, seed)
     if product.result is None:
         return result
     return kernels.quantize(result, product.result, -1, _plus(seed, product.result_seed))
@@ -44,8 +48,7 @@ def choose(product: Product, dtype: torch.dtype, device_type: str) -> Way:
         return "float32"
     if _bits(a) <= 9 and _bits(b) <= 9 and kernels.has_gemm_bf16(device_type):
         return "bfloat16"
-    along_contraction = a.dim == b.dim == 0 and a.transposed and not b.transposed
-    if along_contraction and kernels.has_gemm_boxes(device_type, a.grid, b.grid):
+    if kernels.has_gemm_boxes(device_type, product):
         return "codes"
     if device_type == "cuda" and max(_bits(a), _bits(b)) <= 16 and kernels.has_gemm_bf16(device_type):
         return "split a" if _bits(b) <= 9 else "split b" if _bits(a) <= 9 else "float32"
@@ -56,15 +59,11 @@ def _bits(factor: Factor) -> int:
     return 32 if factor.grid is None else factor.grid.bits
 
 
-def _on_codes(product: Product, a: Tensor, b: Tensor | Codes, seed: int | None) -> Tensor:
-    (depth, rows), columns = a.shape, b.shape[1]
-    factors, grids = [], []
-    for factor, x in ((product.a, a), (product.b, b)):
-        assert factor.grid is not None
-        packed = isinstance(x, Codes)
-        factors.append(x[:2] if packed else kernels.pack(x, factor.grid, factor.dim, _plus(seed, factor.seed)))
-        grids.append(factor.grid)
-    return kernels.gemm_boxes(factors[0], grids[0], factors[1], grids[1], rows, columns, depth)
+def _packed(factor: Factor, x: Tensor | Codes, seed: int | None) -> Codes:
+    if isinstance(x, Codes):
+        return x
+    assert factor.grid is not None
+    return Codes(*kernels.pack(x, factor.grid, factor.dim, _plus(seed, factor.seed)), x.shape)
 
 
 def _on_values(

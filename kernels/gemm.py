@@ -2,7 +2,7 @@
 
 ``gemm_bf16`` takes operands that bfloat16 holds exactly: the units are AVX512_BF16 on a CPU, the tensor cores on a GPU.
 ``gemm_boxes`` takes packed block floating point with boxes along the contraction: an exact integer dot product a box,
-then the steps, as hardware for the format computes it (AVX512_VNNI). One operand may be 16 bits wide there.
+then the steps, as hardware for the format computes it (AVX512_VNNI). Codes of 8 bits multiply at half the cost.
 Shape suffixes: M rows, N columns, K the contraction.
 """
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from . import native
-from .grid import Grid, Layout
+from .grid import Layout
 from .native_product import scratch, summed_as_integers
 from .ops import check_codes, define
+from .product import Codes, Product
 
 #: steps of the contraction in a panel of native/panels.h; a box has to divide it
 _DEPTH = 256
@@ -29,12 +30,16 @@ def has_gemm_bf16(device_type: str) -> bool:
     return device_type == "cpu" and native.has("dsq_has_gemm_bf16")
 
 
-def has_gemm_boxes(device_type: str, a: Grid | None, b: Grid | None) -> bool:
-    """Whether ``gemm_boxes`` can multiply ``a`` by ``b``: the units are there and a box's sum fits 32 bits."""
+def has_gemm_boxes(device_type: str, product: Product) -> bool:
+    """Whether ``gemm_boxes`` can do ``product``: the units are there, the boxes of both factors run along the
+    contraction, and the sum over a box fits 32 bits."""
+    a, b = product.a.grid, product.b.grid
     if device_type != "cpu" or not native.has("dsq_has_gemm_boxes") or a is None or b is None or a.box != b.box:
         return False
+    dims = product.a.dim % 2, product.b.dim % 2
     box = summed_as_integers(a.box)
-    return box % 2 == 0 and _DEPTH % box == 0 and a.max_code * b.max_code * box < 1 << 31
+    fits = box % 2 == 0 and _DEPTH % box == 0 and a.max_code * b.max_code * box < 1 << 31
+    return fits and (a.box == 0 or dims == product.contracted())
 
 
 def gemm_bf16(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -56,21 +61,27 @@ def gemm_bf16(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tenso
     return torch.ops.dsq.gemm_bf16(a_MK, b_KN, bias_N)
 
 
-def gemm_boxes(
-    a: tuple[Tensor, Tensor], a_grid: Grid, b: tuple[Tensor, Tensor], b_grid: Grid, rows: int, columns: int, depth: int
-) -> Tensor:
-    """``a^T b`` in float32 from codes and exponents of a (depth, rows) and a (depth, columns) tensor, boxes along 0.
+def gemm_boxes(product: Product, a: Codes, b: Codes, bias_N: Tensor | None = None) -> Tensor:
+    """``a b + bias`` in float32 from packed factors.
 
     Raises:
-        ValueError: codes or exponents of other types or shapes; grids that has_gemm_boxes says no to.
+        ValueError: a product that has_gemm_boxes says no to; codes, exponents or a bias of other types or shapes.
     """
-    if not has_gemm_boxes("cpu", a_grid, b_grid):
-        raise ValueError(f"no unit of this machine multiplies {a_grid} by {b_grid} in boxes")
-    check_codes(*a, a_grid, Layout.of((depth, rows), 0))
-    check_codes(*b, b_grid, Layout.of((depth, columns), 0))
-    return torch.ops.dsq.gemm_boxes(
-        *a, a_grid.bits, *b, b_grid.bits, summed_as_integers(a_grid.box), rows, columns, depth
-    )
+    if not has_gemm_boxes("cpu", product):
+        raise ValueError(f"no unit of this machine multiplies {product.a} by {product.b} in boxes")
+    a_axis, b_axis = product.contracted()
+    if a.shape[a_axis] != b.shape[b_axis]:
+        raise ValueError(f"a and b must share the axis summed over, got {tuple(a.shape)} and {tuple(b.shape)}")
+    operands: list[Tensor | int] = []
+    for x, factor, axis in ((a, product.a, a_axis), (b, product.b, b_axis)):
+        assert factor.grid is not None
+        check_codes(x.codes, x.exponents, factor.grid, Layout.of(x.shape, factor.dim))
+        operands += [x.codes, x.exponents, factor.grid.bits, int(axis == 0)]
+        box = summed_as_integers(factor.grid.box)
+    columns = b.shape[1 - b_axis]
+    if bias_N is not None and (bias_N.shape != (columns,) or bias_N.dtype != torch.float32):
+        raise ValueError(f"bias must be float32 ({columns},), got {_told(bias_N)}")
+    return torch.ops.dsq.gemm_boxes(*operands, box, bias_N, a.shape[1 - a_axis], columns, a.shape[a_axis])
 
 
 def _told(x: Tensor) -> str:
@@ -86,7 +97,7 @@ def _native_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     library = native.library()
     panels = scratch(library.dsq_gemm_bf16_scratch(rows, columns, depth))
     bias = bias if bias is None else bias.contiguous()
-    bias_at = 0 if bias is None else bias.data_ptr()
+    bias_at = None if bias is None else bias.data_ptr()
     operands = (a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), bias_at)
     library.dsq_gemm_bf16(*operands, out.data_ptr(), rows, columns, depth, panels.data_ptr(), torch.get_num_threads())
     return out
@@ -96,25 +107,30 @@ def _native_boxes(
     a_codes: Tensor,
     a_exponents: Tensor,
     a_bits: int,
+    a_across: int,
     b_codes: Tensor,
     b_exponents: Tensor,
     b_bits: int,
+    b_across: int,
     box: int,
+    bias: Tensor | None,
     rows: int,
     columns: int,
     depth: int,
 ) -> Tensor:
     out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     if math.prod((rows, columns, depth)) == 0:
-        return out.zero_()
+        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
     a_codes, a_exponents, b_codes, b_exponents = (x.contiguous() for x in (a_codes, a_exponents, b_codes, b_exponents))
     library = native.library()
     panels = scratch(library.dsq_gemm_boxes_scratch(rows, columns, depth, box))
     one_exponent = a_exponents.dim() == 1
-    a_operand = (a_codes.data_ptr(), a_exponents.data_ptr(), a_bits)
-    b_operand = (b_codes.data_ptr(), b_exponents.data_ptr(), b_bits)
+    bias = bias if bias is None else bias.contiguous()
+    bias_at = None if bias is None else bias.data_ptr()
+    a_operand = (a_codes.data_ptr(), a_exponents.data_ptr(), a_bits, a_across)
+    b_operand = (b_codes.data_ptr(), b_exponents.data_ptr(), b_bits, b_across)
     sizes = (rows, columns, depth, panels.data_ptr(), torch.get_num_threads())
-    library.dsq_gemm_boxes(*a_operand, *b_operand, one_exponent, box, out.data_ptr(), *sizes)
+    library.dsq_gemm_boxes(*a_operand, *b_operand, one_exponent, box, bias_at, out.data_ptr(), *sizes)
     return out
 
 
@@ -129,8 +145,8 @@ def _fake_boxes(a_codes: Tensor, *rest) -> Tensor:
 
 define("gemm_bf16(Tensor a, Tensor b, Tensor? bias) -> Tensor", _native_bf16, _fake_bf16)
 define(
-    "gemm_boxes(Tensor a_codes, Tensor a_exponents, int a_bits, Tensor b_codes, Tensor b_exponents, int b_bits, "
-    "int box, SymInt rows, SymInt columns, SymInt depth) -> Tensor",
+    "gemm_boxes(Tensor a_codes, Tensor a_exponents, int a_bits, int a_across, Tensor b_codes, Tensor b_exponents, "
+    "int b_bits, int b_across, int box, Tensor? bias, SymInt rows, SymInt columns, SymInt depth) -> Tensor",
     _native_boxes,
     _fake_boxes,
 )

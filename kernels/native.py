@@ -25,7 +25,7 @@ LIBRARY = Path(__file__).parent / "_native.so"
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _SEED, _FLOAT = ctypes.c_uint64, ctypes.c_float
-_PACKED = (_POINTER, _POINTER, _INT)
+_PACKED = (_POINTER, _POINTER, _INT, _INT)
 _SIGNATURES = {
     "dsq_isa": (_INT, ctypes.POINTER(_INT)),
     "dsq_use_threads": (_POINTER,),
@@ -36,7 +36,7 @@ _SIGNATURES = {
     "dsq_unpack_mask": (_INT, _POINTER, _SIZE, _INT, _FLOAT, _FLOAT, _POINTER, _INT),
     "dsq_gemm_bf16": (*[_POINTER, _SIZE, _SIZE] * 2, _POINTER, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
     "dsq_gemm_bf16_scratch": (_SIZE, _SIZE, _SIZE),
-    "dsq_gemm_boxes": (*_PACKED, *_PACKED, _INT, _INT, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
+    "dsq_gemm_boxes": (*_PACKED, *_PACKED, _INT, _INT, _POINTER, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
     "dsq_gemm_boxes_scratch": (_SIZE, _SIZE, _SIZE, _INT),
     "dsq_product": (*[_POINTER] * 7, _INT, _SEED),
 }

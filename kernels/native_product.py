@@ -31,7 +31,7 @@ class _Factor(ctypes.Structure):
     _fields_ = (
         ("plan", Plan),
         *((name, ctypes.c_int64) for name in ("at", "exponents_at", "row_stride", "column_stride")),
-        *(("seed", ctypes.c_uint64), ("packed", ctypes.c_int32)),
+        *(("seed", ctypes.c_uint64), ("packed", ctypes.c_int32), ("across", ctypes.c_int32)),
     )
 
 
@@ -78,8 +78,10 @@ def product_on(library: ctypes.CDLL, isa: int) -> OneCall:
             _factor(product.a, a_shape, on_codes, False, room, plans),
             _factor(product.b, b_shape, on_codes, packed, room, plans),
         )
-        made.rows, made.depth = reversed(a_shape) if product.a.transposed else a_shape
-        made.columns = b_shape[0] if product.b.transposed else b_shape[1]
+        a_axis, b_axis = product.contracted()
+        made.a.across, made.b.across = a_axis == 0, b_axis == 0
+        made.rows, made.depth = a_shape[1 - a_axis], a_shape[a_axis]
+        made.columns = b_shape[1 - b_axis]
         sizes = made.rows, made.columns, made.depth
         if on_codes:
             made.box = summed_as_integers(made.a.plan.box)

@@ -30,6 +30,10 @@ class Product:
     result_seed: int = 0
     exact: bool = True  #: on the fastest units that hold the products of values exactly; else in their own dtype
 
+    def contracted(self) -> tuple[int, int]:
+        """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
+        return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
+
 
 class Codes(NamedTuple):
     """A matrix that comes packed (kernels.pack)."""

@@ -17,7 +17,13 @@ struct Operand {
 template <int width> void pack(const Operand& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
   const int lines = least(width, x.lines - line);
   const uint16_t* from = x.data + line * x.line_stride + k * x.depth_stride;
-  if (x.depth_stride == 1) return panel_of_lines<width>(from, x.line_stride, lines, depth, panel);
+  if (x.depth_stride == 1)
+    return panel_of_lines<width>(
+        [&](int i, int first) {
+          const int there = i < lines ? depth - 2 * first : 0;
+          return _mm512_maskz_loadu_epi16(first32(there), there > 0 ? from + i * x.line_stride + 2 * first : from);
+        },
+        (depth + 1) / 2, panel);
   const __mmask32 there = first32(lines);
   panel_of_rows<width>([&](int i) { return _mm512_maskz_loadu_epi16(there, from + i * x.depth_stride); }, depth, panel);
 }

@@ -1,117 +1,308 @@
-// C = A^T B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an
-// exact integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). One operand may
-// be 16 bits wide, which no product of bfloat16 holds exactly.
+// C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an exact
+// integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). Codes of at most 8 bits
+// multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, two to an element.
 #include "entries.h"
 #include "panels.h"
 
 namespace {
 
-constexpr int ROWS = 6, COLUMNS = 32;  // of C in a register tile: 12 integer and 12 float accumulators
-constexpr int TASK_PANELS = 32;        // panels of A that a task multiplies with one panel of B
-constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
+constexpr int ROWS = 6, GROUP = 32;  // rows and columns of a register tile: 12 integer and 12 float accumulators
+constexpr int TASK_TILES = 16;       // tiles down C in a task: their lines of A stay in the second-level cache
+constexpr int LINE = DEPTH / 2;      // elements of a line that scratch memory has room for
 
-// A packed tensor (depth x lines): kernels/grid.py says how codes and exponents lie.
+// A packed matrix as a GEMM reads it: lines (rows of A, columns of B) along the depth. kernels/grid.py says how codes and
+// exponents lie.
 struct Packed {
   const uint8_t* codes;
-  const uint8_t* exponents;  // (depth / box) x lines, or one for the tensor
-  int32_t bits;
-  int32_t one_exponent;
-  int64_t lines;
-  int64_t row_bytes() const { return ceil_div(lines * bits, 8); }
+  const uint8_t* exponents;  // one for each box, or one for the tensor
+  int32_t bits, box;
+  bool one_exponent;
+  bool across;  // a row of codes holds one step of every line, else one line's steps
+  int64_t lines, depth;
+
+  int64_t row_bytes() const { return ceil_div((across ? lines : depth) * bits, 8); }
+  // From one line's exponent to the next line's, and from one box's to the next box's.
+  int64_t to_next_line() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
+  int64_t to_next_box() const { return one_exponent ? 0 : across ? lines : 1; }
 };
 
-// `count` codes of a row, from code `first`; zeros after them.
-__m512i codes_of(const uint8_t* row, int64_t first, int count, int bits) {
-  const uint8_t* from = row + first * bits / 8;
-  const int bytes = (int)ceil_div(count * bits, 8);
-  const bool aligned = first * bits % 8 == 0;
+// 16 codes of any width in 32-bit lanes; zeros after `count` of them.
+inline __m512i sixteen(const uint8_t* from, int count, int bits) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i bit = _mm512_mullo_epi32(lane, _mm512_set1_epi32(bits));
+  const __m512i word = _mm512_srli_epi32(bit, 4);  // a code lies in this 16-bit word and the next
+  const __m512i words = _mm512_or_si512(word, _mm512_slli_epi32(_mm512_add_epi32(word, _mm512_set1_epi32(1)), 16));
+  const __m512i left = _mm512_sub_epi32(_mm512_set1_epi32(32 - bits), _mm512_and_si512(bit, _mm512_set1_epi32(15)));
+  const __mmask32 bytes = first32((int)ceil_div(least(count, 16) * bits, 8));
+  const __m512i stored = _mm512_zextsi256_si512(_mm256_maskz_loadu_epi8(bytes, from));
+  const __m512i top = _mm512_sllv_epi32(_mm512_permutexvar_epi16(words, stored), left);
+  return _mm512_maskz_srav_epi32(first16(count), top, _mm512_set1_epi32(32 - bits));
+}
+
+// 32 codes as 16-bit integers, from a byte's first bit on; zeros after `count` of them.
+inline __m512i codes16(const uint8_t* from, int count, int bits) {
+  const int bytes = (int)ceil_div(least(count, 32) * bits, 8);
+  if (bits == 16) return _mm512_maskz_loadu_epi16(first32(count), from);
   __m512i codes;
-  if (bits == 16) {
-    return _mm512_maskz_loadu_epi16(first32(count), from);
-  } else if (bits == 8) {
+  if (bits == 8) {
     codes = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(first32(bytes), from));
-  } else if (bits == 4 && aligned) {
+  } else if (bits == 4) {
     // a byte in both halves of a lane, then each half's nibble to its top and back
     const __m512i lanes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first16(bytes), from));
     const __m512i twice = _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
     codes = _mm512_srai_epi16(_mm512_sllv_epi16(twice, _mm512_set1_epi32(8 << 16 | 12)), 12);
-  } else if (bits == 2 && aligned) {
+  } else if (bits == 2) {
     const __m512i lanes = _mm512_cvtepu8_epi64(_mm_maskz_loadu_epi8(first16(bytes), from));
     const __m512i twice = _mm512_or_si512(lanes, _mm512_slli_epi64(lanes, 16));
     const __m512i four = _mm512_or_si512(twice, _mm512_slli_epi64(twice, 32));
     codes = _mm512_srai_epi16(_mm512_sllv_epi16(four, _mm512_set1_epi64(8LL << 48 | 10LL << 32 | 12 << 16 | 14)), 14);
   } else {
-    alignas(64) int16_t out[32] = {};
-    for (int i = 0; i < count; i++) {
-      const int64_t bit = (first + i) * bits;
-      const int last = (int)((bit % 8 + bits - 1) / 8);
-      uint32_t window = 0;
-      for (int j = 0; j <= last; j++) window |= (uint32_t)row[bit / 8 + j] << (8 * j);
-      out[i] = (int16_t)((int32_t)(window >> bit % 8 << (32 - bits)) >> (32 - bits));
-    }
-    return _mm512_load_si512(out);
+    const __m256i low = _mm512_cvtepi32_epi16(sixteen(from, count, bits));
+    const __m256i high = _mm512_cvtepi32_epi16(sixteen(from + 2 * bits, count - 16, bits));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
   return _mm512_maskz_mov_epi16(first32(count), codes);
 }
 
-template <int width>
-void pack(const Packed& x, int64_t line, int64_t k, int depth, int box, const float* steps, uint32_t* panel, float* scales) {
-  const int lines = least(width, x.lines - line);
-  const uint8_t* row = x.codes + k * x.row_bytes();
-  panel_of_rows<width>([&](int i) { return codes_of(row + i * x.row_bytes(), line, lines, x.bits); }, depth, panel);
-  const int used = (depth + box - 1) / box * box / 2;
-  for (int i = (depth + 1) / 2 * width; i < used * width; i++) panel[i] = 0;
-  for (int b = 0; b * box < depth; b++)
-    for (int i = 0; i < width; i++) {
-      const uint8_t* stored = x.one_exponent ? x.exponents : x.exponents + (k / box + b) * x.lines + line + i;
-      scales[b * width + i] = i < lines ? steps[*stored] : 0;
+// 64 codes of at most 8 bits as bytes.
+inline __m512i codes8(const uint8_t* from, int count, int bits) {
+  if (bits == 8) return _mm512_maskz_loadu_epi8(first64(count), from);
+  const __m256i low = _mm512_cvtepi16_epi8(codes16(from, count, bits));
+  const __m256i high = _mm512_cvtepi16_epi8(codes16(from + 4 * bits, count - 32, bits));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// 16 elements of a row of codes, from code `first` (a multiple of 32) on; zeros after `count` codes.
+template <bool bytes> __m512i elements_of(const uint8_t* row, int64_t first, int count, int bits) {
+  if (count <= 0) return __m512i();
+  const uint8_t* from = row + first / 8 * bits;
+  if constexpr (bytes) return codes8(from, count, bits);
+  else return codes16(from, count, bits);
+}
+
+// 32 lines' codes at two steps of the depth, as bytes side by side.
+inline __m512i byte_pairs(__m512i even, __m512i odd) {
+  return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8));
+}
+
+// The codes of at most GROUP lines from `line` on, over `depth` steps from k on, as the tiles read B: a panel. Zeros after
+// them, to the end of a box and of the group.
+template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
+  constexpr int per_element = bytes ? 4 : 2;
+  const int lines = least(GROUP, x.lines - line);
+  const int64_t row_bytes = x.row_bytes();
+  if (x.across) {
+    const uint8_t* row = x.codes + k * row_bytes;
+    auto codes = [&](int i) { return elements_of<false>(row + i * row_bytes, line, i < depth ? lines : 0, x.bits); };
+    if constexpr (bytes)
+      panel_of_rows<GROUP>([&](int i) { return byte_pairs(codes(2 * i), codes(2 * i + 1)); }, (depth + 1) / 2, panel);
+    else panel_of_rows<GROUP>(codes, depth, panel);
+  } else {
+    const uint8_t* row = x.codes + line * row_bytes;
+    panel_of_lines<GROUP>(
+        [&](int i, int first) {
+          if (i >= lines) return __m512i();
+          return elements_of<bytes>(row + i * row_bytes, k + first * per_element, depth - first * per_element, x.bits);
+        },
+        (int)ceil_div(depth, per_element), panel);
+  }
+  const int64_t filled = ceil_div(depth, per_element), used = ceil_div(depth, x.box) * x.box / per_element;
+  memset(panel + filled * GROUP, 0, (size_t)(4 * (used - filled) * GROUP));
+}
+
+// The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's codes go
+// in 128 too large, and -128 times the sum of B's codes over a box is where its dot product starts.
+template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* to) {
+  constexpr int per_element = bytes ? 4 : 2, line_elements = DEPTH / per_element;
+  const __m512i offset = _mm512_set1_epi8(bytes ? (char)128 : 0);
+  const int lines = least(GROUP, x.lines - line), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
+  if (!x.across) {
+    const uint8_t* row = x.codes + line * x.row_bytes();
+    for (int i = 0; i < lines; i++, row += x.row_bytes(), to += line_elements)
+      for (int e = 0; e < used; e += 16) {
+        const __m512i codes = elements_of<bytes>(row, k + e * per_element, depth - e * per_element, x.bits);
+        _mm512_storeu_si512(to + e, _mm512_xor_si512(codes, offset));
+      }
+    return;
+  }
+  alignas(64) uint32_t panel[GROUP * DEPTH / 2];
+  fill_panel<bytes>(x, line, k, depth, panel);
+  for (int first = 0; first < lines; first += 16)
+    for (int at = 0; at < used; at += 16) {
+      __m512i r[16];
+      for (int e = 0; e < 16; e++)
+        r[e] = at + e < used ? _mm512_load_si512(panel + (at + e) * GROUP + first) : _mm512_setzero_si512();
+      transpose16(r);
+      for (int i = 0; i < 16 && first + i < lines; i++)
+        _mm512_storeu_si512(to + (first + i) * line_elements + at, _mm512_xor_si512(r[i], offset));
     }
 }
 
-template <int rows>
-void tile(const uint32_t* a, const float* a_scales, const uint32_t* b, const float* b_scales, int boxes, int pairs, float* c,
-          int64_t stride, int columns, bool add) {
+// The steps of `lines` lines' boxes, spread as the tiles read them; 0 for lines that are not there.
+void fill_scales(const Packed& x, int64_t line, int lines, int64_t k, int boxes, const float* steps, float* scales,
+                 int to_next_line, int to_next_box) {
+  const int there = least(lines, x.lines - line);
+  const int64_t next_line = x.to_next_line(), next_box = x.to_next_box();
+  const uint8_t* stored = x.exponents + line * next_line + k / x.box * next_box;
+  for (int b = 0; b < boxes; b++)
+    for (int i = 0; i < lines; i++)
+      scales[i * to_next_line + b * to_next_box] = i < there ? steps[stored[i * next_line + b * next_box]] : 0;
+}
+
+void fill_starts(const uint32_t* panel, int boxes, int elements, int32_t* starts) {
+  for (; boxes > 0; boxes--, starts += GROUP) {
+    __m512i left = _mm512_setzero_si512(), right = left;
+    for (int e = 0; e < elements; e++, panel += GROUP) {
+      left = _mm512_dpbusd_epi32(left, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel));
+      right = _mm512_dpbusd_epi32(right, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel + 16));
+    }
+    _mm512_storeu_si512(starts, _mm512_sub_epi32(_mm512_setzero_si512(), left));
+    _mm512_storeu_si512(starts + 16, _mm512_sub_epi32(_mm512_setzero_si512(), right));
+  }
+}
+
+// sum += a . b. In assembly because GCC 12 copies the accumulator before and after the intrinsics, which takes as long
+// again as the products.
+template <bool bytes> inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
+  if constexpr (bytes) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  else asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
+struct Lines {
+  const uint32_t* elements;  // DEPTH steps a line
+  const float* scales;       // of the boxes in DEPTH steps, a line
+};
+
+struct Panel {
+  const uint32_t* elements;
+  const float* scales;
+  const int32_t* starts;
+};
+
+// A tile of C, `columns` wide; `start`, where there is one, is added: C itself, or a bias row (start_stride 0). A box has
+// BOX elements, where it is not 0: what the compiler knows it unrolls.
+template <int rows, bool bytes, int BOX>
+void tile(Lines a, Panel b, int boxes, int box, float* c, int64_t stride, int columns, const float* start,
+          int64_t start_stride) {
+  constexpr int line = DEPTH / (bytes ? 4 : 2);
+  const int elements = BOX ? BOX : box, line_boxes = line / elements;
   __m512 left[rows], right[rows];
+#pragma GCC unroll 6
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
-  for (; boxes > 0; boxes--, a_scales += ROWS, b_scales += COLUMNS) {
+  for (; boxes > 0; boxes--, a.scales++, b.scales += GROUP, b.starts += GROUP) {
     __m512i dot_left[rows], dot_right[rows];
-    for (int r = 0; r < rows; r++) dot_left[r] = dot_right[r] = _mm512_setzero_si512();
-#pragma GCC unroll 1
-    for (int p = 0; p < pairs; p++, a += ROWS, b += COLUMNS) {
-      const __m512i b_left = _mm512_loadu_si512(b), b_right = _mm512_loadu_si512(b + 16);
+    for (int r = 0; r < rows; r++) {
+      dot_left[r] = bytes ? _mm512_loadu_si512(b.starts) : _mm512_setzero_si512();
+      dot_right[r] = bytes ? _mm512_loadu_si512(b.starts + 16) : _mm512_setzero_si512();
+    }
+#pragma GCC unroll 8
+    for (int e = 0; e < elements; e++, a.elements++, b.elements += GROUP) {
+      const __m512i b_left = _mm512_loadu_si512(b.elements), b_right = _mm512_loadu_si512(b.elements + 16);
 #pragma GCC unroll 6
       for (int r = 0; r < rows; r++) {
-        const __m512i a_row = _mm512_set1_epi32((int)a[r]);
-        dot_left[r] = _mm512_dpwssd_epi32(dot_left[r], a_row, b_left);
-        dot_right[r] = _mm512_dpwssd_epi32(dot_right[r], a_row, b_right);
+        const __m512i a_row = _mm512_set1_epi32((int)a.elements[r * line]);
+        add_dot<bytes>(dot_left[r], a_row, b_left);
+        add_dot<bytes>(dot_right[r], a_row, b_right);
       }
     }
-    const __m512 scale_left = _mm512_loadu_ps(b_scales), scale_right = _mm512_loadu_ps(b_scales + 16);
+    const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-      const __m512 scale = _mm512_set1_ps(a_scales[r]);
+      const __m512 scale = _mm512_set1_ps(a.scales[r * line_boxes]);
       left[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot_left[r]), scale_left), scale, left[r]);
       right[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot_right[r]), scale_right), scale, right[r]);
     }
   }
   const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
+#pragma GCC unroll 6
   for (int r = 0; r < rows; r++, c += stride) {
-    if (add) {
-      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, c));
-      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, c + 16));
+    if (start) {
+      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, start + r * start_stride));
+      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, start + r * start_stride + 16));
     }
     _mm512_mask_storeu_ps(c, left_mask, left[r]);
     _mm512_mask_storeu_ps(c + 16, right_mask, right[r]);
   }
 }
 
-typedef void (*Tile)(const uint32_t*, const float*, const uint32_t*, const float*, int, int, float*, int64_t, int, bool);
-const Tile TILES[ROWS + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+typedef void (*Tile)(Lines, Panel, int, int, float*, int64_t, int, const float*, int64_t);
+template <bool bytes, int BOX>
+constexpr Tile TILES[ROWS + 1] = {nullptr,
+                                  tile<1, bytes, BOX>,
+                                  tile<2, bytes, BOX>,
+                                  tile<3, bytes, BOX>,
+                                  tile<4, bytes, BOX>,
+                                  tile<5, bytes, BOX>,
+                                  tile<6, bytes, BOX>};
 
 // 2^(E - (bits - 2)) for each stored exponent; NaN where the box holds one
 void fill_steps(int bits, float steps[256]) {
   for (int stored = 0; stored < 255; stored++) steps[stored] = __builtin_ldexpf(1, stored - 127 - (bits - 2));
   steps[255] = __builtin_nanf("");
+}
+
+// What a GEMM keeps in scratch memory, cut into blocks of DEPTH steps; each line of A's block, and each panel of B's, has
+// room for 16-bit codes.
+struct Room {
+  int64_t a_groups, b_panels, blocks, boxes;
+  Room(int64_t rows, int64_t columns, int64_t depth, int box)
+      : a_groups(ceil_div(rows, GROUP)), b_panels(ceil_div(columns, GROUP)), blocks(ceil_div(depth, DEPTH)),
+        boxes(DEPTH / box) {}
+  int64_t a_lines() const { return blocks * a_groups * GROUP; }
+  int64_t b_lines() const { return blocks * b_panels * GROUP; }
+  int64_t bytes() const { return 4 * ((a_lines() + b_lines()) * LINE + (a_lines() + 2 * b_lines()) * boxes); }
+};
+
+template <bool bytes>
+void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uint32_t* scratch, int threads) {
+  constexpr int per_element = bytes ? 4 : 2, line_elements = DEPTH / per_element;
+  const int64_t rows = A.lines, columns = B.lines, depth = A.depth;
+  const Room room(rows, columns, depth, A.box);
+  const int64_t boxes = room.boxes, blocks = room.blocks, a_block = room.a_groups * GROUP;
+  uint32_t *a_elements = scratch, *b_elements = a_elements + room.a_lines() * LINE;
+  float *a_scales = (float*)(b_elements + room.b_lines() * LINE), *b_scales = a_scales + room.a_lines() * boxes;
+  int32_t* b_starts = (int32_t*)(b_scales + room.b_lines() * boxes);
+  const int box_elements = A.box / per_element;
+  float a_steps[256], b_steps[256];
+  fill_steps(A.bits, a_steps);
+  fill_steps(B.bits, b_steps);
+  if (rows * columns * depth < 1 << 20) threads = 1;
+
+  share_out((room.a_groups + room.b_panels) * blocks, threads, [&](int64_t task) {
+    const int64_t group = task / blocks, block = task % blocks, k = block * DEPTH;
+    const int steps = least(DEPTH, depth - k), here = (int)ceil_div(steps, A.box);
+    if (group < room.a_groups) {
+      const int64_t line = group * GROUP, at = block * a_block + line;
+      fill_lines<bytes>(A, line, k, steps, a_elements + at * line_elements);
+      fill_scales(A, line, least(GROUP, rows - line), k, here, a_steps, a_scales + at * boxes, (int)boxes, 1);
+      return;
+    }
+    const int64_t line = (group - room.a_groups) * GROUP, at = line * blocks + block * GROUP;
+    uint32_t* panel = b_elements + at * LINE;
+    fill_panel<bytes>(B, line, k, steps, panel);
+    fill_scales(B, line, GROUP, k, here, b_steps, b_scales + at * boxes, 1, GROUP);
+    if (bytes) fill_starts(panel, here, box_elements, b_starts + at * boxes);
+  });
+
+  const Tile* tiles = A.box == 16 ? TILES<bytes, 16 / per_element> : TILES<bytes, 0>;
+  const int64_t task_rows = TASK_TILES * ROWS;
+  share_out(room.b_panels * ceil_div(rows, task_rows), threads, [&](int64_t task) {
+    const int64_t j = task % room.b_panels, top = task / room.b_panels * task_rows;
+    const int64_t bottom = top + task_rows < rows ? top + task_rows : rows;
+    const int width = least(GROUP, columns - j * GROUP);
+    for (int64_t block = 0; block < blocks; block++) {
+      const int here = (int)ceil_div(least(DEPTH, depth - block * DEPTH), A.box);
+      const int64_t at = (j * blocks + block) * GROUP;
+      const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * boxes};
+      for (int64_t row = top; row < bottom; row += ROWS) {
+        const int64_t line = block * a_block + row;
+        float* corner = c + row * columns + j * GROUP;
+        const float* start = block ? corner : bias ? bias + j * GROUP : nullptr;
+        tiles[least(ROWS, bottom - row)]({a_elements + line * line_elements, a_scales + line * boxes}, b, here,
+                                         box_elements, corner, columns, width, start, block ? columns : 0);
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -121,52 +312,20 @@ EXPORT int dsq_has_gemm_boxes() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 
-// Bytes of scratch memory that a product (depth x rows)^T (depth x columns) with boxes of `box` needs.
+// Bytes of scratch memory that a product (rows x depth) (depth x columns) with boxes of `box` needs.
 EXPORT int64_t dsq_gemm_boxes_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
-  const int64_t blocks = ceil_div(depth, DEPTH), boxes = DEPTH / box;
-  const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS);
-  return 4 * blocks * (a_panels * (A_PANEL + boxes * ROWS) + b_panels * (B_PANEL + boxes * COLUMNS));
+  return Room(rows, columns, depth, box).bytes();
 }
 
-// c (rows x columns, contiguous) = a^T b; a (depth x rows) and b (depth x columns) packed with boxes of `box` along the
-// depth, or with one exponent. `box` is even and divides 256; a dot product over it must fit 32 bits.
-EXPORT void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, int a_bits, const uint8_t* b_codes,
-                           const uint8_t* b_exponents, int b_bits, int one_exponent, int box, float* c, int64_t rows,
-                           int64_t columns, int64_t depth, uint32_t* scratch, int threads) {
-  const Packed A{a_codes, a_exponents, a_bits, one_exponent, rows}, B{b_codes, b_exponents, b_bits, one_exponent, columns};
-  const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
-  const int64_t boxes = DEPTH / box;
-  uint32_t* b_scratch = scratch + a_panels * blocks * A_PANEL;
-  float* a_scales = (float*)(b_scratch + b_panels * blocks * B_PANEL);
-  float* b_scales = a_scales + a_panels * blocks * boxes * ROWS;
-  float a_steps[256], b_steps[256];
-  fill_steps(a_bits, a_steps);
-  fill_steps(b_bits, b_steps);
-  if (rows * columns * depth < 1 << 20) threads = 1;
-
-  share_out((a_panels + b_panels) * blocks, threads, [&](int64_t i) {
-    const int64_t panel = i / blocks, k = i % blocks;
-    const int steps = least(DEPTH, depth - k * DEPTH);
-    if (panel < a_panels)
-      return pack<ROWS>(A, panel * ROWS, k * DEPTH, steps, box, a_steps, scratch + i * A_PANEL, a_scales + i * boxes * ROWS);
-    const int64_t j = i - a_panels * blocks;
-    pack<COLUMNS>(B, (panel - a_panels) * COLUMNS, k * DEPTH, steps, box, b_steps, b_scratch + j * B_PANEL,
-                  b_scales + j * boxes * COLUMNS);
-  });
-
-  const int64_t chunks = ceil_div(a_panels, TASK_PANELS);
-  share_out(b_panels * chunks, threads, [&](int64_t task) {
-    const int64_t j = task / chunks, first = task % chunks * TASK_PANELS;
-    const int width = least(COLUMNS, columns - j * COLUMNS);
-    for (int64_t k = 0; k < blocks; k++) {
-      const int here = (int)ceil_div(least(DEPTH, depth - k * DEPTH), box);
-      const int64_t b = j * blocks + k;
-      for (int64_t i = first; i < a_panels && i < first + TASK_PANELS; i++) {
-        const int64_t a = i * blocks + k;
-        TILES[least(ROWS, rows - i * ROWS)](scratch + a * A_PANEL, a_scales + a * boxes * ROWS, b_scratch + b * B_PANEL,
-                                            b_scales + b * boxes * COLUMNS, here, box / 2,
-                                            c + i * ROWS * columns + j * COLUMNS, columns, width, k > 0);
-      }
-    }
-  });
+// c (rows x columns, contiguous) = a (rows x depth) b (depth x columns) + bias (columns, or null), from packed a and b with
+// boxes of `box` along the depth, or with one exponent. `across`: a row of its codes holds one step of the depth. `box` is
+// even and divides 256; a dot product over it must fit 32 bits.
+EXPORT void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, int a_bits, int a_across,
+                           const uint8_t* b_codes, const uint8_t* b_exponents, int b_bits, int b_across,
+                           int one_exponent, int box, const float* bias, float* c, int64_t rows, int64_t columns,
+                           int64_t depth, uint32_t* scratch, int threads) {
+  const Packed A{a_codes, a_exponents, a_bits, box, one_exponent != 0, a_across != 0, rows, depth};
+  const Packed B{b_codes, b_exponents, b_bits, box, one_exponent != 0, b_across != 0, columns, depth};
+  const bool bytes = a_bits <= 8 && b_bits <= 8 && box % 4 == 0;
+  (bytes ? multiply<true> : multiply<false>)(A, B, bias, c, scratch, threads);
 }

@@ -1,9 +1,11 @@
 // Panels: the operands of a GEMM laid out as its register tiles read them (AVX-512). A panel holds `width` lines (rows of
-// A, columns of B) of 16-bit values, over at most DEPTH steps of the contraction: for each pair of steps the two values
-// of every line, side by side, as the dot-product instructions take them.
+// A, columns of B) over at most DEPTH steps of the contraction, in elements of 32 bits: two steps' values of 16 bits, or
+// four steps' of 8, as the dot-product instructions take them. One element of every line, then the next of every line.
 #pragma once
 
 #include <immintrin.h>
+#include <string.h>
+
 #include "job.h"
 
 namespace {
@@ -13,6 +15,7 @@ constexpr int DEPTH = 256;  // a panel of 32 lines takes 16 KiB: it stays in the
 inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }
+inline __mmask64 first64(int count) { return count >= 64 ? ~0ull : count <= 0 ? 0 : (1ull << count) - 1; }
 
 // row(k) gives 32 lines' values at depth k; those past the last line are zeros.
 template <int width, class Row> inline void panel_of_rows(const Row& row, int depth, uint32_t* panel) {
@@ -48,21 +51,16 @@ inline void transpose16(__m512i r[16]) {
   }
 }
 
-// `lines` lines, each contiguous along the depth, `stride` values apart.
-template <int width>
-inline void panel_of_lines(const uint16_t* from, int64_t stride, int lines, int depth, uint32_t* panel) {
+// line(i, first) gives 16 elements of line i from element `first` on; those past its last are zeros.
+template <int width, class Line> inline void panel_of_lines(const Line& line, int elements, uint32_t* panel) {
   for (int first = 0; first < width; first += 16) {
     const __mmask16 stored = first16(width - first);
-    for (int k = 0; k < depth; k += 32) {
+    for (int at = 0; at < elements; at += 16) {
       __m512i r[16];
-      for (int i = 0; i < 16; i++) {
-        const bool there = first + i < lines;
-        r[i] = _mm512_maskz_loadu_epi16(there ? first32(depth - k) : 0, there ? from + (first + i) * stride + k : from);
-      }
+      for (int i = 0; i < 16; i++) r[i] = line(first + i, at);
       transpose16(r);
-      const int pairs = least(16, (depth - k + 1) / 2);
-      for (int p = 0; p < pairs; p++)
-        _mm512_mask_storeu_epi32(panel + (k / 2 + p) * width + first, stored, r[p]);
+      for (int e = 0; e < 16 && at + e < elements; e++)
+        _mm512_mask_storeu_epi32(panel + (at + e) * width + first, stored, r[e]);
     }
   }
 }

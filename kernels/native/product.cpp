@@ -11,6 +11,7 @@ struct Factor {
   int64_t row_stride, column_stride;  // of its values, as the product sees it (perhaps transposed)
   uint64_t seed;               // added to the call's
   int32_t packed;              // it comes in codes and exponents
+  int32_t across;              // a row of its codes holds one step of the contraction
 };
 
 struct Product {
@@ -44,8 +45,8 @@ EXPORT void dsq_product(const Product* p, const uint8_t* a, const uint8_t* b, co
   const Ready right = ready(p->b, p->box, b, b_exponents, scratch, threads, seed);
   uint32_t* panels = (uint32_t*)(scratch + p->panels_at);
   if (p->box)
-    dsq_gemm_boxes(left.data, left.exponents, p->a.plan.bits, right.data, right.exponents, p->b.plan.bits,
-                   p->a.plan.box == 0, p->box, out, p->rows, p->columns, p->depth, panels, threads);
+    dsq_gemm_boxes(left.data, left.exponents, p->a.plan.bits, p->a.across, right.data, right.exponents, p->b.plan.bits,
+                   p->b.across, p->a.plan.box == 0, p->box, bias, out, p->rows, p->columns, p->depth, panels, threads);
   else
     dsq_gemm_bf16((const uint16_t*)left.data, p->a.row_stride, p->a.column_stride, (const uint16_t*)right.data,
                   p->b.row_stride, p->b.column_stride, bias, out, p->rows, p->columns, p->depth, panels, threads);

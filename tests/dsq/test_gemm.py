@@ -26,14 +26,16 @@ def test_the_choice_follows_the_formats_and_the_device():
     def way(a_bits, b_bits, dtype=torch.float32, exact=True):
         return choose(weight_gradient(a_bits, b_bits, exact), dtype, "cpu")
 
-    assert way(4, 9) == ("bfloat16" if kernels.has_gemm_bf16("cpu") else "float32")
-    on_codes = kernels.has_gemm_boxes("cpu", dsq.BFP(16).grid, dsq.BFP(4).grid)
-    assert way(16, 4) == way(10, 4) == ("codes" if on_codes else "float32")
+    on_codes = "codes" if kernels.has_gemm_boxes("cpu", weight_gradient(16, 4)) else "float32"
+    assert way(4, 9) == ("bfloat16" if kernels.has_gemm_bf16("cpu") else on_codes)
+    assert way(16, 4) == way(10, 4) == on_codes
     assert way(16, 16) == way(32, 4) == "float32"
     assert way(4, 4, exact=False) == way(16, 4, exact=False) == "float32"
     assert way(4, 4, torch.float16) == "float32"
     output = Product(Factor(dsq.BFP(16).grid, -1), Factor(dsq.BFP(4).grid, -1, transposed=True))
-    assert choose(output, torch.float32, "cpu") == "float32"  # boxes are not those of a contraction along 0
+    assert choose(output, torch.float32, "cpu") == on_codes
+    boxes_elsewhere = Product(Factor(dsq.BFP(16).grid, -1), Factor(dsq.BFP(4).grid, 0, transposed=True))
+    assert choose(boxes_elsewhere, torch.float32, "cpu") == "float32"
 
 
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[8,8,8,16]", "[16,4,16,16]"])
@@ -68,6 +70,7 @@ def test_one_call_gives_the_bits_of_the_kernels_one_after_another(rows, columns,
         (Product(Factor(grid(16), 0, transposed=True, seed=5), Factor(grid(4), 0), grid(5), 1), a, packed, None),
         (Product(Factor(grid(16), 0, transposed=True), Factor(grid(4), 0, seed=7)), a, b, None),
         (Product(Factor(grid(9), 0, transposed=True), Factor(grid(4), 0)), a, packed, None),
+        (Product(Factor(grid(10), -1, seed=3), Factor(grid(2), -1, transposed=True)), a.t(), b.t(), bias),
     ]
     in_one = [multiply(*operands, seed) for operands in products]
     monkeypatch.setattr(kernels, "one_call", lambda a, b: None)

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from dsq.kernels import Codes, Factor, Product
 
 import dsq
 from dsq import kernels
 
 needs_bf16 = pytest.mark.skipif(not kernels.has_gemm_bf16("cpu"), reason="this CPU has no AVX512_BF16 units")
+WEIGHT_GRADIENT = Product(Factor(dsq.BFP(16).grid, 0, transposed=True), Factor(dsq.BFP(4).grid, 0))
 needs_boxes = pytest.mark.skipif(
-    not kernels.has_gemm_boxes("cpu", dsq.BFP(16).grid, dsq.BFP(4).grid), reason="this CPU has no AVX512_VNNI units"
+    not kernels.has_gemm_boxes("cpu", WEIGHT_GRADIENT), reason="this CPU has no AVX512_VNNI units"
 )
 
 SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (37, 51, 45), (100, 600, 70)]
@@ -39,42 +41,62 @@ def test_bf16_sums_are_in_float32():
     assert ((a @ b) - expected).abs().max() > 1e-2  # what a bfloat16 result would lose
 
 
+def packed(x, factor):
+    return Codes(*kernels.pack(x, factor.grid, factor.dim), x.shape)
+
+
+def entering(x, factor):
+    values = kernels.quantize(x, factor.grid, factor.dim).double()
+    return values.t() if factor.transposed else values
+
+
 @needs_boxes
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 9, 12])
-@pytest.mark.parametrize(("m", "k", "n"), SIZES)
-def test_box_products_are_exact(m, k, n, bits):
-    x_KM, y_KN = torch.randn(k, m), torch.randn(k, n)
-    for wide, narrow in [
-        (dsq.BFP(16), dsq.BFP(bits)),
-        (dsq.BFP(bits), dsq.BFP(16)),
-        (dsq.BFP(11), dsq.BFP(bits)),
-        (dsq.FixedPoint(16), dsq.FixedPoint(bits)),
-        (dsq.BFP(10, box=32), dsq.BFP(bits, box=32)),
-    ]:
-        a, b = dsq.pack(x_KM, wide, 0), dsq.pack(y_KN, narrow, 0)
-        operands = (a.codes, a.exponents), wide.grid, (b.codes, b.exponents), narrow.grid
-        got = kernels.gemm_boxes(*operands, m, n, k)
-        a_KM, b_KN = a.unpack().double(), b.unpack().double()
+@pytest.mark.parametrize("bits", [(2, 2), (3, 5), (4, 4), (8, 8), (16, 2), (4, 16), (12, 12), (15, 3), (9, 8)])
+@pytest.mark.parametrize("box", [16, 32, 4, 2, 0])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+def test_box_products_are_exact(bits, box, transposed):
+    a_grid, b_grid = ((dsq.BFP(m, box) if box else dsq.FixedPoint(m)).grid for m in bits)
+    a_transposed, b_transposed = transposed
+    product = Product(
+        Factor(a_grid, 0 if a_transposed else -1, transposed=a_transposed),
+        Factor(b_grid, -1 if b_transposed else 0, transposed=b_transposed),
+    )
+    if not kernels.has_gemm_boxes("cpu", product):
+        assert a_grid.max_code * b_grid.max_code * box >= 2**31
+        return
+    for m, k, n in SIZES:
+        a_stored = torch.randn((k, m) if a_transposed else (m, k))
+        b_stored = torch.randn((n, k) if b_transposed else (k, n))
+        bias = torch.randn(n)
+        got = kernels.gemm_boxes(product, packed(a_stored, product.a), packed(b_stored, product.b), bias)
+        a, b = entering(a_stored, product.a), entering(b_stored, product.b)
         # a box's integers are exact; only the float32 sum over boxes rounds
-        bound = (k / 16 + 2) * 2**-24 * (a_KM.abs().t() @ b_KN.abs())
-        assert ((got.double() - a_KM.t() @ b_KN).abs() <= bound).all()
+        bound = (k / (box or 16) + 3) * 2**-24 * (a.abs() @ b.abs() + bias.abs())
+        assert ((got.double() - (a @ b + bias)).abs() <= bound).all()
 
 
 @needs_boxes
 def test_a_box_with_a_nan_shows_in_the_product():
-    x = torch.ones(32, 8)
-    x[3, 2] = torch.nan
-    a, b = dsq.pack(x, dsq.BFP(16), 0), dsq.pack(torch.ones(32, 4), dsq.BFP(4), 0)
-    got = kernels.gemm_boxes((a.codes, a.exponents), a.fmt.grid, (b.codes, b.exponents), b.fmt.grid, 8, 4, 32)
-    assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
+    for bits in (16, 8):
+        product = Product(Factor(dsq.BFP(bits).grid, 0, transposed=True), Factor(dsq.BFP(4).grid, 0))
+        x = torch.ones(32, 8)
+        x[3, 2] = torch.nan
+        got = kernels.gemm_boxes(product, packed(x, product.a), packed(torch.ones(32, 4), product.b))
+        assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
 
 
-def test_what_cannot_be_exact_is_declined():
-    wide = dsq.BFP(16).grid
-    assert not kernels.has_gemm_boxes("cpu", wide, wide)  # a box's sum passes 32 bits
-    assert not kernels.has_gemm_boxes("cpu", wide, dsq.BFP(4, box=32).grid)
-    assert not kernels.has_gemm_boxes("cpu", wide, dsq.BFP(4, box=5).grid)
-    assert not kernels.has_gemm_boxes("cpu", wide, None)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (Factor(dsq.BFP(16).grid, 0, transposed=True), Factor(dsq.BFP(16).grid, 0)),  # a box's sum passes 32 bits
+        (Factor(dsq.BFP(16).grid, 0, transposed=True), Factor(dsq.BFP(4, box=32).grid, 0)),
+        (Factor(dsq.BFP(4, box=5).grid, -1), Factor(dsq.BFP(4, box=5).grid, 0)),
+        (Factor(dsq.BFP(4).grid, -1), Factor(dsq.BFP(4).grid, -1)),  # boxes that do not run along the contraction
+        (Factor(dsq.BFP(4).grid, -1), Factor(None, 0)),
+    ],
+)
+def test_what_cannot_be_exact_is_declined(a, b):
+    assert not kernels.has_gemm_boxes("cpu", Product(a, b))
 
 
 def test_empty_products():
@@ -82,6 +104,9 @@ def test_empty_products():
         empty = torch.empty(3, 0, dtype=torch.bfloat16)
         assert torch.equal(kernels.gemm_bf16(empty, empty.t(), torch.arange(3.0)), torch.arange(3.0).expand(3, 3))
         assert kernels.gemm_bf16(torch.empty(0, 4).bfloat16(), torch.empty(4, 3).bfloat16()).shape == (0, 3)
+    if kernels.has_gemm_boxes("cpu", WEIGHT_GRADIENT):
+        a, b = (packed(torch.empty(0, n), f) for n, f in ((3, WEIGHT_GRADIENT.a), (2, WEIGHT_GRADIENT.b)))
+        assert torch.equal(kernels.gemm_boxes(WEIGHT_GRADIENT, a, b, torch.arange(2.0)), torch.arange(2.0).expand(3, 2))
 
 
 @needs_bf16
@@ -98,22 +123,19 @@ def test_operands_that_do_not_fit_are_refused():
 
 @needs_boxes
 def test_codes_that_do_not_fit_are_refused():
-    wide, narrow = dsq.pack(torch.randn(32, 8), dsq.BFP(16), 0), dsq.pack(torch.randn(32, 4), dsq.BFP(4), 0)
-    a, b = (wide.codes, wide.exponents), (narrow.codes, narrow.exponents)
-    with pytest.raises(ValueError, match=r"no unit of this machine multiplies Grid"):
-        kernels.gemm_boxes(a, wide.fmt.grid, b, dsq.BFP(4, box=32).grid, 8, 4, 32)
+    a, b = (packed(torch.randn(32, n), f) for n, f in ((8, WEIGHT_GRADIENT.a), (4, WEIGHT_GRADIENT.b)))
+    with pytest.raises(ValueError, match=r"no unit of this machine multiplies Factor"):
+        kernels.gemm_boxes(Product(WEIGHT_GRADIENT.a, Factor(dsq.BFP(4, box=32).grid, 0)), a, b)
+    with pytest.raises(ValueError, match=r"a and b must share the axis summed over, got \(32, 8\) and \(64, 4\)"):
+        kernels.gemm_boxes(WEIGHT_GRADIENT, a, b._replace(shape=torch.Size((64, 4))))
     with pytest.raises(ValueError, match=r"codes and exponents must be uint8 of shapes"):
-        kernels.gemm_boxes(a, wide.fmt.grid, b, narrow.fmt.grid, 8, 4, 64)
+        kernels.gemm_boxes(WEIGHT_GRADIENT, a, b._replace(codes=b.codes[:16]))
+    with pytest.raises(ValueError, match=r"bias must be float32 \(4,\), got torch.float32 \(8,\)"):
+        kernels.gemm_boxes(WEIGHT_GRADIENT, a, b, torch.zeros(8))
 
 
 @needs_boxes
 def test_codes_in_another_memory_order_give_the_same():
-    wide, narrow = dsq.pack(torch.randn(32, 8), dsq.BFP(16), 0), dsq.pack(torch.randn(32, 4), dsq.BFP(4), 0)
-    codes = wide.codes.t().contiguous().t()
-    products = [
-        kernels.gemm_boxes(
-            (c, wide.exponents), wide.fmt.grid, (narrow.codes, narrow.exponents), narrow.fmt.grid, 8, 4, 32
-        )
-        for c in (wide.codes, codes)
-    ]
-    assert torch.equal(*products)
+    a, b = (packed(torch.randn(32, n), f) for n, f in ((8, WEIGHT_GRADIENT.a), (4, WEIGHT_GRADIENT.b)))
+    other = a._replace(codes=a.codes.t().contiguous().t())
+    assert torch.equal(kernels.gemm_boxes(WEIGHT_GRADIENT, a, b), kernels.gemm_boxes(WEIGHT_GRADIENT, other, b))
