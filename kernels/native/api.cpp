@@ -131,11 +131,16 @@ Plan in_one_row(const Plan& p) {
   return plan;
 }
 
+// Whether no cache will hold the values.
+bool beyond_caches(const Plan& p, int32_t dtype) {
+  constexpr int64_t large = 8 << 20;
+  return p.outer * p.rows * p.columns * (dtype == FLOAT32 ? 4 : 2) >= large;
+}
+
 // Outputs that no cache will hold are written past them, where rows keep the alignment.
 bool worth_streaming(const Plan& p, const void* out, int32_t dtype) {
-  constexpr int64_t large = 8 << 20;
-  int64_t size = dtype == FLOAT32 ? 4 : 2;
-  return p.outer * p.rows * p.columns * size >= large && (uintptr_t)out % 64 == 0 && p.columns * size % 64 == 0;
+  const int64_t row = p.columns * (dtype == FLOAT32 ? 4 : 2);
+  return beyond_caches(p, dtype) && (uintptr_t)out % 64 == 0 && row % 64 == 0;
 }
 
 }  // namespace
@@ -152,20 +157,20 @@ EXPORT void dsq_use_threads(void* function) { parallel = (Parallel)function; }
 
 EXPORT void dsq_quantize(const Plan* plan, const void* x, void* out, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype)};
+  Job job{p, x, out, nullptr, nullptr, seed, 0, worth_streaming(*p, out, p->out_dtype), beyond_caches(*p, p->dtype)};
   encode<&Isa::quantize>(job, threads);
 }
 
 EXPORT void dsq_pack(const Plan* plan, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false};
+  Job job{p, x, nullptr, codes, p->box ? exponents : nullptr, seed, 0, false, beyond_caches(*p, p->dtype)};
   encode<&Isa::pack>(job, threads);
   if (p->box == 0) *exponents = (uint8_t)job.tensor_exponent;
 }
 
 EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
   const Plan made = in_one_row(*plan), *const p = &made;
-  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype)};
+  Job job{p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, worth_streaming(*p, out, p->dtype), false};
   if (p->box == 0) job.tensor_exponent = *exponents;
   deal_out(job, range_unpack, decode_tasks(*p), threads);
 }

@@ -54,6 +54,9 @@ struct Codes {
   }
 };
 
+// The processor foresees what is read along a row, but not across the end of a page.
+constexpr int PAGE = 4096;
+
 // A whole step under ordinary exponents.
 template <bool STOCHASTIC, class Sink, class GetFactors>
 INLINE void ordinary_step(const uint8_t* from, int32_t dtype, GetFactors factors, F max_code, const Numbers& numbers,
@@ -128,13 +131,14 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
   void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
     const int steps = (n + STEP - 1) / STEP, step_bytes = STEP * item;
     const int32_t dtype = p.dtype;
-    const bool in_groups = p.box % 16 == 0;
+    const bool in_groups = p.box % 16 == 0, far = job.far;
     const uint8_t* x = values(row, column);
     uint32_t four[WIDE / STEP];  // a group's exponent in each byte
     uint8_t* const group = (uint8_t*)four;
     if (p.box == 16) {
       for (int i = 0; i < steps; i++) {
         F value[UNITS];
+        for (int at = 0; far && at < step_bytes; at += 64) __builtin_prefetch(x + i * step_bytes + PAGE + at, 0, 2);
         load_columns(x + i * step_bytes, n - i * STEP, value);
         four[i] = exponents_of(value);
       }

@@ -39,6 +39,7 @@ struct Job {
   uint64_t seed;
   int32_t tensor_exponent;  // with box 0: the one stored exponent
   bool stream;              // write values past the caches
+  bool far;                 // the input comes from memory
 };
 
 // One bit a value (masks.h).
