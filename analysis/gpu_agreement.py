@@ -120,7 +120,10 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 found = backend.pack_mask(x.to(device), low, high, nan_is_open)
                 y = REFERENCE.unpack_mask(bits, count, low, 1 / 0.9, dtype)
                 found_y = backend.unpack_mask(bits.to(device), count, low, 1 / 0.9, dtype)
-                pairs = (("pack", bits, found), ("unpack", y, found_y))
+                pairs = [("pack", bits, found), ("unpack", y, found_y)]
+                if dtype is not torch.bool:
+                    found_x = backend.apply_mask(bits.to(device), x.to(device))
+                    pairs.append(("apply", REFERENCE.apply_mask(bits, x), found_x))
                 wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected, got.cpu()))
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong
 

@@ -106,6 +106,7 @@ def _masks(x: torch.Tensor) -> Iterator[Run]:
     yield Run(what, moved, lambda: gpu.pack_mask(x, 0.0, math.nan, True))
     unpack = partial(gpu.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
     yield Run({**what, "op": "unpack"}, moved, unpack)
+    yield Run({**what, "op": "apply"}, moved + x.nbytes, lambda: gpu.apply_mask(bits, x))
 
 
 def _unpack(x: torch.Tensor, dim: int, grid: Grid) -> Run:

@@ -17,7 +17,7 @@ from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import FLOATS, one_call, pack, pack_mask, quantize, unpack, unpack_mask
+from .ops import FLOATS, apply_mask, one_call, pack, pack_mask, quantize, unpack, unpack_mask
 from .product import Codes, Factor, Product
 
 native.register()
@@ -35,6 +35,7 @@ __all__ = [
     "Grid",
     "Layout",
     "Product",
+    "apply_mask",
     "backend_for",
     "gemm_bf16",
     "gemm_boxes",

@@ -15,6 +15,8 @@ from .product import OneCall
 PackMask = Callable[[Tensor, float, float, bool], Tensor]
 #: (bits, count, closed, open, dtype) -> values
 UnpackMask = Callable[[Tensor, int, float, float, torch.dtype], Tensor]
+#: (bits, values) -> values
+ApplyMask = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Backend:
     product: OneCall | None = None
     pack_mask: PackMask = masks.pack_mask
     unpack_mask: UnpackMask = masks.unpack_mask
+    apply_mask: ApplyMask = masks.apply_mask
 
 
 REFERENCE = Backend("reference", reference.quantize, reference.pack, reference.unpack)

@@ -102,7 +102,21 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
     return out
 
 
-TRITON = Backend("triton", quantize, pack, unpack, pack_mask=pack_mask, unpack_mask=unpack_mask)
+def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
+    """kernels.masks.apply_mask; float64 goes to PyTorch."""
+    if x_N.dtype not in _FLOATS:
+        return masks.apply_mask(bits, x_N)
+    from .gpu_mask_kernels import apply_mask as kernel
+
+    out, integers = torch.empty_like(x_N), torch.int32 if x_N.dtype is torch.float32 else torch.int16
+    if x_N.numel():
+        options = {"WIDE": x_N.numel() >= WIDE, **MASK}
+        with torch.cuda.device_of(x_N):
+            kernel[_mask_programs(bits)](bits, x_N.view(integers), out.view(integers), x_N.numel(), **options)
+    return out
+
+
+TRITON = Backend("triton", quantize, pack, unpack, pack_mask=pack_mask, unpack_mask=unpack_mask, apply_mask=apply_mask)
 
 
 def register() -> None:

@@ -50,3 +50,13 @@ def unpack_mask(
         tl.store(y_pointer + value_BV, (y_BV != 0).to(tl.uint8), mask_BV)
     else:
         store_float(y_pointer + value_BV, y_BV, mask_BV)
+
+
+@triton.jit
+def apply_mask(bits_pointer, x_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
+    """Values, as integers of their width, where the bit is 1; else 0."""
+    byte_B, value_BV, mask_BV = _places(count, B, WIDE)
+    bits_B = tl.load(bits_pointer + byte_B, byte_B * 8 < count, other=0).to(tl.int32)
+    x_BV = tl.load(x_pointer + value_BV, mask_BV, other=0)
+    open_BV = ((bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1) == 1
+    tl.store(y_pointer + value_BV, tl.where(open_BV, x_BV, 0), mask_BV)

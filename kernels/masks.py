@@ -33,3 +33,8 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
     open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
     values = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
     return torch.where(open_N, *values)
+
+
+def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
+    """``x`` (floating) where the bit is 1, else 0."""
+    return torch.where(unpack_mask(bits, len(x_N), False, True, torch.bool), x_N, torch.zeros_like(x_N))

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from . import masks
-from .backends import PackMask, UnpackMask
+from .backends import ApplyMask, PackMask, UnpackMask
 from .native_plan import DTYPES
 
 #: a bool is a byte of 0 or 1
 _DTYPES = {**DTYPES, torch.bool: 3}
 
 
-def masks_on(library: ctypes.CDLL, isa: int) -> tuple[PackMask, UnpackMask]:
+def masks_on(library: ctypes.CDLL, isa: int) -> tuple[PackMask, UnpackMask, ApplyMask]:
     """The masks of ``library`` by instruction set ``isa``. Types that it has no kernels for go to PyTorch."""
-    run_pack, run_unpack, threads = library.dsq_pack_mask, library.dsq_unpack_mask, torch.get_num_threads
+    run_pack, run_unpack, run_apply = library.dsq_pack_mask, library.dsq_unpack_mask, library.dsq_apply_mask
+    threads = torch.get_num_threads
 
     def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
         dtype = _DTYPES.get(x_N.dtype)
@@ -34,4 +35,12 @@ def masks_on(library: ctypes.CDLL, isa: int) -> tuple[PackMask, UnpackMask]:
         run_unpack(isa, bits.data_ptr(), count, code, closed, open, out.data_ptr(), threads())
         return out
 
-    return pack_mask, unpack_mask
+    def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
+        code = DTYPES.get(x_N.dtype)
+        if code is None:
+            return masks.apply_mask(bits, x_N)
+        out = torch.empty_like(x_N)
+        run_apply(isa, bits.data_ptr(), x_N.numel(), code, x_N.data_ptr(), out.data_ptr(), threads())
+        return out
+
+    return pack_mask, unpack_mask, apply_mask

@@ -116,6 +116,18 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
     return unpack(bits.contiguous(), count, closed, open, dtype)
 
 
+def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
+    """``x``, (N,) of FLOATS, where the bit is 1, else 0."""
+    _check_types(x.dtype)
+    if x.dim() != 1 or bits.shape != ((len(x) + 7) // 8,) or bits.dtype != torch.uint8 or bits.device != x.device:
+        raise ValueError(
+            f"bits must be uint8 (ceil(N / 8),) on the device of x (N,), got {bits.dtype} {tuple(bits.shape)} on "
+            f"{bits.device} and {tuple(x.shape)} on {x.device}"
+        )
+    apply = backend_for(x.device).apply_mask if plain(bits) and plain(x) else masks.apply_mask
+    return apply(bits.contiguous(), x.detach().contiguous())
+
+
 def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:
     """What does products of ``a`` and ``b`` in one call, where nothing would see the kernels' own calls.
 

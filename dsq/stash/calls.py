@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dsq.stash.hooks import op_hooks, rules_may_act
+from dsq.stash.masked_relu import stand_in
 
 
 class Saved(Protocol):
@@ -34,6 +35,12 @@ class Call:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
 
+def bits_or_tensor(saved: Any) -> Tensor:
+    """What is kept of a tensor for one of our functions: the bits of its mask, if that is all, or the tensor."""
+    bits = getattr(saved, "bits", None)
+    return saved.get() if bits is None else bits
+
+
 class Rules(TorchFunctionMode):
     """While entered, calls of the functions in the table are made under their rules."""
 
@@ -47,6 +54,10 @@ class Rules(TorchFunctionMode):
         pack = rule(Call(args, kwargs)) if rule is not None and rules_may_act() else None
         if pack is None:
             return func(*args, **kwargs)
+        ours = stand_in(func, args, kwargs)
+        if ours is not None:
+            with op_hooks(pack, bits_or_tensor):
+                return ours()
         with op_hooks(pack):
             return func(*args, **kwargs)
 

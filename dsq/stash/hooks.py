@@ -125,17 +125,37 @@ def pass_on(tensor: Tensor, outer: Hooks | None) -> Outer | Kept:
     return Kept.of(tensor) if outer is None else Outer(outer[0](tensor), outer[1])
 
 
-@contextmanager
-def op_hooks(pack_one: Callable[[Tensor], Any]) -> Iterator[None]:
+def get(saved: Any) -> Tensor:
+    """The unpack hook of objects that know their tensor."""
+    return saved.get()
+
+
+class op_hooks:  # a generator takes three times as long
     """Hooks around one op: pack_one(tensor) gives an object with get(), or None to pass the tensor on outwards."""
-    outer = innermost_hooks()
 
-    def pack(tensor: Tensor) -> Any:
-        saved = pack_one(tensor)
-        return pass_on(tensor, outer) if saved is None else saved
+    def __init__(self, pack_one: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor] = get) -> None:
+        outer = innermost_hooks()
+        if outer is not None and outer[1] is get:
+            pack_outer = outer[0]
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.get()), _ours(pack):
-        yield
+            def pack(tensor: Tensor) -> Any:
+                saved = pack_one(tensor)
+                return pack_outer(tensor) if saved is None else saved
+        else:
+
+            def pack(tensor: Tensor) -> Any:
+                saved = pack_one(tensor)
+                return pass_on(tensor, outer) if saved is None else saved
+
+        self.pack, self.hooks = pack, torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def __enter__(self) -> None:
+        self.hooks.__enter__()
+        _CALLS.packs.append(self.pack)
+
+    def __exit__(self, *error: object) -> None:
+        _CALLS.packs.pop()
+        self.hooks.__exit__(*error)
 
 
 def active_contexts() -> tuple[Active, ...]:
@@ -200,6 +220,6 @@ def parameter_storages(model: nn.Module) -> set[int]:
     Those of the module that is running are among them: it may be a deep copy of the model, whose hooks it carries. To
     be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
     """
-    models = (model, *(context.module for context in _CALLS.active))
-    tensors = (t for m in models for t in (*m.parameters(), *m.buffers()))
+    modules = {m for top in {model, *(context.module for context in _CALLS.active)} for m in top.modules()}
+    tensors = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
     return {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}

@@ -47,6 +47,11 @@ class TwoValued:
     def nbytes(self) -> int:
         return self.mask.nbytes
 
+    @property
+    def bits(self) -> Tensor:
+        """Of the mask."""
+        return self.mask.bits
+
     def get(self) -> Tensor:
         """The tensor, as it was laid out."""
         return self.mask.unpack(self.closed, self.open, self.dtype)

@@ -50,6 +50,10 @@ class MemoryOrder:
         values = values.permute(axes)
         return cls(tuple(values.shape), axes, tensor.shape), values
 
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The values, (N,), of a tensor without gaps that is laid out like this one."""
+        return tensor.detach().permute(self.axes).reshape(-1)
+
     def restore(self, flat: Tensor) -> Tensor:
         """The tensor's shape around its values in memory order, given flat."""
         if self.sizes == self.shape and self.axes == tuple(range(len(self.axes))):

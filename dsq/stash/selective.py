@@ -29,6 +29,7 @@ from dsq.stash.hooks import (
     Kept,
     Outer,
     around_forward,
+    get,
     innermost_hooks,
     parameter_storages,
     pass_on,
@@ -61,6 +62,11 @@ class Sign:
         """Of the mask, if there still is one."""
         return 0 if self.mask is None else self.mask.nbytes
 
+    @property
+    def bits(self) -> Tensor | None:
+        """Of the mask, if there still is one."""
+        return None if self.mask is None else self.mask.bits
+
     def get(self) -> Tensor:
         """What threshold_backward is given."""
         if self.mask is not None:
@@ -84,12 +90,14 @@ class Tally:
         self.forms: list[ref[Any]] = []
         self.dropped = 0
 
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether its memory is a weight's."""
+        return tensor.untyped_storage()._cdata in self.weights
+
     def note(self, tensor: Tensor, saved: Any) -> None:
-        """One saved tensor, and the form it is kept in."""
+        """One saved tensor, no weight, and the form it is kept in."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.weights:
-            return
         if key not in self.raw:
             self.raw[key] = StorageWeakRef(storage), storage.nbytes()
         if isinstance(saved, Kept):
@@ -121,9 +129,9 @@ class Selective(Controller):
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward."""
         outer, tally = innermost_hooks(), Tally(parameter_storages(self.model))
-        table = EXACT | {func: self._shareable(rule) for func, rule in RELU_FAMILY.items()}
+        table = EXACT | {func: self._shareable(rule, tally) for func, rule in RELU_FAMILY.items()}
         table = {func: _noted(rule, tally) for func, rule in table.items()}
-        with saved_tensors_hooks(lambda t: self._keep(t, outer, tally), lambda saved: saved.get()), Rules(table):
+        with saved_tensors_hooks(lambda t: self._keep(t, outer, tally), get), Rules(table):
             yield
         if torch._C._current_graph_task_id() == -1:  # not a recomputation
             self.latest = tally.summary(self.name)
@@ -134,7 +142,7 @@ class Selective(Controller):
 
     def _keep(self, tensor: Tensor, outer: Hooks | None, tally: Tally) -> Outer | Kept:
         saved = pass_on(tensor, outer)
-        if tensor.layout is not torch.strided:  # sparse: no storage of its own
+        if tensor.layout is not torch.strided or tally.is_weight(tensor):  # sparse: no storage of its own
             return saved
         tally.note(tensor, saved)
         if isinstance(saved, Kept):
@@ -145,14 +153,16 @@ class Selective(Controller):
             self.kept[key] = saved
         return saved
 
-    def _shareable(self, rule: Rule) -> Rule:
+    def _shareable(self, rule: Rule, tally: Tally) -> Rule:
         def shareable(call: Call) -> PackOne | None:
             pack = rule(call)
-            return None if pack is None else lambda tensor: self._sign(tensor, pack)
+            return None if pack is None else lambda tensor: self._sign(tensor, pack, tally)
 
         return shareable
 
-    def _sign(self, tensor: Tensor, pack: PackOne) -> Saved | None:
+    def _sign(self, tensor: Tensor, pack: PackOne, tally: Tally) -> Saved | None:
+        if tally.is_weight(tensor):  # it exists anyway
+            return None
         mask = pack(tensor)
         if not isinstance(mask, TwoValued):
             return mask
@@ -173,7 +183,7 @@ def _noted(rule: Rule, tally: Tally) -> Rule:
 
         def pack_and_note(tensor: Tensor) -> Saved | None:
             saved = pack(tensor) if pack is not None else None
-            if saved is not None:  # what is passed on is noted where it arrives
+            if saved is not None and not tally.is_weight(tensor):  # what is passed on is noted where it arrives
                 tally.note(tensor, saved)
             return saved
 

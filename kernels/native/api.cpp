@@ -188,12 +188,18 @@ static void on_pieces(const MaskJob& job, void (*kernel)(const MaskJob&, int64_t
 
 EXPORT void dsq_pack_mask(int isa, const void* values, int dtype, int64_t count, float low, float high, int nan_is_open,
                           uint8_t* bits, int threads) {
-  const MaskJob job{(void*)values, bits, dtype, low, high, nan_is_open != 0, 0, 0};
+  const MaskJob job{(void*)values, bits, dtype, low, high, nan_is_open != 0, 0, 0, nullptr};
   on_pieces(job, ISAS[isa]->mask, count, threads);
 }
 
 EXPORT void dsq_unpack_mask(int isa, const uint8_t* bits, int64_t count, int dtype, float closed, float open,
                             void* values, int threads) {
-  const MaskJob job{values, (uint8_t*)bits, dtype, 0, 0, false, closed, open};
+  const MaskJob job{values, (uint8_t*)bits, dtype, 0, 0, false, closed, open, nullptr};
   on_pieces(job, ISAS[isa]->unmask, count, threads);
+}
+
+EXPORT void dsq_apply_mask(int isa, const uint8_t* bits, int64_t count, int dtype, const void* x, void* out,
+                           int threads) {
+  const MaskJob job{out, (uint8_t*)bits, dtype, 0, 0, false, 0, 0, x};
+  on_pieces(job, ISAS[isa]->apply_mask, count, threads);
 }

@@ -1,4 +1,5 @@
-// One bit a value: on which side of its limits it lies; and back, each bit as one of two values.
+// One bit a value: on which side of its limits it lies; back, each bit as one of two values; and other values, those let
+// through whose bit is 1.
 #pragma once
 
 #include "lanes.h"
@@ -113,6 +114,26 @@ void unmask(const MaskJob& job, int64_t begin, int64_t end) {
     case FLOAT16: return unmask_values<uint16_t>(job, (I)half_bits(closed), (I)half_bits(open), begin, end);
     case BYTE: return unmask_values<uint8_t>(job, splat(job.closed != 0), splat(job.open != 0), begin, end);
   }
+}
+
+INLINE void let_through(uint32_t bits, const uint32_t* x, uint32_t* out) {
+  for (int i = 0; i < WORD; i += LANES) write(out + i, read<I>(x + i) & lane_masks(bits >> i));
+}
+INLINE void let_through(uint32_t bits, const uint16_t* x, uint16_t* out) {
+  for (int i = 0; i < WORD; i += LANES)
+    write(out + i, (I16)(read<I16>(x + i) & __builtin_convertvector(lane_masks(bits >> i), I16)));
+}
+
+template <class T> void apply_to_values(const MaskJob& job, int64_t begin, int64_t end) {
+  const T* const x = (const T*)job.source;
+  T* const out = (T*)job.values;
+  for (; begin + WORD <= end; begin += WORD) let_through(read<uint32_t>(job.bits + begin / 8), x + begin, out + begin);
+  for (; begin < end; begin++) out[begin] = job.bits[begin / 8] >> begin % 8 & 1 ? x[begin] : 0;
+}
+
+void apply_mask(const MaskJob& job, int64_t begin, int64_t end) {
+  if (job.dtype == FLOAT32) apply_to_values<uint32_t>(job, begin, end);
+  else apply_to_values<uint16_t>(job, begin, end);
 }
 
 }  // namespace

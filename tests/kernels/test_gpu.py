@@ -52,7 +52,7 @@ def test_one_wrong_bit_is_a_disagreement(operation):
     assert disagreements(flipping(operation), case, CPU) != []
 
 
-@pytest.mark.parametrize("operation", ["pack_mask", "unpack_mask"])
+@pytest.mark.parametrize("operation", ["pack_mask", "unpack_mask", "apply_mask"])
 def test_one_wrong_bit_of_a_mask_is_a_disagreement(operation):
     assert not any(wrong for _, wrong in mask_disagreements(REFERENCE, CPU))
     assert any(wrong for _, wrong in mask_disagreements(flipping(operation), CPU))
@@ -92,8 +92,9 @@ def test_compiled_masks_use_wide_accesses(compiled, dtype):
     x, bits = torch.empty(1 << 19, dtype=dtype), torch.empty(1 << 16, dtype=torch.uint8)
     pack = compiled(lambda: gpu.pack_mask(x, 0.0, float("nan"), True))
     unpack = compiled(lambda: gpu.unpack_mask(bits, len(x), 0.0, 1.0, dtype))
-    assert (pack.load_bytes, unpack.store_bytes) == (16, 16)
-    assert pack.spilled_bytes == unpack.spilled_bytes == 0
+    apply = compiled(lambda: gpu.apply_mask(bits, x))
+    assert (pack.load_bytes, unpack.store_bytes, apply.load_bytes, apply.store_bytes) == (16, 16, 16, 16)
+    assert pack.spilled_bytes == unpack.spilled_bytes == apply.spilled_bytes == 0
     assert not pack.flushes
     assert not unpack.flushes
 

@@ -61,3 +61,15 @@ def test_bits_become_the_two_values(backend, dtype, closed, open_):
         found = backend.unpack_mask(bits, count, closed, open_, dtype)
         assert found.dtype == dtype
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
+
+
+@EACH_BACKEND
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_whose_bit_is_set_are_let_through(backend, dtype):
+    for count in LENGTHS:
+        x, bits = edges(count, dtype), torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
+        flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
+        expected = torch.where(flags, x, torch.zeros_like(x))
+        found = backend.apply_mask(bits, x)
+        assert found.dtype == dtype
+        assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()

@@ -122,6 +122,12 @@ def test_masks_of_tensors_whose_memory_is_not_their_values():
     limits = (0.0, float("nan"), True)
     for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32)), torch._efficientzerotensor(8, 32)):
         bits = kernels.pack_mask(x, *limits)
-        assert torch.equal(bits, kernels.pack_mask(torch.empty(8, 32).copy_(x), *limits))
+        values = torch.empty(8, 32).copy_(x)
+        assert torch.equal(bits, kernels.pack_mask(values, *limits))
+        assert torch.equal(kernels.apply_mask(bits, x.reshape(-1)), values.reshape(-1).clamp(min=0))
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
         kernels.unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
+    with pytest.raises(
+        ValueError, match=r"bits must be uint8 \(ceil\(N / 8\),\) on the device of x \(N,\), got torch.uint8"
+    ):
+        kernels.apply_mask(bits, torch.zeros(257))

@@ -1,0 +1,58 @@
+"""ReLU whose backward reads the bits of its mask: no tensor is made of them, and less memory is read than by PyTorch's.
+
+The forward is PyTorch's own; the gradient is threshold_backward's, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from dsq.kernels import FLOATS, apply_mask, unpack_mask
+from dsq.stash.saved import MemoryOrder
+
+_IN_PLACE = (F.relu_, torch.relu_, Tensor.relu_)
+_RELUS = (F.relu, torch.relu, Tensor.relu, *_IN_PLACE)
+
+
+def stand_in(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    """The call of a ReLU by MaskedRelu; None where ``func`` is no ReLU, or PyTorch's own has to run."""
+    if func not in _RELUS:
+        return None
+    x = args[0] if args else kwargs.get("input")
+    in_place = func in _IN_PLACE or bool(args[1] if len(args) > 1 else kwargs.get("inplace", False))
+    return partial(MaskedRelu.apply, x, in_place) if _applies(x, in_place) else None
+
+
+def _applies(x: Any, in_place: bool) -> bool:
+    ordinary = type(x) is Tensor and x.requires_grad and x.dtype in FLOATS and x.layout is torch.strided
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return ordinary and not transformed and not (in_place and (x.is_leaf or x._is_view()))
+
+
+class MaskedRelu(torch.autograd.Function):
+    """The saved-tensor hooks in force are given the result, and give back its mask's bits (uint8), or the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
+        y = F.relu(x, in_place)
+        if in_place:
+            ctx.mark_dirty(x)
+        ctx.order, ctx.stride = MemoryOrder.of(y)[0], y.stride()
+        ctx.save_for_backward(y.detach())
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (saved,) = ctx.saved_tensors
+        if saved.dtype is torch.uint8:
+            if dy.stride() == ctx.stride and not torch.is_grad_enabled():
+                return ctx.order.restore(apply_mask(saved, ctx.order.flat(dy))), None
+            saved = ctx.order.restore(unpack_mask(saved, dy.numel(), 0.0, 1.0, dy.dtype))
+        return torch.ops.aten.threshold_backward(dy, saved, 0), None
