@@ -2,8 +2,9 @@
 
 Values of at most 9 bits are exact in bfloat16 (8-bit significand, sign apart), so two such factors multiply on its
 units with exact products and float32 sums. A wider one, to 16 bits, is exactly the sum of two such parts: two GEMMs.
-That pays on a GPU; on a CPU two GEMMs cost as much as one in float32. There, and where there are no bfloat16 units,
-the packed codes multiply as integers (kernels.gemm_boxes). Everything else runs in float32.
+That pays on a GPU; on a CPU two GEMMs cost as much as one in float32. There such products, and all where the CPU has
+no bfloat16 units, multiply the packed codes as integers (kernels.gemm_boxes), if boxes run along the contraction.
+Everything else runs in float32.
 """
 
 from functools import lru_cache

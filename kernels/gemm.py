@@ -2,7 +2,8 @@
 
 ``gemm_bf16`` takes operands that bfloat16 holds exactly: the units are AVX512_BF16 on a CPU, the tensor cores on a GPU.
 ``gemm_boxes`` takes packed block floating point with boxes along the contraction: an exact integer dot product a box,
-then the steps, as hardware for the format computes it (AVX512_VNNI). Codes of 8 bits multiply at half the cost.
+then the steps, as hardware for the format computes it (AVX512_VNNI). Where both factors have at most 8 bits they
+multiply as bytes, at two thirds of the cost. A step times a box's integer has to be within float32's range.
 Shape suffixes: M rows, N columns, K the contraction.
 """
 
@@ -31,8 +32,8 @@ def has_gemm_bf16(device_type: str) -> bool:
 
 
 def has_gemm_boxes(device_type: str, product: Product) -> bool:
-    """Whether ``gemm_boxes`` can do ``product``: the units are there, the boxes of both factors run along the
-    contraction, and the sum over a box fits 32 bits."""
+    """Whether ``gemm_boxes`` can do ``product``: the units are there, both factors have the same boxes, which run along
+    the contraction (or one exponent each) and divide its panels, and the sum over a box fits 32 bits."""
     a, b = product.a.grid, product.b.grid
     if device_type != "cpu" or not native.has("dsq_has_gemm_boxes") or a is None or b is None or a.box != b.box:
         return False
@@ -67,9 +68,12 @@ def gemm_boxes(product: Product, a: Codes, b: Codes, bias_N: Tensor | None = Non
     Raises:
         ValueError: a product that has_gemm_boxes says no to; codes, exponents or a bias of other types or shapes.
     """
-    if not has_gemm_boxes("cpu", product):
+    if product.a.grid is None or not has_gemm_boxes("cpu", product):
         raise ValueError(f"no unit of this machine multiplies {product.a} by {product.b} in boxes")
+    box = summed_as_integers(product.a.grid.box)
     a_axis, b_axis = product.contracted()
+    if len({x.device for x in (*a[:2], *b[:2], bias_N) if x is not None} | {torch.device("cpu")}) > 1:
+        raise ValueError("a, b and bias must be on the CPU")
     if a.shape[a_axis] != b.shape[b_axis]:
         raise ValueError(f"a and b must share the axis summed over, got {tuple(a.shape)} and {tuple(b.shape)}")
     operands: list[Tensor | int] = []
@@ -77,7 +81,6 @@ def gemm_boxes(product: Product, a: Codes, b: Codes, bias_N: Tensor | None = Non
         assert factor.grid is not None
         check_codes(x.codes, x.exponents, factor.grid, Layout.of(x.shape, factor.dim))
         operands += [x.codes, x.exponents, factor.grid.bits, int(axis == 0)]
-        box = summed_as_integers(factor.grid.box)
     columns = b.shape[1 - b_axis]
     if bias_N is not None and (bias_N.shape != (columns,) or bias_N.dtype != torch.float32):
         raise ValueError(f"bias must be float32 ({columns},), got {_told(bias_N)}")

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from dsq.stash.calls import Call, PackOne, Rule, Saved, needs
 from dsq.stash.forms import Dropped, Narrow
+from dsq.stash.masked_relu import RELUS
 from dsq.stash.masks import Mask, TwoValued, one_bit
 
 
@@ -99,7 +100,7 @@ def max_pool(spatial: int) -> Rule:
 
 
 RELU_FAMILY: dict[Callable[..., Any], Rule] = {
-    **dict.fromkeys((F.relu, F.relu_, torch.relu, Tensor.relu, Tensor.relu_), relu),
+    **dict.fromkeys(RELUS, relu),
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_), leaky_relu),
     **dict.fromkeys((F.threshold, torch.threshold, torch.threshold_), threshold),
     **dict.fromkeys((F.hardtanh, F.hardtanh_), hardtanh),

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from dsq.stash.hooks import op_hooks, rules_may_act
 from dsq.stash.masked_relu import stand_in
 
 
 class Saved(Protocol):
-    """A saved tensor in some form; get() gives the tensor, or one that the op's backward cannot tell from it."""
+    """A saved tensor in some form; get() gives the tensor, or one that the op's backward cannot tell from it.
+
+    A form that is the mask of a ReLU's result has mask_bits besides: the bits, or None once it is no mask any more.
+    """
 
     def get(self) -> Tensor: ...
 
@@ -37,7 +40,7 @@ class Call:
 
 def bits_or_tensor(saved: Any) -> Tensor:
     """What is kept of a tensor for one of our functions: the bits of its mask, if that is all, or the tensor."""
-    bits = getattr(saved, "bits", None)
+    bits = getattr(saved, "mask_bits", None)
     return saved.get() if bits is None else bits
 
 
@@ -54,7 +57,9 @@ class Rules(TorchFunctionMode):
         pack = rule(Call(args, kwargs)) if rule is not None and rules_may_act() else None
         if pack is None:
             return func(*args, **kwargs)
-        ours = stand_in(func, args, kwargs)
+        further_out = _get_current_function_mode()  # the rules of another policy decide before these
+        left_to_it = isinstance(further_out, Rules) and func in further_out.table
+        ours = None if left_to_it else stand_in(func, args, kwargs)
         if ours is not None:
             with op_hooks(pack, bits_or_tensor):
                 return ours()

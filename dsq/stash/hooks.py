@@ -135,17 +135,11 @@ class op_hooks:  # a generator takes three times as long
 
     def __init__(self, pack_one: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor] = get) -> None:
         outer = innermost_hooks()
-        if outer is not None and outer[1] is get:
-            pack_outer = outer[0]
+        outwards = outer[0] if outer is not None and outer[1] is get else lambda tensor: pass_on(tensor, outer)
 
-            def pack(tensor: Tensor) -> Any:
-                saved = pack_one(tensor)
-                return pack_outer(tensor) if saved is None else saved
-        else:
-
-            def pack(tensor: Tensor) -> Any:
-                saved = pack_one(tensor)
-                return pass_on(tensor, outer) if saved is None else saved
+        def pack(tensor: Tensor) -> Any:
+            saved = pack_one(tensor)
+            return outwards(tensor) if saved is None else saved
 
         self.pack, self.hooks = pack, torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from dsq.kernels import FLOATS, apply_mask, unpack_mask
 from dsq.stash.saved import MemoryOrder
 
-_IN_PLACE = (F.relu_, torch.relu_, Tensor.relu_)
-_RELUS = (F.relu, torch.relu, Tensor.relu, *_IN_PLACE)
+_IN_PLACE = (torch.relu_, Tensor.relu_)  # F.relu_ is torch's
+RELUS = (F.relu, torch.relu, Tensor.relu, *_IN_PLACE)
 
 
 def stand_in(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
     """The call of a ReLU by MaskedRelu; None where ``func`` is no ReLU, or PyTorch's own has to run."""
-    if func not in _RELUS:
+    if func not in RELUS:
         return None
     x = args[0] if args else kwargs.get("input")
     in_place = func in _IN_PLACE or bool(args[1] if len(args) > 1 else kwargs.get("inplace", False))
@@ -46,13 +46,17 @@ class MaskedRelu(torch.autograd.Function):
             ctx.mark_dirty(x)
         ctx.order, ctx.stride = MemoryOrder.of(y)[0], y.stride()
         ctx.save_for_backward(y.detach())
+        ctx.set_materialize_grads(False)  # no gradient stays no gradient
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, None]:
+        if dy is None:
+            return None, None
         (saved,) = ctx.saved_tensors
         if saved.dtype is torch.uint8:
-            if dy.stride() == ctx.stride and not torch.is_grad_enabled():
+            batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # is_grads_batched=True
+            if dy.stride() == ctx.stride and not batched and not torch.is_grad_enabled():
                 return ctx.order.restore(apply_mask(saved, ctx.order.flat(dy))), None
             saved = ctx.order.restore(unpack_mask(saved, dy.numel(), 0.0, 1.0, dy.dtype))
         return torch.ops.aten.threshold_backward(dy, saved, 0), None

@@ -48,8 +48,8 @@ class TwoValued:
         return self.mask.nbytes
 
     @property
-    def bits(self) -> Tensor:
-        """Of the mask."""
+    def mask_bits(self) -> Tensor:
+        """The mask's, uint8."""
         return self.mask.bits
 
     def get(self) -> Tensor:

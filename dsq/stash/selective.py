@@ -63,9 +63,9 @@ class Sign:
         return 0 if self.mask is None else self.mask.nbytes
 
     @property
-    def bits(self) -> Tensor | None:
-        """Of the mask, if there still is one."""
-        return None if self.mask is None else self.mask.bits
+    def mask_bits(self) -> Tensor | None:
+        """The mask's, uint8, if there still is one."""
+        return None if self.mask is None else self.mask.mask_bits
 
     def get(self) -> Tensor:
         """What threshold_backward is given."""

@@ -4,10 +4,6 @@
 
 #include "entries.h"
 
-#ifdef DSQ_X86
-#include <immintrin.h>
-#endif
-
 Parallel parallel = nullptr;
 
 namespace {
@@ -19,18 +15,6 @@ const Isa* const ISAS[] = {
     &PORTABLE,
 };
 constexpr int ISA_COUNT = sizeof ISAS / sizeof *ISAS;
-
-// Rounding to nearest and subnormals as IEEE has them, whatever the calling thread has set.
-class StandardArithmetic {
-#ifdef DSQ_X86
- public:
-  StandardArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~StandardArithmetic() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#endif
-};
 
 // Below this many values a thread costs more than it saves.
 constexpr int64_t VALUES_A_THREAD = 1 << 15;

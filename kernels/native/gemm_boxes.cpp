@@ -237,6 +237,7 @@ constexpr Tile TILES[ROWS + 1] = {nullptr,
 
 // 2^(E - (bits - 2)) for each stored exponent; NaN where the box holds one
 void fill_steps(int bits, float steps[256]) {
+  const StandardArithmetic standard;
   for (int stored = 0; stored < 255; stored++) steps[stored] = __builtin_ldexpf(1, stored - 127 - (bits - 2));
   steps[255] = __builtin_nanf("");
 }

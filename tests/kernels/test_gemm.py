@@ -70,7 +70,7 @@ def test_box_products_are_exact(bits, box, transposed):
         bias = torch.randn(n)
         got = kernels.gemm_boxes(product, packed(a_stored, product.a), packed(b_stored, product.b), bias)
         a, b = entering(a_stored, product.a), entering(b_stored, product.b)
-        # a box's integers are exact; only the float32 sum over boxes rounds
+        # a box's integer is exact; it rounds once, to float32, and so does each sum over boxes
         bound = (k / (box or 16) + 3) * 2**-24 * (a.abs() @ b.abs() + bias.abs())
         assert ((got.double() - (a @ b + bias)).abs() <= bound).all()
 
@@ -132,6 +132,10 @@ def test_codes_that_do_not_fit_are_refused():
         kernels.gemm_boxes(WEIGHT_GRADIENT, a, b._replace(codes=b.codes[:16]))
     with pytest.raises(ValueError, match=r"bias must be float32 \(4,\), got torch.float32 \(8,\)"):
         kernels.gemm_boxes(WEIGHT_GRADIENT, a, b, torch.zeros(8))
+    elsewhere = Codes(b.codes.to("meta"), b.exponents.to("meta"), b.shape)
+    for operands in [(a, elsewhere), (a, b, torch.zeros(4, device="meta"))]:
+        with pytest.raises(ValueError, match="a, b and bias must be on the CPU"):
+            kernels.gemm_boxes(WEIGHT_GRADIENT, *operands)
 
 
 @needs_boxes
@@ -139,3 +143,17 @@ def test_codes_in_another_memory_order_give_the_same():
     a, b = (packed(torch.randn(32, n), f) for n, f in ((8, WEIGHT_GRADIENT.a), (4, WEIGHT_GRADIENT.b)))
     other = a._replace(codes=a.codes.t().contiguous().t())
     assert torch.equal(kernels.gemm_boxes(WEIGHT_GRADIENT, a, b), kernels.gemm_boxes(WEIGHT_GRADIENT, other, b))
+
+
+@needs_boxes
+def test_subnormal_steps_count_whatever_the_thread_has_set():
+    product = Product(Factor(dsq.BFP(8).grid, -1), Factor(dsq.BFP(8).grid, 0))
+    a, b = packed(torch.randn(8, 32) * 2.0**100, product.a), packed(torch.randn(32, 8) * 2.0**-124, product.b)
+    expected = kernels.gemm_boxes(product, a, b)
+    torch.set_flush_denormal(True)
+    try:
+        found = kernels.gemm_boxes(product, a, b)
+    finally:
+        torch.set_flush_denormal(False)
+    assert expected.abs().max() > 0
+    assert torch.equal(found, expected)

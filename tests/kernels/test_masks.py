@@ -73,3 +73,14 @@ def test_values_whose_bit_is_set_are_let_through(backend, dtype):
         found = backend.apply_mask(bits, x)
         assert found.dtype == dtype
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("isa", native.instruction_sets())
+def test_subnormal_values_are_open_whatever_the_thread_has_set(isa):
+    x = torch.full((64,), 2.0**-24, dtype=torch.float16)
+    torch.set_flush_denormal(True)
+    try:
+        bits = native.backend(isa).pack_mask(x, 0.0, NAN, True)
+    finally:
+        torch.set_flush_denormal(False)
+    assert bits.tolist() == [255] * 8
