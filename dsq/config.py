@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.packing import Rounding
 from dsq.precision import Precision, check_levels
+from dsq.scheduler import check_plateau
 
 FormatName = Literal["bfp", "fixed"]
 BoxAxis = Literal["contraction", "last"]
@@ -64,6 +65,7 @@ class DSQConfig:
     units: Units = "exact"
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
+    threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
 
     def __post_init__(self) -> None:
@@ -75,8 +77,7 @@ class DSQConfig:
         _check_choice("units", self.units, Units)
         if self.format == "bfp" and self.fraction_bits is not None:
             raise ValueError("fraction_bits goes with format='fixed'; a BFP's point follows its boxes")
-        if not isinstance(self.patience, int) or self.patience < 1:
-            raise ValueError(f"patience must be a whole number of validations, at least 1, got {self.patience!r}")
+        check_plateau(self.patience, self.threshold)
         try:
             re.compile(self.exclude or "")
         except re.error as error:

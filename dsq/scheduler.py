@@ -15,8 +15,18 @@ class Work:
     tokens: int = 0
 
 
+def check_plateau(patience: int, threshold: float) -> None:
+    """ValueError where a plateau cannot be told by these."""
+    if not isinstance(patience, int) or patience < 1:
+        raise ValueError(f"patience must be a whole number of validations, at least 1, got {patience!r}")
+    if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
+        raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
+
+
 class PrecisionScheduler:
     """Moves to the next level when the validation loss has not improved for ``patience`` validations; never back.
+
+    A loss improves that is lower than the best by more than ``threshold`` times the best.
 
     The best loss and the count start afresh at each level: losses at different precisions are not comparable. The cost
     of a DSQ run is the work-weighted mean of its levels' costs, so the work done at each level is recorded.
@@ -24,15 +34,16 @@ class PrecisionScheduler:
     Args:
         levels: the schedule, lowest first; no width may decrease.
         patience: validations without improvement before the next level.
+        threshold: least relative improvement, 0 or more and below 1; 0 takes the slightest for one.
     Raises:
-        ValueError: an empty or decreasing schedule, or a patience under 1.
+        ValueError: an empty or decreasing schedule, a patience under 1, a threshold out of range.
     """
 
-    def __init__(self, levels: Iterable[Precision | str], patience: int = 5) -> None:
+    def __init__(self, levels: Iterable[Precision | str], patience: int = 5, threshold: float = 0.0) -> None:
         self.levels = check_levels(levels)
-        if not isinstance(patience, int) or patience < 1:
-            raise ValueError(f"patience must be a whole number of validations, at least 1, got {patience!r}")
+        check_plateau(patience, threshold)
         self.patience = patience
+        self.threshold = threshold
         self.level = 0
         self.best = math.inf
         self.stale = 0  #: validations since the loss last improved
@@ -45,7 +56,8 @@ class PrecisionScheduler:
     def step(self, loss: float) -> bool:
         """Take note of a validation loss; True if the level rose. A NaN is no improvement."""
         loss = float(loss)  # a tensor would bring its graph into the checkpoint
-        if loss < self.best:
+        margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
+        if loss < self.best - margin:
             self.best, self.stale = loss, 0
             return False
         self.stale += 1

@@ -76,6 +76,11 @@ class DSQFlags(FairseqDataclass):
     dsq_patience: int = _flag(
         _DEFAULT["patience"], "N", "validations without a better validation loss before the next level"
     )
+    dsq_threshold: float = _flag(
+        _DEFAULT["threshold"],
+        "FRACTION",
+        "a validation loss is better if it is lower than the best by more than this fraction of it",
+    )
     dsq_eval_full_precision: bool = _flag(
         _DEFAULT["eval_full_precision"], None, "validate and generate in floating point, not at q0"
     )
@@ -146,6 +151,11 @@ def _reader(option: dataclasses.Field) -> Callable[[str], Any]:
                 value = int(text)
             except ValueError:
                 raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        if option.type is float:
+            try:
+                value = float(text)
+            except ValueError:
+                raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
         try:
             if name == "levels":
                 return " ".join(map(str, quiet(parse_levels, text)))

@@ -48,6 +48,8 @@ def test_quantizers_of_a_level():
         {"box_axis": "first"},
         {"box": 0},
         {"patience": 0},
+        {"threshold": 1},
+        {"threshold": "a little"},
         {"exclude": "("},
         {"fraction_bits": 4},
     ],

@@ -70,12 +70,22 @@ def test_a_resumed_scheduler_goes_on_as_an_unbroken_one():
         assert scheduler.history() == unbroken.history()
 
 
+def test_an_improvement_within_the_threshold_is_none():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=2, threshold=0.01)
+    rose = [scheduler.step(loss) for loss in (2.0, 1.99, 1.97, 1.96, 1.955)]
+    assert rose == [False, False, False, False, True]  # 1.99 is no better than 2.0; 1.97 is; 1.96 and 1.955 are not
+    assert scheduler.step(-1.0) is False
+    assert [scheduler.step(loss) for loss in (-1.005, -1.02, -1.0, -1.0)] == [False, False, False, True]
+
+
 def test_another_schedule_is_refused():
     state = dsq.PrecisionScheduler(LEVELS).state_dict()
     with pytest.raises(ValueError, match="levels must be those of the checkpoint"):
         dsq.PrecisionScheduler(LEVELS[:2]).load_state_dict(state)
     with pytest.raises(ValueError, match="patience"):
         dsq.PrecisionScheduler(LEVELS, patience=0)
+    with pytest.raises(ValueError, match="threshold"):
+        dsq.PrecisionScheduler(LEVELS, threshold=-0.1)
 
 
 def test_a_loss_with_a_graph_leaves_a_number():

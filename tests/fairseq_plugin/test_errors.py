@@ -53,6 +53,8 @@ NUMBER = "must be a whole number"
         ("--dsq-box", "0", NUMBER),
         ("--dsq-fraction-bits", "x", NUMBER),
         ("--dsq-patience", "0", NUMBER),
+        ("--dsq-threshold", "x", "must be a number"),
+        ("--dsq-threshold", "1", "threshold must be a relative improvement of at least 0 and below 1"),
         ("--dsq-exclude", "(", "must be a regular expression"),
     ],
 )
