@@ -90,6 +90,12 @@ class DSQFlags(FairseqDataclass):
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
 
 
+_NUMBERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    Optional[int]: (int, "a whole number"),
+    float: (float, "a number"),
+}
+
 #: the fields of DSQFlags that are flags
 FLAGS = [option for option in dataclasses.fields(DSQFlags) if "help" in option.metadata]
 
@@ -146,16 +152,12 @@ def _reader(option: dataclasses.Field) -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         value: Any = text
-        if option.type in (int, Optional[int]):
+        if option.type in _NUMBERS:
+            convert, accepted = _NUMBERS[option.type]
             try:
-                value = int(text)
+                value = convert(text)
             except ValueError:
-                raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-        if option.type is float:
-            try:
-                value = float(text)
-            except ValueError:
-                raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+                raise argparse.ArgumentTypeError(f"must be {accepted}, got {text!r}") from None
         try:
             if name == "levels":
                 return " ".join(map(str, quiet(parse_levels, text)))

@@ -22,8 +22,8 @@ from dsq.linear import Linear
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.calls import Rule, Rules
-from dsq.stash.forward_stash import ForwardStash, exact_masks, storages_of, unpack
-from dsq.stash.hooks import around_forward, parameter_storages
+from dsq.stash.forward_stash import ForwardStash, exact_masks, storages_of
+from dsq.stash.hooks import around_forward, get, parameter_storages
 from dsq.stash.policy import Controller, Summary, check_keys, register
 from dsq.stash.saved import MemoryOrder
 
@@ -105,7 +105,7 @@ class Bfp(Controller):
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch)
         if torch._C._current_graph_task_id() == -1:  # not a recomputation
             self.latest = stash, encode.format
-        with saved_tensors_hooks(stash.pack, unpack), Rules(_rules(stash)):
+        with saved_tensors_hooks(stash.pack, get), Rules(_rules(stash)):
             yield
 
     def report(self) -> Summary:

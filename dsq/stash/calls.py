@@ -54,12 +54,15 @@ class Rules(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = self.table.get(func)
-        pack = rule(Call(args, kwargs)) if rule is not None and rules_may_act() else None
+        if rule is None or not rules_may_act():
+            return func(*args, **kwargs)
+        call = Call(args, kwargs)
+        pack = rule(call)
         if pack is None:
             return func(*args, **kwargs)
         further_out = _get_current_function_mode()  # the rules of another policy decide before these
         left_to_it = isinstance(further_out, Rules) and func in further_out.table
-        ours = None if left_to_it else stand_in(func, args, kwargs)
+        ours = None if left_to_it else stand_in(func, call)
         if ours is not None:
             with op_hooks(pack, bits_or_tensor):
                 return ours()

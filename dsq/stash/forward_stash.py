@@ -178,8 +178,3 @@ def storages_of(tree: Any) -> set[int]:
     """Storages of the strided tensors in nested lists, tuples and dicts."""
     leaves = (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
     return {leaf.untyped_storage()._cdata for leaf in leaves}
-
-
-def unpack(packed: Packed) -> Tensor:
-    """The saved tensor: the unpack hook."""
-    return packed.get()

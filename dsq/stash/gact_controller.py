@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_flatten
 from dsq.stash.bit_plan import BitPlan, Layout, Measured
 from dsq.stash.calls import Rules
 from dsq.stash.codecs import EXACT
-from dsq.stash.forward_stash import exact_masks, unpack
+from dsq.stash.forward_stash import exact_masks
 from dsq.stash.gact_runs import RecomputedRun, ReplayRun, TrainingRun
 from dsq.stash.gradient_variance import GradientVariance
-from dsq.stash.hooks import parameter_storages
+from dsq.stash.hooks import get, parameter_storages
 from dsq.stash.offload import Swap
 from dsq.stash.policy import Controller, Summary, check_keys
 from dsq.stash.replay import Step, differentiable, sensitivities
@@ -79,7 +79,7 @@ class Gact(Controller):
             key = _key(self.inputs, self.model.training)
             run = self.run = TrainingRun(self.plan, self.inputs, key, seed, swap, storages)
             self.inputs = ()
-        with saved_tensors_hooks(run.stash.pack, unpack), Rules(exact_masks(run.stash)):
+        with saved_tensors_hooks(run.stash.pack, get), Rules(exact_masks(run.stash)):
             yield
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:

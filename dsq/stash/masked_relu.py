@@ -5,9 +5,9 @@ The forward is PyTorch's own; the gradient is threshold_backward's, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,16 +17,18 @@ from torch.nn import functional as F
 from dsq.kernels import FLOATS, apply_mask, unpack_mask
 from dsq.stash.saved import MemoryOrder
 
+if TYPE_CHECKING:
+    from dsq.stash.calls import Call
+
 _IN_PLACE = (torch.relu_, Tensor.relu_)  # F.relu_ is torch's
 RELUS = (F.relu, torch.relu, Tensor.relu, *_IN_PLACE)
 
 
-def stand_in(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+def stand_in(func: Callable[..., Any], call: Call) -> Callable[[], Tensor] | None:
     """The call of a ReLU by MaskedRelu; None where ``func`` is no ReLU, or PyTorch's own has to run."""
     if func not in RELUS:
         return None
-    x = args[0] if args else kwargs.get("input")
-    in_place = func in _IN_PLACE or bool(args[1] if len(args) > 1 else kwargs.get("inplace", False))
+    x, in_place = call.get(0, "input"), func in _IN_PLACE or bool(call.get(1, "inplace", False))
     return partial(MaskedRelu.apply, x, in_place) if _applies(x, in_place) else None
 
 

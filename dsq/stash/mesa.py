@@ -31,8 +31,8 @@ from torch.overrides import TorchFunctionMode
 
 from dsq.stash.affine import ROUNDINGS, Noise, decode, encode
 from dsq.stash.attention import own_body, scaled_dot_product_attention
-from dsq.stash.forward_stash import ForwardStash, Packed, storages_of, unpack
-from dsq.stash.hooks import around_forward, parameter_storages, rules_may_act
+from dsq.stash.forward_stash import ForwardStash, Packed, storages_of
+from dsq.stash.hooks import around_forward, get, parameter_storages, rules_may_act
 from dsq.stash.policy import Controller, Summary, check_keys, register
 
 #: function names of each kind of operation; dropout (masks, 1 bit and exact) and batch norm are not named in the paper
@@ -138,7 +138,7 @@ class Mesa(Controller):
         """What is entered around the model's forward."""
         run = _Run(self)
         self.latest = run.stash
-        with saved_tensors_hooks(run.pack, unpack), run:
+        with saved_tensors_hooks(run.pack, get), run:
             yield
 
     def heads(self) -> int:

@@ -21,38 +21,16 @@ constexpr int64_t VALUES_A_THREAD = 1 << 15;
 
 typedef void (*Range)(const Job&, int64_t begin, int64_t end, std::atomic<uint32_t>& most);
 
-struct Deal {
-  const Job* job;
-  Range range;
-  int64_t count;   // of tasks
-  int64_t pieces;  // that they are dealt in
-  std::atomic<int64_t> next{0};
-  std::atomic<uint32_t> most{0};
-};
-
-void take_pieces(void* data) {
-  Deal& deal = *(Deal*)data;
-  [[maybe_unused]] StandardArithmetic standard;
-  for (int64_t i; (i = deal.next.fetch_add(1)) < deal.pieces;)
-    deal.range(*deal.job, deal.count * i / deal.pieces, deal.count * (i + 1) / deal.pieces, deal.most);
-}
-
 uint32_t deal_out(const Job& job, Range range, int64_t count, int threads) {
   if (count == 0) return 0;
   const Plan& p = *job.plan;
   int64_t useful = p.outer * p.rows * p.columns / VALUES_A_THREAD;
   if (useful > count) useful = count;
   if (threads > useful) threads = (int)useful;
-  Deal deal;
-  deal.job = &job, deal.range = range, deal.count = count;
-  if (parallel && threads > 1) {
-    deal.pieces = 8 * threads < count ? 8 * threads : count;
-    parallel(take_pieces, &deal, (unsigned)threads, 0);
-  } else {
-    deal.pieces = 1;
-    take_pieces(&deal);
-  }
-  return deal.most;
+  const int64_t pieces = !parallel || threads < 2 ? 1 : 8 * threads < count ? 8 * threads : count;
+  std::atomic<uint32_t> most{0};
+  share_out(pieces, threads, [&](int64_t i) { range(job, count * i / pieces, count * (i + 1) / pieces, most); });
+  return most;
 }
 
 void raise_to(uint32_t found, std::atomic<uint32_t>& most) {

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from dsq.stash.forward_stash import ForwardStash, storages_of, unpack
+from dsq.stash.forward_stash import ForwardStash, storages_of
+from dsq.stash.hooks import get
 from dsq.stash.saved import MemoryOrder, span
 
 
@@ -43,7 +44,7 @@ class Recorder:
 def recording(*weights: nn.Module) -> Iterator[tuple[Recorder, ForwardStash]]:
     recorder = Recorder()
     stash = ForwardStash(recorder, storages_of([list(m.parameters()) for m in weights]), set())
-    with saved_tensors_hooks(stash.pack, unpack):
+    with saved_tensors_hooks(stash.pack, get):
         yield recorder, stash
 
 
@@ -157,7 +158,7 @@ def test_the_batch_is_encoded_though_it_needs_no_gradient() -> None:
     layer, x = nn.Linear(8, 8), torch.randn(4, 8)
     recorder = Recorder()
     stash = ForwardStash(recorder, storages_of(list(layer.parameters())), storages_of(([x], {})))
-    with saved_tensors_hooks(stash.pack, unpack):
+    with saved_tensors_hooks(stash.pack, get):
         layer(x)
         layer(torch.randn(4, 8))
     assert recorder.shapes == [(4, 8)]
