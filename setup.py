@@ -20,8 +20,8 @@ SOURCES = {"api.cpp": [], "portable.cpp": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DDSQ_X86")
     # chosen at run time, so a wheel runs on any x86-64 machine
-    SOURCES["avx2.cpp"] = ["-mavx2", "-mf16c"]
-    AVX512 = ["-mavx2", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+    SOURCES["avx2.cpp"] = ["-mavx2", "-mf16c", "-mprfchw"]
+    AVX512 = ["-mavx2", "-mf16c", "-mprfchw", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
     SOURCES["avx512.cpp"] = AVX512
     SOURCES["gemm_bf16.cpp"] = [*AVX512, "-mavx512bf16"]
     SOURCES["gemm_boxes.cpp"] = [*AVX512, "-mavx512vnni"]

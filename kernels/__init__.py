@@ -17,7 +17,7 @@ from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import FLOATS, apply_mask, one_call, pack, pack_mask, quantize, unpack, unpack_mask
+from .ops import FLOATS, apply_mask, one_call, pack, pack_mask, quantize, relu, unpack, unpack_mask
 from .product import Codes, Factor, Product
 
 native.register()
@@ -46,6 +46,7 @@ __all__ = [
     "pack_mask",
     "quantize",
     "register_backend",
+    "relu",
     "unpack",
     "unpack_mask",
     "use_backend",

@@ -17,6 +17,8 @@ PackMask = Callable[[Tensor, float, float, bool], Tensor]
 UnpackMask = Callable[[Tensor, int, float, float, torch.dtype], Tensor]
 #: (bits, values) -> values
 ApplyMask = Callable[[Tensor, Tensor], Tensor]
+#: (values, in place) -> values, bits
+Relu = Callable[[Tensor, bool], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Backend:
     pack_mask: PackMask = masks.pack_mask
     unpack_mask: UnpackMask = masks.unpack_mask
     apply_mask: ApplyMask = masks.apply_mask
+    relu: Relu | None = None  #: in one pass; None: PyTorch's, then pack_mask
 
 
 REFERENCE = Backend("reference", reference.quantize, reference.pack, reference.unpack)

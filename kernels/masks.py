@@ -35,6 +35,6 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
     return torch.where(open_N, *values)
 
 
-def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
-    """``x`` (floating) where the bit is 1, else 0."""
-    return torch.where(unpack_mask(bits, len(x_N), False, True, torch.bool), x_N, torch.zeros_like(x_N))
+def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
+    """``x`` (floating, any shape) where the bit is 1, else 0."""
+    return torch.where(unpack_mask(bits, x.numel(), False, True, torch.bool).view_as(x), x, torch.zeros_like(x))

@@ -35,6 +35,7 @@ _SIGNATURES = {
     "dsq_pack_mask": (_INT, _POINTER, _INT, _SIZE, _FLOAT, _FLOAT, _INT, _POINTER, _INT),
     "dsq_unpack_mask": (_INT, _POINTER, _SIZE, _INT, _FLOAT, _FLOAT, _POINTER, _INT),
     "dsq_apply_mask": (_INT, _POINTER, _SIZE, _INT, _POINTER, _POINTER, _INT),
+    "dsq_relu": (_INT, _POINTER, _SIZE, _POINTER, _POINTER, _INT),
     "dsq_gemm_bf16": (*[_POINTER, _SIZE, _SIZE] * 2, _POINTER, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
     "dsq_gemm_bf16_scratch": (_SIZE, _SIZE, _SIZE),
     "dsq_gemm_boxes": (*_PACKED, *_PACKED, _INT, _INT, _POINTER, _POINTER, *[_SIZE] * 3, _POINTER, _INT),

@@ -4,12 +4,14 @@ The functions here are what the rest of dsq calls: a tensor of FLOATS in, any ax
 autograd. ``seed`` None rounds to nearest, ties to even; a number rounds stochastically.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn import functional as F
 
 from . import masks
 from .backends import backend_for
@@ -117,15 +119,25 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
-    """``x``, (N,) of FLOATS, where the bit is 1, else 0."""
+    """``x`` (of FLOATS, any shape) where the bit is 1, else 0."""
     _check_types(x.dtype)
-    if x.dim() != 1 or bits.shape != ((len(x) + 7) // 8,) or bits.dtype != torch.uint8 or bits.device != x.device:
+    count = x.numel()
+    if bits.shape != ((count + 7) // 8,) or bits.dtype != torch.uint8 or bits.device != x.device:
         raise ValueError(
-            f"bits must be uint8 (ceil(N / 8),) on the device of x (N,), got {bits.dtype} {tuple(bits.shape)} on "
-            f"{bits.device} and {tuple(x.shape)} on {x.device}"
+            f"bits must be uint8 ({(count + 7) // 8},) on {x.device}, got {bits.dtype} {tuple(bits.shape)} on "
+            f"{bits.device}"
         )
     apply = backend_for(x.device).apply_mask if plain(bits) and plain(x) else masks.apply_mask
     return apply(bits.contiguous(), x.detach().contiguous())
+
+
+def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    """PyTorch's ReLU of ``x`` (of FLOATS, contiguous), and the mask of the result: above 0, or NaN."""
+    run = backend_for(x.device).relu if plain(x) else None
+    if run is not None and x.is_contiguous():
+        return run(x, in_place)
+    y = F.relu(x, in_place)
+    return y, pack_mask(y, 0.0, math.nan, True)
 
 
 def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:

@@ -21,8 +21,9 @@ from dsq.formats import BFP, Format
 from dsq.linear import Linear
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
+from dsq.stash.bit_rules import FEW_BITS
 from dsq.stash.calls import Rule, Rules
-from dsq.stash.forward_stash import ForwardStash, exact_masks, storages_of
+from dsq.stash.forward_stash import ForwardStash, storages_of
 from dsq.stash.hooks import around_forward, get, parameter_storages
 from dsq.stash.policy import Controller, Summary, check_keys, register
 from dsq.stash.saved import MemoryOrder
@@ -105,7 +106,7 @@ class Bfp(Controller):
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch)
         if torch._C._current_graph_task_id() == -1:  # not a recomputation
             self.latest = stash, encode.format
-        with saved_tensors_hooks(stash.pack, get), Rules(_rules(stash)):
+        with saved_tensors_hooks(stash.pack, get), Rules(_rules(stash), stash.form):
             yield
 
     def report(self) -> Summary:
@@ -147,4 +148,4 @@ _SENSITIVE: tuple[Any, ...] = (
 
 def _rules(stash: ForwardStash) -> dict[Any, Rule]:
     exact: Rule = lambda call: stash.keep  # noqa: E731
-    return exact_masks(stash) | dict.fromkeys(_SENSITIVE, exact)
+    return FEW_BITS | dict.fromkeys(_SENSITIVE, exact)

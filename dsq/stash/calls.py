@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from dsq.stash.hooks import op_hooks, rules_may_act
-from dsq.stash.masked_relu import stand_in
+from dsq.stash.masked_relu import RELUS, stand_in
 
 
 class Saved(Protocol):
@@ -24,10 +24,10 @@ class Saved(Protocol):
 
 PackOne = Callable[[Tensor], Saved | None]  # None: as it is, or as the policies further out want it
 Rule = Callable[["Call"], PackOne | None]  # None: nothing to gain in this call
+Form = Callable[[PackOne, Tensor], Saved | None]  # what a policy does around the pack of a rule
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of one call."""
 
     args: tuple[Any, ...]
@@ -45,11 +45,11 @@ def bits_or_tensor(saved: Any) -> Tensor:
 
 
 class Rules(TorchFunctionMode):
-    """While entered, calls of the functions in the table are made under their rules."""
+    """While entered, calls of the functions in the table are made under their rules; their packs go through ``form``."""
 
-    def __init__(self, table: Mapping[Callable[..., Any], Rule]) -> None:
+    def __init__(self, table: Mapping[Callable[..., Any], Rule], form: Form | None = None) -> None:
         super().__init__()
-        self.table = table
+        self.table, self.form = table, form
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,14 +60,22 @@ class Rules(TorchFunctionMode):
         pack = rule(call)
         if pack is None:
             return func(*args, **kwargs)
-        further_out = _get_current_function_mode()  # the rules of another policy decide before these
-        left_to_it = isinstance(further_out, Rules) and func in further_out.table
-        ours = None if left_to_it else stand_in(func, call)
+        ours = stand_in(func, call) if func in RELUS and not _left_to_another(func) else None
         if ours is not None:
-            with op_hooks(pack, bits_or_tensor):
-                return ours()
-        with op_hooks(pack):
+            run, pack = ours
+            with op_hooks(self._formed(pack), bits_or_tensor):
+                return run()
+        with op_hooks(self._formed(pack)):
             return func(*args, **kwargs)
+
+    def _formed(self, pack: PackOne) -> PackOne:
+        return pack if self.form is None else partial(self.form, pack)
+
+
+def _left_to_another(func: Any) -> bool:
+    """Whether the rules of a policy further out decide before these."""
+    further_out = _get_current_function_mode()
+    return isinstance(further_out, Rules) and func in further_out.table
 
 
 def needs(x: Any) -> bool:

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten
 
-from dsq.stash.bit_rules import MASKS, MAX_POOL
-from dsq.stash.calls import Call, PackOne, Rule, Saved
+from dsq.stash.calls import PackOne, Saved
 from dsq.stash.forms import Narrow
 from dsq.stash.hooks import Kept, refuse_create_graph, storage_key
 from dsq.stash.masks import Mask, TwoValued, one_bit
@@ -137,6 +136,13 @@ class ForwardStash:
         assert mask is not None
         return mask
 
+    def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
+        """What a rule keeps of a tensor, counted with the rest."""
+        saved = pack_one(tensor)
+        if isinstance(saved, (TwoValued, Narrow)):
+            self.kept_bytes += saved.nbytes
+        return saved
+
     def _of_batch(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self.batch and one_bit(tensor) is None
 
@@ -151,27 +157,6 @@ class ForwardStash:
     def _count(self, raw: int, kept: int) -> None:
         self.raw_bytes += raw
         self.kept_bytes += kept
-
-
-def exact_masks(stash: ForwardStash) -> dict[Callable[..., Any], Rule]:
-    """Rules for ops whose backward asks for less than they save: one bit of a ReLU's or dropout's, narrow indices of a
-    max-pool. A code shared with the next layer would round a ReLU's small outputs to zero and lose their gradient. What
-    the rules keep is counted with the stash's bytes.
-    """
-
-    def counted(rule: Rule) -> Rule:
-        def act(call: Call) -> PackOne | None:
-            pack_one = rule(call)
-            return None if pack_one is None else lambda tensor: count(pack_one(tensor))
-
-        return act
-
-    def count(saved: Saved | None) -> Saved | None:
-        if isinstance(saved, (TwoValued, Narrow)):
-            stash.kept_bytes += saved.nbytes
-        return saved
-
-    return {func: counted(rule) for func, rule in (MASKS | MAX_POOL).items()}
 
 
 def storages_of(tree: Any) -> set[int]:

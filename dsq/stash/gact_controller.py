@@ -14,9 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
 from dsq.stash.bit_plan import BitPlan, Layout, Measured
+from dsq.stash.bit_rules import FEW_BITS
 from dsq.stash.calls import Rules
 from dsq.stash.codecs import EXACT
-from dsq.stash.forward_stash import exact_masks
 from dsq.stash.gact_runs import RecomputedRun, ReplayRun, TrainingRun
 from dsq.stash.gradient_variance import GradientVariance
 from dsq.stash.hooks import get, parameter_storages
@@ -79,7 +79,7 @@ class Gact(Controller):
             key = _key(self.inputs, self.model.training)
             run = self.run = TrainingRun(self.plan, self.inputs, key, seed, swap, storages)
             self.inputs = ()
-        with saved_tensors_hooks(run.stash.pack, get), Rules(exact_masks(run.stash)):
+        with saved_tensors_hooks(run.stash.pack, get), Rules(FEW_BITS, run.stash.form):
             yield
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,9 +85,8 @@ def _activate(context: Active) -> Iterator[None]:
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
-def innermost_hooks() -> Hooks | None:
-    """The (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+#: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
+innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def rules_may_act() -> bool:
     where no rule acts: inside them every op saves what PyTorch saves.
     """
     top = innermost_hooks()
-    return torch.is_grad_enabled() and (top is None or any(top[0] == pack for pack in _CALLS.packs))
+    return torch.is_grad_enabled() and (top is None or top[0] in _CALLS.packs)
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,15 @@ class op_hooks:  # a generator takes three times as long
             saved = pack_one(tensor)
             return outwards(tensor) if saved is None else saved
 
-        self.pack, self.hooks = pack, torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        self.pack, self.unpack = pack, unpack
 
     def __enter__(self) -> None:
-        self.hooks.__enter__()
+        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
         _CALLS.packs.append(self.pack)
 
     def __exit__(self, *error: object) -> None:
         _CALLS.packs.pop()
-        self.hooks.__exit__(*error)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 def active_contexts() -> tuple[Active, ...]:
@@ -214,6 +214,15 @@ def parameter_storages(model: nn.Module) -> set[int]:
     Those of the module that is running are among them: it may be a deep copy of the model, whose hooks it carries. To
     be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
     """
-    modules = {m for top in {model, *(context.module for context in _CALLS.active)} for m in top.modules()}
-    tensors = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
-    return {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
+    left, seen = [model, *(context.module for context in _CALLS.active)], set()
+    found = set()
+    while left:  # half the time of modules(), which also names them
+        module = left.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        left += [child for child in module._modules.values() if child is not None]
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.layout is torch.strided:
+                found.add(tensor.untyped_storage()._cdata)
+    return found

@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.bit_rules import MASKS, MAX_POOL
+from dsq.stash.bit_rules import FEW_BITS
 from dsq.stash.calls import Call, PackOne, Rule, Saved, needs
 from dsq.stash.forms import Dropped
 
@@ -81,4 +81,4 @@ LINEAR_IN_WEIGHT: dict[Callable[..., Any], Rule] = {
     F.batch_norm: batch_norm,
     F.instance_norm: instance_norm,
 }
-EXACT = {**MASKS, **MAX_POOL, **LINEAR_IN_WEIGHT}
+EXACT = {**FEW_BITS, **LINEAR_IN_WEIGHT}

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.bit_rules import RELU_FAMILY
-from dsq.stash.calls import Call, PackOne, Rule, Rules, Saved
+from dsq.stash.calls import PackOne, Rules, Saved
 from dsq.stash.forms import Dropped
 from dsq.stash.hooks import (
     Hooks,
@@ -80,113 +79,96 @@ class Sign:
         self.mask = None
 
 
-class Tally:
-    """Bytes of one forward: what PyTorch would keep (unique storages, no weights), and what is kept for it."""
+class Forward:
+    """One forward of the model: the pack hook, what is kept so far, and how much memory PyTorch would keep.
 
-    def __init__(self, weights: set[int]) -> None:
+    What is kept is referred to weakly: a graph that the forward drops, or runs backward itself, frees it.
+    """
+
+    def __init__(self, weights: set[int], outer: Hooks | None) -> None:
         self.weights = weights
-        self.raw: dict[int, tuple[StorageWeakRef, int]] = {}  # the reference keeps the address from being reused
-        self.whole: set[int] = set()
-        self.forms: list[ref[Any]] = []
-        self.dropped = 0
+        self.outer = outer
+        self.kept: dict[tuple[int, int], tuple[ref[Kept], int]] = {}  #: by storage_key; with the storage's bytes
+        self.signs: dict[tuple[int, int], ref[Sign]] = {}  #: by the key of the memory each was made from
+        self.others: list[ref[Any]] = []
+        self.replaced: dict[int, tuple[StorageWeakRef, int]] = {}  #: memory of others; a reference holds its address
 
-    def is_weight(self, tensor: Tensor) -> bool:
-        """Whether its memory is a weight's."""
-        return tensor.untyped_storage()._cdata in self.weights
-
-    def note(self, tensor: Tensor, saved: Any) -> None:
-        """One saved tensor, no weight, and the form it is kept in."""
+    def keep(self, tensor: Tensor) -> Outer | Kept:
+        """The pack hook: a tensor of which no rule makes less."""
+        saved = pass_on(tensor, self.outer)
+        if tensor.layout is not torch.strided:  # sparse: no storage of its own
+            return saved
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.raw:
-            self.raw[key] = StorageWeakRef(storage), storage.nbytes()
-        if isinstance(saved, Kept):
-            self.whole.add(key)
-        elif isinstance(saved, Dropped):
-            self.dropped += 1
+        address = storage._cdata
+        if address in self.weights:
+            return saved
+        if not isinstance(saved, Kept):  # a policy further out counts what it was passed
+            self.replaced[address] = StorageWeakRef(storage), storage.nbytes()
+            return saved
+        key = address, saved.version
+        self.kept[key] = ref(saved), storage.nbytes()
+        sign = self.signs.pop(key, _gone)()
+        if sign is not None:
+            sign.share(saved)
+        return saved
+
+    def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
+        """What a rule makes of a tensor; None: keep() is to have it."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self.weights:  # it exists anyway
+            return None
+        saved = pack_one(tensor)
+        if saved is None:
+            return None
+        self.replaced[address] = StorageWeakRef(storage), storage.nbytes()
+        if isinstance(saved, TwoValued):
+            saved = self._sign(tensor, saved)
+        self.others.append(ref(saved))
+        return saved
+
+    def _sign(self, tensor: Tensor, mask: TwoValued) -> Sign:
+        key = storage_key(tensor)
+        layout = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+        sign = Sign(mask, self.replaced[key[0]][0], layout)
+        kept = self.kept.get(key, (_gone, 0))[0]()
+        if kept is None:
+            self.signs[key] = ref(sign)
         else:
-            self.forms.append(ref(saved))
+            sign.share(kept)
+        return sign
 
     def summary(self, name: str) -> Summary:
-        """In numbers; a policy further out counts what it was passed itself."""
-        forms = [form for form in (alive() for alive in self.forms) if form is not None and not isinstance(form, Outer)]
-        kept = sum(self.raw[key][1] for key in self.whole) + sum(form.nbytes for form in forms)
-        small = sum(form.nbytes > 0 for form in forms)
-        details = (f"{self.dropped} tensors dropped, {small} in few bits, {len(self.whole)} kept",)
-        return Summary(name, (), sum(nbytes for _, nbytes in self.raw.values()), kept, details)
+        """In numbers; of what is still alive."""
+        kept = {key[0]: nbytes for key, (saved, nbytes) in self.kept.items() if saved() is not None}
+        others = [form for form in (other() for other in self.others) if form is not None]
+        raw = {address: nbytes for address, (_, nbytes) in self.replaced.items()} | kept
+        dropped = sum(isinstance(form, Dropped) for form in others)
+        few_bits = [form.nbytes for form in others if not isinstance(form, Dropped) and form.nbytes > 0]
+        details = (f"{dropped} tensors dropped, {len(few_bits)} in few bits, {len(kept)} kept",)
+        return Summary(name, (), sum(raw.values()), sum(kept.values()) + sum(few_bits), details)
 
 
-@dataclass(eq=False)
+def _gone() -> None:
+    """A reference to nothing."""
+
+
 class Selective(Controller):
-    """The signs of the forwards whose graphs are alive, by the memory they were made from."""
-
-    signs: WeakValueDictionary[tuple[int, int], Sign] = field(default_factory=WeakValueDictionary, repr=False)
-    kept: WeakValueDictionary[tuple[int, int], Kept] = field(default_factory=WeakValueDictionary, repr=False)
+    """The latest training forward."""
 
     latest: Summary | None = None
 
     @contextmanager
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward."""
-        outer, tally = innermost_hooks(), Tally(parameter_storages(self.model))
-        table = EXACT | {func: self._shareable(rule, tally) for func, rule in RELU_FAMILY.items()}
-        table = {func: _noted(rule, tally) for func, rule in table.items()}
-        with saved_tensors_hooks(lambda t: self._keep(t, outer, tally), get), Rules(table):
+        forward = Forward(parameter_storages(self.model), innermost_hooks())
+        with saved_tensors_hooks(forward.keep, get), Rules(EXACT, forward.form):
             yield
         if torch._C._current_graph_task_id() == -1:  # not a recomputation
-            self.latest = tally.summary(self.name)
+            self.latest = forward.summary(self.name)
 
     def report(self) -> Summary:
         """Bytes of the latest training forward."""
         return self.latest or Summary(self.name)
-
-    def _keep(self, tensor: Tensor, outer: Hooks | None, tally: Tally) -> Outer | Kept:
-        saved = pass_on(tensor, outer)
-        if tensor.layout is not torch.strided or tally.is_weight(tensor):  # sparse: no storage of its own
-            return saved
-        tally.note(tensor, saved)
-        if isinstance(saved, Kept):
-            key = storage_key(tensor)
-            sign = self.signs.pop(key, None)
-            if sign is not None:
-                sign.share(saved)
-            self.kept[key] = saved
-        return saved
-
-    def _shareable(self, rule: Rule, tally: Tally) -> Rule:
-        def shareable(call: Call) -> PackOne | None:
-            pack = rule(call)
-            return None if pack is None else lambda tensor: self._sign(tensor, pack, tally)
-
-        return shareable
-
-    def _sign(self, tensor: Tensor, pack: PackOne, tally: Tally) -> Saved | None:
-        if tally.is_weight(tensor):  # it exists anyway
-            return None
-        mask = pack(tensor)
-        if not isinstance(mask, TwoValued):
-            return mask
-        layout = (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-        sign = Sign(mask, StorageWeakRef(tensor.untyped_storage()), layout)
-        key = storage_key(tensor)
-        kept = self.kept.get(key)
-        if kept is None:
-            self.signs[key] = sign
-        else:
-            sign.share(kept)
-        return sign
-
-
-def _noted(rule: Rule, tally: Tally) -> Rule:
-    def noted(call: Call) -> PackOne | None:
-        pack = rule(call)
-
-        def pack_and_note(tensor: Tensor) -> Saved | None:
-            saved = pack(tensor) if pack is not None else None
-            if saved is not None and not tally.is_weight(tensor):  # what is passed on is noted where it arrives
-                tally.note(tensor, saved)
-            return saved
-
-        return None if pack is None else pack_and_note
-
-    return noted

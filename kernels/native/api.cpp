@@ -165,3 +165,8 @@ EXPORT void dsq_apply_mask(int isa, const uint8_t* bits, int64_t count, int dtyp
   const MaskJob job{out, (uint8_t*)bits, dtype, 0, 0, false, 0, 0, x};
   on_pieces(job, ISAS[isa]->apply_mask, count, threads);
 }
+
+EXPORT void dsq_relu(int isa, const float* x, int64_t count, float* y, uint8_t* bits, int threads) {
+  const MaskJob job{y, bits, FLOAT32, 0, 0, false, 0, 0, x};
+  on_pieces(job, ISAS[isa]->relu, count, threads);
+}

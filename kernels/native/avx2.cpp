@@ -4,4 +4,4 @@
 
 static bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
 
-const Isa AVX2 = {"avx2", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask};
+const Isa AVX2 = {"avx2", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};

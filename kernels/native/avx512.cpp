@@ -7,4 +7,4 @@ static bool usable() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const Isa AVX512 = {"avx512", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask};
+const Isa AVX512 = {"avx512", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};

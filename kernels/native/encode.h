@@ -54,9 +54,6 @@ struct Codes {
   }
 };
 
-// The processor foresees what is read along a row, but not across the end of a page.
-constexpr int PAGE = 4096;
-
 // A whole step under ordinary exponents.
 template <bool STOCHASTIC, class Sink, class GetFactors>
 INLINE void ordinary_step(const uint8_t* from, int32_t dtype, GetFactors factors, F max_code, const Numbers& numbers,
@@ -138,7 +135,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     if (p.box == 16) {
       for (int i = 0; i < steps; i++) {
         F value[UNITS];
-        for (int at = 0; far && at < step_bytes; at += 64) __builtin_prefetch(x + i * step_bytes + PAGE + at, 0, 2);
+        if (far) ask_ahead<2>(x + i * step_bytes, step_bytes);
         load_columns(x + i * step_bytes, n - i * STEP, value);
         four[i] = exponents_of(value);
       }

@@ -50,7 +50,7 @@ struct MaskJob {
   float low, high;     // of pack: the open values lie between; NaN: no limit
   bool nan_is_open;    // of pack
   float closed, open;  // of unpack: the two values
-  const void* source;  // of apply: the values let through, or 0
+  const void* source;  // of apply: the values let through, or 0; of ReLU: its argument
 };
 
 // One instruction set's kernels; each works on tasks [begin, end) of a job and may run beside others on the rest.
@@ -64,6 +64,7 @@ struct Isa {
   void (*mask)(const MaskJob&, int64_t begin, int64_t end);  // of values; begin a multiple of 32, as below
   void (*unmask)(const MaskJob&, int64_t begin, int64_t end);
   void (*apply_mask)(const MaskJob&, int64_t begin, int64_t end);
+  void (*relu)(const MaskJob&, int64_t begin, int64_t end);  // of float32
 };
 
 extern const Isa PORTABLE;

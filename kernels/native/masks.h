@@ -1,5 +1,5 @@
-// One bit a value: on which side of its limits it lies; back, each bit as one of two values; and other values, those let
-// through whose bit is 1.
+// One bit a value: on which side of its limits it lies; back, each bit as one of two values; other values, those let
+// through whose bit is 1; and ReLU, which is a value's side and the value at once.
 #pragma once
 
 #include "lanes.h"
@@ -95,7 +95,10 @@ INLINE void spread(uint32_t bits, I closed, I open, uint8_t* out) {
 
 template <class T> void unmask_values(const MaskJob& job, I closed, I open, int64_t begin, int64_t end) {
   T* const out = (T*)job.values;
-  for (; begin + WORD <= end; begin += WORD) spread(read<uint32_t>(job.bits + begin / 8), closed, open, out + begin);
+  for (; begin + WORD <= end; begin += WORD) {
+    ask_ahead<3, true>(out + begin, sizeof(T[WORD]));
+    spread(read<uint32_t>(job.bits + begin / 8), closed, open, out + begin);
+  }
   if (begin == end) return;
   uint32_t word = 0;
   T few[WORD];
@@ -127,8 +130,39 @@ INLINE void let_through(uint32_t bits, const uint16_t* x, uint16_t* out) {
 template <class T> void apply_to_values(const MaskJob& job, int64_t begin, int64_t end) {
   const T* const x = (const T*)job.source;
   T* const out = (T*)job.values;
-  for (; begin + WORD <= end; begin += WORD) let_through(read<uint32_t>(job.bits + begin / 8), x + begin, out + begin);
+  for (; begin + WORD <= end; begin += WORD) {
+    ask_ahead<3>(x + begin, sizeof(T[WORD]));
+    ask_ahead<3, true>(out + begin, sizeof(T[WORD]));
+    let_through(read<uint32_t>(job.bits + begin / 8), x + begin, out + begin);
+  }
   for (; begin < end; begin++) out[begin] = job.bits[begin / 8] >> begin % 8 & 1 ? x[begin] : 0;
+}
+
+// As PyTorch's: -0 stays -0, and a NaN itself.
+INLINE uint32_t rectify(const float* x, float* y) {
+  uint32_t bits = 0;
+  for (int i = 0; i < WORD; i += LANES) {
+    const F value = load(x + i);
+    write(y + i, choose(~(value < 0), value, F{}));
+    bits |= sign_bits(~(value <= 0)) << i;
+  }
+  return bits;
+}
+
+void relu(const MaskJob& job, int64_t begin, int64_t end) {
+  const float* const x = (const float*)job.source;
+  float* const y = (float*)job.values;
+  for (; begin + WORD <= end; begin += WORD) {
+    ask_ahead<3>(x + begin, sizeof(float[WORD]));
+    ask_ahead<3, true>(y + begin, sizeof(float[WORD]));
+    write(job.bits + begin / 8, rectify(x + begin, y + begin));
+  }
+  if (begin == end) return;
+  float few[WORD] = {};
+  memcpy(few, x + begin, (size_t)(end - begin) * sizeof(float));
+  const uint32_t word = rectify(few, few);
+  memcpy(y + begin, few, (size_t)(end - begin) * sizeof(float));
+  memcpy(job.bits + begin / 8, &word, (size_t)(end - begin + 7) / 8);
 }
 
 void apply_mask(const MaskJob& job, int64_t begin, int64_t end) {

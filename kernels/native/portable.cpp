@@ -2,4 +2,4 @@
 #define LANES 4
 #include "engine.h"
 
-const Isa PORTABLE = {"portable", [] { return true; }, largest, quantize, pack, unpack, mask, unmask, apply_mask};
+const Isa PORTABLE = {"portable", [] { return true; }, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};

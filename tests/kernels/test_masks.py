@@ -76,6 +76,21 @@ def test_values_whose_bit_is_set_are_let_through(backend, dtype):
 
 
 @pytest.mark.parametrize("isa", native.instruction_sets())
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
+    for count in LENGTHS:
+        x = edges(count, dtype)
+        expected = torch.relu(x)
+        bits = REFERENCE.pack_mask(expected, 0.0, NAN, True)
+        for in_place in (False, True):
+            version = x._version
+            y, found = native.backend(isa).relu(x, in_place)
+            assert (y is x) == in_place == (x._version > version)
+            assert y.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
+            assert torch.equal(found, bits)
+
+
+@pytest.mark.parametrize("isa", native.instruction_sets())
 def test_subnormal_values_are_open_whatever_the_thread_has_set(isa):
     x = torch.full((64,), 2.0**-24, dtype=torch.float16)
     torch.set_flush_denormal(True)
