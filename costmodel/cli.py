@@ -1,4 +1,4 @@
-"""dsq-cost: what a precision configuration costs. This file parses; commands.py answers."""
+"""dsq-cost: what a precision configuration costs. This file parses; commands/ answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def parser() -> Parser:
     estimate = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
     estimate.add_argument("precision", nargs="*", help=PRECISION_HELP)
     estimate.add_argument(
-        "--history", metavar="FILE", help="JSON record of work per level (dsq.PrecisionScheduler.history)"
+        "--history",
+        metavar="FILE",
+        help="JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
+        "unconverted, or those of --exclude where that is given",
     )
     _profile(estimate)
 
@@ -118,6 +121,7 @@ def parser() -> Parser:
 def _command(commands: argparse._SubParsersAction, name: str, summary: str, workload: bool = True) -> Parser:  # type: ignore[type-arg]
     command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     _examples(command, name)
+    command.set_defaults(parser=command)
     if workload:
         _workload(command)
         _format(command)

@@ -1,6 +1,6 @@
 """A DSQ run's record of work, as dsq.PrecisionScheduler.history() writes it, and the work-weighted mean of costs.
 
-{"format": "bfp", "box": 16, "box_axis": "contraction",
+{"format": "bfp", "box": 16, "box_axis": "contraction", "exclude": "output_projection",
  "levels": [{"precision": [2, 2, 2, 16], "updates": 120, "tokens": 98304}, ...]}
 """
 
@@ -25,6 +25,7 @@ class Level:
 class History:
     levels: tuple[Level, ...]
     format: Format
+    exclude: str | None = None  #: regex of the layers that the run left unconverted
 
     @property
     def unit(self) -> str:
@@ -55,7 +56,10 @@ def load_history(path: str, default: Format) -> History:
         fmt = replace(default, **layout)
     except ValueError as error:
         raise ValueError(f"history {path}: {error}") from None
-    return History(levels, fmt)
+    exclude = data.get("exclude")
+    if not isinstance(exclude, str | None):
+        raise ValueError(f"history {path}: field exclude must be a regular expression or null, not {exclude!r}")
+    return History(levels, fmt, exclude)
 
 
 def _level(entry: Any, label: str, path: str) -> Level:

@@ -48,7 +48,7 @@ def parse(data: Any, where: str) -> Transformer:
     """The transformer a config.json describes. Raises ValueError that names the file and field."""
     if not isinstance(data, dict):
         raise ValueError(f"config {where} must be a JSON object")
-    config = Config(data, where)
+    config = Config({name: value for name, value in data.items() if value is not None}, where)
     family = config.text("model_type")
     if not family:
         raise ValueError(f"config {where}: field model_type is missing")

@@ -10,14 +10,14 @@ from typing import Any
 class Config:
     """Reads fields of the JSON; every error names the file and the field."""
 
-    data: dict[str, Any]
+    data: dict[str, Any]  #: without its nulls: a null field is an absent one
     where: str
 
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of these fields that is present, a positive whole number."""
         for name in names:
-            value = self.data.get(name)
-            if value is not None:
+            if name in self.data:
+                value = self.data[name]
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise ValueError(
                         f"config {self.where}: field {name} must be a positive whole number, not {value!r}"

@@ -114,7 +114,9 @@ class Workload:
         """The workload with attention's two products quantised like linear layers."""
         return replace(
             self,
-            operations=tuple(replace(op, quantised=True) if isinstance(op, Gemm) else op for op in self.operations),
+            operations=tuple(
+                replace(op, quantised=True) if isinstance(op, Gemm) and not op.weight else op for op in self.operations
+            ),
         )
 
     def fusing_attention(self) -> Workload:

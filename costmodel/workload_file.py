@@ -30,6 +30,8 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read") from None
 
 
 def is_workload(data: Any) -> bool:
@@ -53,18 +55,19 @@ def parse(data: dict[str, Any], where: str) -> Workload:
     if data["costmodel"] != VERSION:
         raise ValueError(f"workload file {where}: field costmodel must be {VERSION}, not {data['costmodel']!r}")
     entries = data.get("operations")
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f"workload file {where}: field operations must be a list with at least one entry")
+    if not isinstance(entries, list):
+        entries = []
     operations = tuple(_operation(entry, f"operations[{index}]", where) for index, entry in enumerate(entries))
-    for field, kind in (("name", str), ("tokens", int)):
-        if not isinstance(data.get(field), kind):
-            raise ValueError(f"workload file {where}: field {field} is missing or mistyped")
-    return Workload(data["name"], operations, data["tokens"], str(data.get("source", "")))
+    if not any(isinstance(op, Gemm) for op in operations):
+        raise ValueError(f"workload file {where}: field operations must be a list with at least one gemm")
+    name = _value(data.get("name"), "str", "name", where)
+    tokens = _value(data.get("tokens"), "int", "tokens", where)
+    return Workload(name, operations, tokens, str(data.get("source", "")))
 
 
 def _operation(entry: Any, label: str, where: str) -> Operation:
     kind = entry.get("op") if isinstance(entry, dict) else None
-    if kind not in _OPERATIONS:
+    if not isinstance(kind, str) or kind not in _OPERATIONS:
         raise ValueError(f"workload file {where}: field {label}.op must be one of {', '.join(_OPERATIONS)}")
     known = {field.name: field for field in fields(_OPERATIONS[kind])}
     unknown = set(entry) - set(known) - {"op"}
@@ -76,20 +79,22 @@ def _operation(entry: Any, label: str, where: str) -> Operation:
             if field.default is MISSING:
                 raise ValueError(f"workload file {where}: field {label}.{name} is missing")
             continue
-        value = entry[name]
-        if type(value) is not _TYPES[str(field.type)]:
-            raise ValueError(f"workload file {where}: field {label}.{name} must be {field.type}, not {value!r}")
         least = 0 if name in ("parameters", "recompute") else 1
-        if type(value) is int and not least <= value < MAX_SIZE:
-            raise ValueError(
-                f"workload file {where}: field {label}.{name} must be from {least} to {MAX_SIZE - 1}, not {value}"
-            )
-        values[name] = value
+        values[name] = _value(entry[name], str(field.type), f"{label}.{name}", where, least)
     operation = _OPERATIONS[kind](**values)
     choices = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
     for name, allowed in choices.items():
         if name in values and values[name] not in allowed:
             raise ValueError(
-                f"workload file {where}: field {label}.{name} must be one of {', '.join(allowed)}, not {values[name]!r}"
+                f"workload file {where}: field {label}.{name} must be one of {', '.join(map(repr, allowed))}, "
+                f"not {values[name]!r}"
             )
     return operation
+
+
+def _value(value: Any, kind: str, label: str, where: str, least: int = 1) -> Any:
+    if type(value) is not _TYPES[kind]:
+        raise ValueError(f"workload file {where}: field {label} must be {kind}, not {value!r}")
+    if type(value) is int and not least <= value < MAX_SIZE:
+        raise ValueError(f"workload file {where}: field {label} must be from {least} to {MAX_SIZE - 1}, not {value}")
+    return value

@@ -89,7 +89,7 @@ def load_workload(
     sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
     given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
     if name in REGISTRY:
-        workload = build(replace(REGISTRY[name](), **given))
+        workload = _build(REGISTRY[name](), given)
     elif name.endswith(".json"):
         workload = _from_file(name, given)
     else:
@@ -101,12 +101,19 @@ def load_workload(
     return workload
 
 
+def _build(model: Transformer, given: dict[str, Any]) -> Workload:
+    for length, stack in (("source_length", "encoder"), ("target_length", "decoder")):
+        if length in given and not getattr(model, stack):
+            raise ValueError(f"{length} does nothing for {model.name}, which has no {stack}: leave it out")
+    return build(replace(model, **given))
+
+
 def _from_file(name: str, given: dict[str, Any]) -> Workload:
     from costmodel import huggingface, workload_file
 
     data = workload_file.read_json(Path(name))
     if not workload_file.is_workload(data):
-        return build(replace(huggingface.parse(data, name), **given))
+        return _build(huggingface.parse(data, name), given)
     if given:
         raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
     return workload_file.parse(data, name)

@@ -18,10 +18,12 @@ from costmodel.output import Record, Report, Section
 def run(arguments: argparse.Namespace) -> Report:
     if bool(arguments.precision) == bool(arguments.history):
         raise ValueError("give one or more precisions, or --history FILE, and not both")
-    workload, fmt = workload_of(arguments), format_of(arguments)
+    workload, fmt, excluded = workload_of(arguments), format_of(arguments), ""
     if arguments.history:
         history = load_history(arguments.history, fmt)
         setups = [(history.format, level.precision) for level in history.levels]
+        if history.exclude and arguments.exclude is None:
+            workload, excluded = _as_the_run(workload, history.exclude, arguments.profile)
     else:
         history, setups = None, setups_of(arguments.precision, fmt)
     if arguments.profile == "paper":
@@ -51,8 +53,8 @@ def run(arguments: argparse.Namespace) -> Report:
         }
         notes = [
             "a training step; dram and arithmetic: relative to fixed-point 32; multiplier: operand width x operand "
-            "width, summed over multiply-accumulates; stash: what the linear layers keep for the backward; ridge: "
-            "the intensity at which this mix of datatypes turns compute-bound."
+            "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward; "
+            "ridge: the intensity at which this mix of datatypes turns compute-bound."
         ]
         report = Report([Section("estimates", heading(workload, hardware), records)], notes, facts(workload, hardware))
     if history:
@@ -61,7 +63,21 @@ def run(arguments: argparse.Namespace) -> Report:
             k: v for k, v in shown.items() if k not in ("format", "precision")
         }
         report.notes.append(f"mean: weighed by each level's share of {history.unit}.")
+        if excluded:
+            report.notes.append(excluded)
     return replace(report, sections=[replace(report.sections[0], shown=shown)])
+
+
+def _as_the_run(workload: Workload, pattern: str, profile: str) -> tuple[Workload, str]:
+    """The workload with the layers unconverted that the run left so, and a note of what that changes."""
+    whole, workload = workload, workload.excluding(pattern)
+    if profile == "paper":
+        change = "changes nothing: the paper profile costs every linear layer"
+    elif workload == whole:  # no error: the workload may name layers otherwise, or have them unconverted already
+        change = "changes nothing: it matches none of the workload's converted layers"
+    else:
+        change = "leaves the layers that it matches unconverted"
+    return workload, f"the run's exclude {pattern!r} {change}."
 
 
 def _paper_record(workload: Workload, fmt: Format, precision: Precision) -> Record:

@@ -10,7 +10,6 @@ from costmodel.hardware import Hardware
 from costmodel.operations import Workload
 from costmodel.output import Record
 from costmodel.roofline import Floor
-from costmodel.shipped import DEFAULT_HARDWARE
 from costmodel.workloads import load_workload
 
 Setup = tuple[Format, Precision]
@@ -21,7 +20,9 @@ def workload_of(arguments: argparse.Namespace) -> Workload:
     if arguments.quantise_attention:
         workload = workload.quantising_attention()
     if arguments.exclude:
-        workload = workload.excluding(arguments.exclude)
+        whole, workload = workload, workload.excluding(arguments.exclude)
+        if workload == whole:
+            raise ValueError(f"exclude {arguments.exclude!r} matches none of the workload's converted layers")
     if arguments.fused_attention:
         workload = workload.fusing_attention()
     return workload.gemms_only() if arguments.gemms_only else workload
@@ -64,19 +65,12 @@ def floor_record(floor: Floor) -> Record:
     }
 
 
-#: options that change nothing in the paper profile, which costs linear layers and knows no hardware, and their defaults
-IGNORED_BY_PAPER = {
-    "hardware": DEFAULT_HARDWARE,
-    "gemms_only": False,
-    "exclude": None,
-    "quantise_attention": False,
-    "fused_attention": False,
-    "box_axis": "contraction",
-}
+#: options that change nothing in the paper profile, which costs linear layers and knows no hardware
+IGNORED_BY_PAPER = ("hardware", "gemms_only", "exclude", "quantise_attention", "fused_attention", "box_axis")
 
 
 def check_paper(arguments: argparse.Namespace) -> None:
     """Raises ValueError for an option that would do nothing."""
-    for name, default in IGNORED_BY_PAPER.items():
-        if getattr(arguments, name) != default:
+    for name in IGNORED_BY_PAPER:
+        if getattr(arguments, name) != arguments.parser.get_default(name):
             raise ValueError(f"--{name.replace('_', '-')} does nothing in the paper profile: leave it out")

@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-import dsq.workload
 from costmodel import workload_file
 from costmodel.formats import Format, Precision
 from costmodel.operations import Gemm, grouped

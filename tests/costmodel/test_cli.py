@@ -94,6 +94,29 @@ def test_history_gives_the_weighted_mean(profile, capsys, tmp_path):
         assert float(mean[column]) == pytest.approx(0.75 * float(first[column]) + 0.25 * float(second[column]))
 
 
+@pytest.mark.parametrize(
+    "recorded, options, same_as, note",
+    [
+        ("output_projection|fc", [], ["--exclude", "output_projection|fc"], "leaves the layers that it matches"),
+        ("output_projection|fc", ["--exclude", "fc1"], ["--exclude", "fc1"], ""),
+        ("lm_head", [], [], "matches none of the workload's converted layers"),
+        ("fc", ["--profile", "paper"], ["--profile", "paper"], "the paper profile costs every linear layer"),
+        (None, [], [], ""),
+    ],
+)
+def test_history_is_costed_with_the_runs_exclude(recorded, options, same_as, note, capsys, tmp_path):
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({"exclude": recorded, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}))
+    status, text, _ = run(capsys, "estimate", "--history", str(path), *options, "--json")
+    assert status == 0
+    found = json.loads(text)
+    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", *same_as, "--json")
+    (alone,) = json.loads(text)["estimates"]
+    assert found["estimates"][0] == alone | {"share": 1.0}
+    assert bool(note) == any("the run's exclude" in line for line in found["notes"])
+    assert any(note in line for line in found["notes"])
+
+
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])
 @pytest.mark.parametrize("command", ["roofline", "sweep"])
 def test_pictures_are_whole_files(command, suffix, magic, capsys, tmp_path):
@@ -123,6 +146,11 @@ BAD = {
     "table": (["table", "5"], "table must be one of 1, 6, 7"),
     "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
     "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "is not a regular expression"),
+    "idle exclude": (["estimate", "[16,4,4,16]", "--exclude", "conv"], "exclude 'conv' matches none"),
+    "idle length": (
+        ["roofline", "[16,4,4,16]", "--workload", "opt_1.3b", "--source-length", "8"],
+        "source_length does nothing for opt_1.3b",
+    ),
     "command": (["cost"], "invalid choice: 'cost'"),
     "idle option": (
         ["estimate", "[16,4,4,16]", "--profile", "paper", "--fused-attention"],

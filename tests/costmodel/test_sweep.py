@@ -96,6 +96,7 @@ def test_history_without_tokens_weighs_updates_and_may_name_its_format(tmp_path)
         ({"levels": [{"precision": [2, 2, 2, 16], "updates": -1}]}, r"levels\[0\].updates must be a whole number"),
         ({"levels": [{"precision": [2, 2, 2, 16], "tokens": 1.5}]}, r"levels\[0\].tokens must be a whole number"),
         ({"levels": [{"precision": [2, 2, 2, 16], "updates": 0}]}, "no level records any work"),
+        ({"exclude": 1, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}, "field exclude must be a regular"),
         ({"format": "int", "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}, "format must be one of"),
     ],
 )

@@ -78,6 +78,11 @@ def test_attention_products_quantised_or_not():
     assert quantised["stash of w", "forward", "write"] == 6 * (12 * 16 // 2 + 16)  # boxes along the 12 keys
 
 
+def test_quantising_attention_leaves_linear_layers_as_they_are():
+    layers = of(Gemm("excluded", 1, 1, 1, quantised=False), Gemm("scores", 1, 1, 1, weight=False, quantised=False))
+    assert [gemm.quantised for gemm in layers.quantising_attention().gemms] == [False, True]
+
+
 def test_fused_attention_keeps_scores_on_chip():
     plain, fused = load_workload("opt_1.3b"), load_workload("opt_1.3b").fusing_attention()
     scores = 32 * 2048 * 2048 * 24

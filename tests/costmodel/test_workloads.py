@@ -169,6 +169,8 @@ def test_a_workload_survives_its_file(name):
         ({"name": "no/such.json"}, "no/such.json cannot be read"),
         ({"name": "opt_1.3b", "sequences": -1}, "sequences must be a whole number"),
         ({"name": "opt_1.3b", "target_length": 0}, "target_length must be a whole number"),
+        ({"name": "opt_1.3b", "source_length": 8}, "source_length does nothing for opt_1.3b, which has no encoder"),
+        ({"name": "roberta_base_mnli", "target_length": 8}, "target_length does nothing for roberta_base_mnli"),
         ({"name": "opt_1.3b", "sequences": 2**60}, "sequences must be a whole number"),
         ({"name": "opt_1.3b", "sequences": 2**24, "target_length": 2**24}, "absurdly large"),
     ],
@@ -197,12 +199,25 @@ def test_bad_config_names_the_field(change, message):
         huggingface.parse(config, "config.json")
 
 
+@pytest.mark.parametrize("field", ["_name_or_path", "tie_word_embeddings", "type_vocab_size", "architectures"])
+def test_a_null_in_a_config_is_an_absent_field(field):
+    config = PUBLISHED["bert-base-uncased, masked LM"][1]
+    absent = {name: value for name, value in config.items() if name != field}
+    assert huggingface.parse(config | {field: None}, "config.json") == huggingface.parse(absent, "config.json")
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"costmodel": 2}, "field costmodel must be 1"),
-        ({"operations": []}, "field operations must be a list"),
+        ({"operations": {}}, "field operations must be a list with at least one gemm"),
+        ({"operations": []}, "field operations must be a list with at least one gemm"),
+        (
+            {"operations": [{"op": "pointwise", "name": "a", "kind": "norm", "rows": 1, "width": 1}]},
+            "field operations must be a list with at least one gemm",
+        ),
         ({"operations": [{"op": "conv"}]}, r"operations\[0\].op must be one of gemm, pointwise"),
+        ({"operations": [{"op": []}]}, r"operations\[0\].op must be one of gemm, pointwise"),
         ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2}]}, r"operations\[0\].N is missing"),
         ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 0}]}, r"operations\[0\].N must be from 1"),
         ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": True}]}, r"operations\[0\].N must be int"),
@@ -211,7 +226,15 @@ def test_bad_config_names_the_field(change, message):
             {"operations": [{"op": "pointwise", "name": "a", "kind": "sum", "rows": 1, "width": 1}]},
             "kind must be one of",
         ),
-        ({"tokens": "many"}, "field tokens is missing or mistyped"),
+        (
+            {"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 3, "on_chip": "z"}]},
+            r"operations\[0\].on_chip must be one of '', 'x', 'y', not 'z'",
+        ),
+        ({"name": None}, "field name must be str, not None"),
+        ({"tokens": "many"}, "field tokens must be int, not 'many'"),
+        ({"tokens": True}, "field tokens must be int, not True"),
+        ({"tokens": 0}, "field tokens must be from 1"),
+        ({"tokens": -5}, "field tokens must be from 1"),
     ],
 )
 def test_bad_workload_file_names_the_field(change, message):
@@ -224,3 +247,10 @@ def test_bad_workload_file_names_the_field(change, message):
     assert workload_file.parse(data, "ok.json").macs == 18
     with pytest.raises(ValueError, match=message):
         workload_file.parse(data | change, "bad.json")
+
+
+def test_json_nested_too_deeply_is_named(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep\.json is nested too deeply"):
+        load_workload(str(path))
