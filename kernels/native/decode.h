@@ -41,7 +41,7 @@ struct Decoder {
   // n columns from (row, column), at most WIDE; boxes along the columns, or one for the tensor.
   void batch(int64_t row, int64_t column, int n) const {
     const int32_t dtype = p.dtype;
-    const bool in_groups = p.box % 16 == 0, past_caches = job.stream, exact = p.bits <= 9;
+    const bool in_groups = p.box % 16 == 0, past_caches = job.stream, asks = job.ask, exact = p.bits <= 9;
     const uint8_t* exponent = p.box ? job.exponents + row * ceil_div(p.columns, p.box) : nullptr;
     const int groups = (n + 15) / 16, step_codes = STEP / 8 * p.bits, step_bytes = STEP * item;
     const uint8_t* group = exponent + column / 16;
@@ -64,6 +64,7 @@ struct Decoder {
         F value[UNITS];
         unpack.step(from, value);
         EACH_UNIT(u) value[u] *= factors.of(at / 16, u).step_or_most;
+        if (asks) ask_for<3, true>((uintptr_t)to + PAGE, step_bytes);
         store_step(to, dtype, value, past_caches, exact);
       } else {
         uint8_t each[STEP] = {};
@@ -92,8 +93,9 @@ struct Decoder {
     const int64_t steps = ceil_div(p.columns, STEP), per_outer = ceil_div(p.rows, p.box);
     const int64_t row_bytes = p.row_bytes, stride = p.columns * item;
     const int32_t dtype = p.dtype;
-    const bool past_caches = job.stream, exact = p.bits <= 9;
+    const bool past_caches = job.stream, asks = job.ask, exact = p.bits <= 9;
     const Unpacker unpack = unpacker;
+    constexpr int few = 4;  // steps
     for (; begin < end; begin++) {
       const int64_t block = begin / steps, column = begin % steps * STEP;
       const int64_t outer = block / per_outer, top = outer * p.rows + block % per_outer * p.box;
@@ -111,11 +113,13 @@ struct Decoder {
       const uint8_t* from = codes(top, column);
       uint8_t* to = values(top, column);
       const bool ordinary = !any(unusual) && inside(codes(bottom - 1, column));
+      const int64_t ahead = column + few * STEP < p.columns ? few * STEP : p.box * p.columns - column;
       for (int64_t row = top; row < bottom; row++, from += row_bytes, to += stride) {
         if (ordinary) {
           F value[UNITS];
           unpack.step(from, value);
           EACH_UNIT(u) value[u] *= step[u];
+          if (asks) ask_for<3, true>((uintptr_t)to + ahead * item, STEP * item);
           store_step(to, dtype, value, past_caches, exact);
         } else {
           any_step(from, n, each, to);

@@ -17,11 +17,11 @@ struct Values {
   uint8_t* out;
   int64_t columns;
   int32_t dtype;
-  bool past_caches, exact;
+  bool past_caches, asks, exact;
 
   explicit Values(const Job& job)
       : out((uint8_t*)job.out), columns(job.plan->columns), dtype(job.plan->out_dtype), past_caches(job.stream),
-        exact(job.plan->bits <= 9) {}
+        asks(job.ask), exact(job.plan->bits <= 9) {}
   uint8_t* place(int64_t row, int64_t column) const { return out + (row * columns + column) * size_of(dtype); }
   size_t size(int n) const { return (size_t)(n * size_of(dtype)); }
   int64_t row_stride() const { return columns * size_of(dtype); }
@@ -29,6 +29,10 @@ struct Values {
   // `ordinary` values are normal numbers
   INLINE void put(const F value[UNITS], uint8_t* to, bool ordinary) const {
     store_step(to, dtype, value, ordinary && past_caches, exact && ordinary);
+  }
+  // The step `bytes` after `to` is soon to be written.
+  INLINE void ask(const uint8_t* to, int bytes) const {
+    if (asks) ask_for<3, true>((uintptr_t)to + bytes, step_stride());
   }
 };
 
@@ -43,6 +47,7 @@ struct Codes {
   size_t size(int n) const { return (size_t)ceil_div(n * bits, 8); }
   int64_t row_stride() const { return row_bytes; }
   int step_stride() const { return STEP / 8 * bits; }
+  INLINE void ask(const uint8_t*, int) const {}  // few lines
   INLINE void put(const I code[UNITS], uint8_t* to) const {
     switch (bits) {
       case 2: return pack_step<2>(code, bits, to);
@@ -135,7 +140,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     if (p.box == 16) {
       for (int i = 0; i < steps; i++) {
         F value[UNITS];
-        if (far) ask_ahead<2>(x + i * step_bytes, step_bytes);
+        if (far) ask_for<2>((uintptr_t)(x + i * step_bytes) + PAGE, step_bytes);
         load_columns(x + i * step_bytes, n - i * STEP, value);
         four[i] = exponents_of(value);
       }
@@ -157,6 +162,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
       const Numbers& numbers = random.drawn[at / CHUNK][at % CHUNK / STEP];
       if (in_groups && n - at >= STEP && (factors.ordinary || all_ordinary(four[i], least))) {
         auto factors_of = [&](int u) ALWAYS { return factors.of(i * STEP / 16, u); };
+        out.ask(to, PAGE);
         ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, numbers, out, to);
       } else {
         uint8_t each[STEP] = {};
@@ -252,8 +258,8 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     uint8_t* to = out.place(top, column);
     if (n >= STEP && !any(unusual)) {
       for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) {
-        const int lines = dtype == FLOAT32 ? 4 : 2;
-        for (int line = 0; line < lines; line++) __builtin_prefetch(x + ahead_bytes + 64 * line, 0, 2);
+        ask_for<2>((uintptr_t)x + ahead_bytes, STEP * item);
+        out.ask(to, out.step_stride());
         auto factors_of = [&](int u) ALWAYS { return factors[u]; };
         ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, random.drawn[r][half], out, to);
       }

@@ -39,6 +39,7 @@ struct Job {
   uint64_t seed;
   int32_t tensor_exponent;  // with box 0: the one stored exponent
   bool stream;              // write values past the caches
+  bool ask;                 // or ask for the lines they go to, ahead
   bool far;                 // the input comes from memory
 };
 

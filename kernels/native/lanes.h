@@ -35,11 +35,11 @@ template <class V> INLINE V read(const void* p) {
 }
 template <class V> INLINE void write(void* p, V v) { memcpy(p, &v, sizeof v); }
 
-// Asks for the lines a page ahead of `bytes` at p, for a cache level (3: the nearest), perhaps to write them: the
+// Asks for the lines of `bytes` at p, wherever that is, for a cache level (3: the nearest), perhaps to write them. The
 // processor foresees what is read along a row, but not across the end of a page, and what is written less well.
 constexpr int PAGE = 4096;
-template <int CACHE, bool TO_WRITE = false> INLINE void ask_ahead(const void* p, int bytes) {
-  for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)p + PAGE + at, TO_WRITE, CACHE);
+template <int CACHE, bool TO_WRITE = false> INLINE void ask_for(uintptr_t p, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const void*)(p + at), TO_WRITE, CACHE);
 }
 
 INLINE F splat(float x) {
