@@ -6,7 +6,7 @@ if not (Path(__file__).parent / "kernels").is_dir():
     # a source checkout: kernels/ lies beside dsq/, where an installed wheel has it inside (see pyproject.toml)
     __path__.append(str(Path(__file__).parent.parent))
 
-from dsq import functional, kernels, stash
+from dsq import functional, kernels, stash, workload
 from dsq.config import DSQConfig, Quantizers
 from dsq.conversion import convert, converted, set_level
 from dsq.formats import BFP, FixedPoint, Identity
@@ -34,4 +34,5 @@ __all__ = [
     "quantize",
     "set_level",
     "stash",
+    "workload",
 ]

@@ -1,19 +1,20 @@
 """What a user asks for (DSQConfig), and what one linear layer computes with (Quantizers)."""
 
-import re
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
+from dsq.arguments import pattern
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.packing import Rounding
-from dsq.precision import Precision, check_levels
-from dsq.scheduler import check_plateau
+from dsq.precision import Precision
+from dsq.scheduler import check_plateau, schedule
 
 FormatName = Literal["bfp", "fixed"]
 BoxAxis = Literal["contraction", "last"]
 Units = Literal["exact", "float32"]
+_BOX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class DSQConfig:
     #: the schedule, lowest first; one level is a static precision. A string or Precision stands for one level
     levels: tuple[Precision, ...] = (Precision(2, 2, 2, 16), Precision(16, 4, 4, 16))
     format: FormatName = "bfp"
-    box: int = 16  #: values that share an exponent (bfp)
+    box: int = _BOX  #: values that share an exponent (bfp)
     fraction_bits: int | None = None  #: the static binary point (fixed); None: placed by the largest value
     rounding: Rounding = "nearest"
     #: "contraction": boxes run along the contraction axis of the GEMM that consumes the tensor; "last": the last axis
@@ -69,19 +70,20 @@ class DSQConfig:
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
 
     def __post_init__(self) -> None:
-        levels = (self.levels,) if isinstance(self.levels, (Precision, str)) else self.levels
-        object.__setattr__(self, "levels", check_levels(levels))
+        object.__setattr__(self, "levels", schedule(self.levels))
         _check_choice("format", self.format, FormatName)
         _check_choice("rounding", self.rounding, Rounding)
         _check_choice("box_axis", self.box_axis, BoxAxis)
         _check_choice("units", self.units, Units)
         if self.format == "bfp" and self.fraction_bits is not None:
             raise ValueError("fraction_bits goes with format='fixed'; a BFP's point follows its boxes")
+        if self.format == "fixed" and self.box != _BOX:
+            raise ValueError("box goes with format='bfp'; fixed point has one binary point for a tensor")
         check_plateau(self.patience, self.threshold)
-        try:
-            re.compile(self.exclude or "")
-        except re.error as error:
-            raise ValueError(f"exclude must be a regular expression, got {self.exclude!r} ({error})") from None
+        if self.exclude is not None:
+            pattern("exclude", self.exclude)
+        if not isinstance(self.eval_full_precision, bool):
+            raise ValueError(f"eval_full_precision must be True or False, got {self.eval_full_precision!r}")
         for level in range(len(self.levels)):
             self.at(level)
         low = " ".join(str(level) for level in self.levels if level.q3 < 16)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsq.precision import Precision, check_levels
+from dsq.arguments import whole_number
+from dsq.precision import ACCEPTED_LEVELS, Precision, check_levels
 
 
 @dataclass(slots=True)
@@ -17,10 +18,18 @@ class Work:
 
 def check_plateau(patience: int, threshold: float) -> None:
     """ValueError where a plateau cannot be told by these."""
-    if not isinstance(patience, int) or patience < 1:
-        raise ValueError(f"patience must be a whole number of validations, at least 1, got {patience!r}")
+    whole_number("patience", patience, 1)
     if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
         raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
+
+
+def schedule(levels: Precision | str | Iterable[Precision | str]) -> tuple[Precision, ...]:
+    """``levels``, checked; a string or Precision stands for one level. Raises ValueError where they are no schedule."""
+    if isinstance(levels, (Precision, str)):
+        levels = (levels,)
+    if not isinstance(levels, Iterable):
+        raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
+    return check_levels(levels)
 
 
 class PrecisionScheduler:
@@ -32,15 +41,17 @@ class PrecisionScheduler:
     of a DSQ run is the work-weighted mean of its levels' costs, so the work done at each level is recorded.
 
     Args:
-        levels: the schedule, lowest first; no width may decrease.
+        levels: the schedule, lowest first; no width may decrease. A string or Precision stands for one level.
         patience: validations without improvement before the next level.
         threshold: least relative improvement, 0 or more and below 1; 0 takes the slightest for one.
     Raises:
         ValueError: an empty or decreasing schedule, a patience under 1, a threshold out of range.
     """
 
-    def __init__(self, levels: Iterable[Precision | str], patience: int = 5, threshold: float = 0.0) -> None:
-        self.levels = check_levels(levels)
+    def __init__(
+        self, levels: Precision | str | Iterable[Precision | str], patience: int = 5, threshold: float = 0.0
+    ) -> None:
+        self.levels = schedule(levels)
         check_plateau(patience, threshold)
         self.patience = patience
         self.threshold = threshold
@@ -83,7 +94,10 @@ class PrecisionScheduler:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from ``state``. Raises ValueError where it belongs to another schedule."""
+        """Go on from ``state``. Raises ValueError where it is no scheduler's, or belongs to another schedule."""
+        expected = self.state_dict()
+        if set(state) != set(expected):
+            raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {sorted(state)}")
         saved = tuple(Precision(*widths) for widths in state["levels"])
         if saved != self.levels:
             raise ValueError(

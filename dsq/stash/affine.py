@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsq.arguments import whole_number
+
 ROUNDINGS = ("stochastic", "nearest")
 #: values encoded at once: what a core's cache holds; a bound on scratch memory
 _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
@@ -60,9 +62,8 @@ def quantize_groups(
     Raises:
         ValueError: bits outside 1..8, group < 1, an unknown rounding.
     """
-    check_bits(bits)
-    if group < 1:
-        raise ValueError(f"group={group}: accepted are whole numbers from 1")
+    whole_number("bits", bits, 1, 8)
+    whole_number("group", group, 1)
     x_N = x.detach().reshape(-1)
     full = x_N.numel() // group
     head_GN, tail_N = x_N[: full * group].view(full, group), x_N[full * group :]
@@ -81,11 +82,6 @@ def quantize_groups(
     if tail_N.numel():
         codes_N[full * group :] = encode(tail_N, low_G[full], step_G[full], bits, noise)
     return AffineGroups(pack_codes(codes_N, bits), low_G, step_G, bits, group, x_N.numel())
-
-
-def check_bits(bits: int) -> None:
-    if not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ValueError(f"bits={bits!r}: accepted are whole numbers from 1 to 8")
 
 
 def ranges(x: Tensor, bits: int, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from dsq.arguments import whole_number
 from dsq.formats import BFP, Format
 from dsq.linear import Linear
 from dsq.packing import Packed, Rounding, pack
@@ -54,10 +55,12 @@ def attach(
     """
     if bits is not None and scheduler is not None:
         raise ValueError(f"bits={bits!r} and scheduler were both given: the scheduler says the bits")
+    if scheduler is not None and not isinstance(scheduler, PrecisionScheduler):
+        raise ValueError(f"scheduler must be None or a dsq.PrecisionScheduler, got {scheduler!r}")
     BFP(4 if bits is None else bits, box)
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"rounding must be nearest or stochastic, got {rounding!r}")
-    controller = Bfp(model, bits, box, rounding, seed, scheduler)
+    controller = Bfp(model, bits, box, rounding, whole_number("seed", seed), scheduler)
     around_forward(controller, model, controller.context)
     before = model.register_forward_pre_hook(lambda *call: controller.before(*call), prepend=True, with_kwargs=True)
     controller.undo.callback(before.remove)
@@ -106,7 +109,7 @@ class Bfp(Controller):
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch)
         if torch._C._current_graph_task_id() == -1:  # not a recomputation
             self.latest = stash, encode.format
-        with saved_tensors_hooks(stash.pack, get), Rules(_rules(stash), stash.form):
+        with saved_tensors_hooks(stash.pack, get), Rules(_rules(stash), stash.form, stash.note_call):
             yield
 
     def report(self) -> Summary:

@@ -25,6 +25,7 @@ class Saved(Protocol):
 PackOne = Callable[[Tensor], Saved | None]  # None: as it is, or as the policies further out want it
 Rule = Callable[["Call"], PackOne | None]  # None: nothing to gain in this call
 Form = Callable[[PackOne, Tensor], Saved | None]  # what a policy does around the pack of a rule
+NoteCall = Callable[[Callable[..., Any], Mapping[str, Any]], None]  # function and keyword arguments, before each call
 
 
 class Call(NamedTuple):
@@ -45,14 +46,18 @@ def bits_or_tensor(saved: Any) -> Tensor:
 
 
 class Rules(TorchFunctionMode):
-    """While entered, calls of the functions in the table are made under their rules; their packs go through ``form``."""
+    """While entered, calls of the functions in the table are made under their rules, whose packs ``form`` applies."""
 
-    def __init__(self, table: Mapping[Callable[..., Any], Rule], form: Form | None = None) -> None:
+    def __init__(
+        self, table: Mapping[Callable[..., Any], Rule], form: Form | None = None, note_call: NoteCall | None = None
+    ) -> None:
         super().__init__()
-        self.table, self.form = table, form
+        self.table, self.form, self.note_call = table, form, note_call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.note_call is not None:
+            self.note_call(func, kwargs)
         rule = self.table.get(func)
         if rule is None or not rules_may_act():
             return func(*args, **kwargs)
@@ -76,6 +81,13 @@ def _left_to_another(func: Any) -> bool:
     """Whether the rules of a policy further out decide before these."""
     further_out = _get_current_function_mode()
     return isinstance(further_out, Rules) and func in further_out.table
+
+
+def writes_in_place(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of a PyTorch function may write into a tensor it is given, by its name and arguments."""
+    name = getattr(func, "__name__", "")
+    named_so = name.endswith("_") and (not name.endswith("__") or name.startswith(("__i", "__set")))
+    return named_so or "out" in kwargs or bool(kwargs.get("inplace"))
 
 
 def needs(x: Any) -> bool:

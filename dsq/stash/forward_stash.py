@@ -7,7 +7,7 @@ unpack   the values in the shape, strides and type they were saved in; for first
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten
 
-from dsq.stash.calls import PackOne, Saved
+from dsq.stash.calls import PackOne, Saved, writes_in_place
 from dsq.stash.forms import Narrow
 from dsq.stash.hooks import Kept, refuse_create_graph, storage_key
 from dsq.stash.masks import Mask, TwoValued, one_bit
@@ -143,11 +143,17 @@ class ForwardStash:
             self.kept_bytes += saved.nbytes
         return saved
 
+    def note_call(self, func: Any, kwargs: Mapping[str, Any]) -> None:
+        """Casts of one tensor are told by its graph, which a write that autograd does not know of leaves as it is."""
+        if self._cast and (not torch.is_grad_enabled() or writes_in_place(func, kwargs)):
+            self._cast.clear()
+
     def _of_batch(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self.batch and one_bit(tensor) is None
 
     def _mask(self, tensor: Tensor, make: Callable[[Tensor], TwoValued | None]) -> SharedMask | None:
-        key = (*storage_key(tensor), "mask", tensor.storage_offset(), tensor.shape, tensor.stride())
+        view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.is_neg()
+        key = (*storage_key(tensor), "mask", *view)
         found = self._made.get(key)
         if found is None and (mask := make(tensor)) is not None:
             self._made[key] = found = SharedMask(mask, StorageWeakRef(tensor.untyped_storage()))

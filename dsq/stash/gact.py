@@ -6,9 +6,10 @@
 
 The paper's controller runs the user's closure to get those gradients. Here the loop stays a plain one: the model
 inputs, the random state and the gradient at the model's outputs of one step are remembered, and before the next step
-the forward is run again, once, with two codes of each tensor, and its backward L + 1 times. Nothing of the user's is
-touched by that: no .grad, no buffer, no random stream. It takes about L backwards and twice the stash, every
-adapt_interval steps.
+the forward is run again, once, with two codes of each tensor, and its backward L + 1 times. That leaves .grad, buffers
+and PyTorch's random streams as they were; but the user's hooks on modules, tensors and parameters run again, and what
+the forward draws from other random streams (Python's random, NumPy's) is drawn again. It takes about L backwards and
+twice the stash, every adapt_interval steps.
 
 Saved tensors are told apart by their order in the forward. Weights, integers, statistics and tensors that need no
 gradient stay exact, and a tensor saved twice is encoded once. What the loss saves, between the forward and its
@@ -27,6 +28,7 @@ from typing import Any
 
 from torch import nn
 
+from dsq.arguments import whole_number
 from dsq.stash.bit_plan import BitPlan
 from dsq.stash.codecs import CODECS
 from dsq.stash.gact_controller import Gact
@@ -65,7 +67,7 @@ def attach(
     """
     if level not in LEVELS:
         raise ValueError(f"level={level!r}: accepted are {', '.join(LEVELS)}")
-    if format not in CODECS:
+    if format not in tuple(CODECS):
         raise ValueError(f"format={format!r}: accepted are {', '.join(CODECS)}")
     codec = CODECS[format]
     number = isinstance(bits, (int, float)) and not isinstance(bits, bool)
@@ -77,6 +79,7 @@ def attach(
         raise ValueError(f"swap_dir={swap_dir!r}: only level 'L2' swaps, this is {level!r}")
     if swap_dir is not None and not Path(swap_dir).is_dir():
         raise ValueError(f"swap_dir={swap_dir!r}: accepted is an existing directory")
+    seed = whole_number("seed", seed)
     # first: it refuses a model without blocks, which must then be left as it was
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), codec), adapt_interval, seed, level == "L2", swap_dir)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from dsq.arguments import whole_number
 from dsq.stash.affine import ROUNDINGS, Noise, decode, encode
 from dsq.stash.attention import own_body, scaled_dot_product_attention
 from dsq.stash.forward_stash import ForwardStash, Packed, storages_of
@@ -56,7 +57,7 @@ _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 def attach(
     model: nn.Module,
     *,
-    kinds: Sequence[str] = tuple(OPERATIONS),
+    kinds: Collection[str] = tuple(OPERATIONS),
     decay: float = 0.9,
     groups: int | None = None,
     rounding: str = "stochastic",
@@ -72,18 +73,18 @@ def attach(
             (num_heads, nhead, ...), or the model's most frequent one, or 8. A tensor with an axis of heads shows them
             itself.
     Raises:
-        ValueError: unknown kind or rounding, decay or groups out of range.
+        ValueError: an option out of range.
     """
-    unknown = [kind for kind in kinds if kind not in OPERATIONS]
-    if isinstance(kinds, str) or unknown or not kinds:
+    several = isinstance(kinds, Collection) and not isinstance(kinds, str) and len(kinds) > 0
+    if not several or any(kind not in tuple(OPERATIONS) for kind in kinds):
         raise ValueError(f"kinds={kinds!r}: accepted is a sequence of {', '.join(OPERATIONS)}")
-    if not 0 <= decay < 1:
+    if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
         raise ValueError(f"decay={decay!r}: accepted is 0 <= decay < 1")
     if groups is not None and (not isinstance(groups, int) or groups < 1):
         raise ValueError(f"groups={groups!r}: accepted are None and whole numbers from 1")
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding={rounding!r}: accepted are {', '.join(ROUNDINGS)}")
-    controller = Mesa(model, frozenset(kinds), decay, groups, rounding, seed)
+    controller = Mesa(model, frozenset(kinds), decay, groups, rounding, whole_number("seed", seed))
     for name, module in model.named_modules():
         controller.follow(name, module)
     around_forward(controller, model, controller.forward)
@@ -190,6 +191,7 @@ class _Run(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        self.stash.note_call(func, kwargs)
         if name == "multi_head_attention_forward":
             with self:
                 return own_body(func)(*args, **kwargs)
@@ -215,15 +217,17 @@ class _Run(TorchFunctionMode):
             return self.stash.keep_sign(tensor)
         return self.stash.pack(tensor)
 
-    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> HeadCodes:
+    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> HeadCodes | None:
+        path = self.controller.modules[-1][0]
+        key = f"{path}:{self.made[path]}"
+        self.made[path] += 1  # an empty tensor's too: those after it keep theirs
+        if values.numel() == 0:
+            return None
         axis, (outer, groups, inner) = self._grouping(tensor)
         position = order.axes.index(axis)
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
             outer, groups, inner = 1, values.shape[position], 1
         values = values.unflatten(position, (outer, groups, inner))
-        path = self.controller.modules[-1][0]
-        key = f"{path}:{self.made[path]}"
-        self.made[path] += 1
         low, step = self.controller.ranges_now(key, values, position + 1)
         noise = Noise(tensor.device, self.controller.rounding, self.controller.seed + self.controller.count)
         self.controller.count += 1

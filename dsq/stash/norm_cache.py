@@ -6,6 +6,7 @@ computes on a GPU is fetched in one transfer a step, not one a layer.
 """
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ class NormCache:
                 raise ValueError(f"ids must be one-dimensional, got a tensor of shape {tuple(ids.shape)}")
             ids = ids.tolist()
         ids = list(ids)
-        wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, int)]
+        wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]
         if wrong:
             raise TypeError(f"ids must be integers, one a sample of the batch, got {wrong[0]!r}")
-        self.batch = torch.tensor([self.slot_of.setdefault(i, len(self.slot_of)) for i in ids], dtype=torch.int64)
+        self.batch = torch.tensor([self.slot_of.setdefault(int(i), len(self.slot_of)) for i in ids], dtype=torch.int64)
 
     def lookup(self, layer: str, device: torch.device) -> Tensor | None:
         """Cached norms of the current batch, an unseen sample's the mean of the others; None where all are unseen."""

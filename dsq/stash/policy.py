@@ -135,7 +135,9 @@ def policies() -> tuple[str, ...]:
 def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     """Attach a stash policy to a model, in place, and return its controller.
 
-    The training loop stays a plain one: model(x), loss, backward. Parameters, state dict and module names stay.
+    The training loop stays a plain one: model(x), loss, backward. Parameters, state dict and module names stay. Save
+    the state dict, or call remove() first, where a model is to be pickled (torch.save(model)): of the policies only
+    checkpoint, and wtacrs without products, leave it picklable; the hooks of the others are local functions.
 
     Raises:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
@@ -144,7 +146,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if policy not in _POLICIES:
+    if policy not in policies():
         raise ValueError(f"policy must be one of {', '.join(policies())}, got {policy!r}")
     entry = _POLICIES[policy]
     _check_options(entry, options)
@@ -161,7 +163,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
 
 
 class Applied(dict[str, Controller]):
-    """The policies of one root module. A deep copy or a pickle of the model carries the names, not the controllers."""
+    """The policies of one root module. A deep copy of the model shares the controllers; a pickle has the names only."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
         return Applied(self)

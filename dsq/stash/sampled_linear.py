@@ -46,12 +46,12 @@ class SampledLinear(nn.Linear):
 
     _wtacrs: Site | None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
         site = self._wtacrs
         if site is None:
-            return F.linear(x, self.weight, self.bias)
-        tokens = Tokens(x.shape[:-1], site.sample_dim)
-        return sampled_linear(x, self.weight, self.bias, site.sampler, site.name, tokens)
+            return F.linear(input, self.weight, self.bias)
+        tokens = Tokens(input.shape[:-1], site.sample_dim)
+        return sampled_linear(input, self.weight, self.bias, site.sampler, site.name, tokens)
 
 
 def sampled_linear(

@@ -15,7 +15,6 @@ What the paper leaves open, and our choice:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsq.arguments import pattern, whole_number
 from dsq.stash.hooks import around_forward
 from dsq.stash.policy import Controller, Summary, check_keys, register
 from dsq.stash.row_samples import RowSampler, Tally
@@ -96,9 +96,10 @@ def attach(
             (tokens, batch, features) models. nn.MultiheadAttention knows its own.
         seed: of the policy's own random numbers; a rank of a process group adds its number.
     """
-    _check(ratio, products, sample_dim, seed)
+    _check(ratio, products)
+    sample_dim = whole_number("sample_dim", sample_dim)
     covered = _covered(exclude)
-    controller = WTACRS(model, sampler=RowSampler(ratio, seed + _rank()))
+    controller = WTACRS(model, sampler=RowSampler(ratio, whole_number("seed", seed) + _rank()))
     table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
     changed = swap_classes(controller, model, table, covered)
     if not changed:
@@ -124,24 +125,17 @@ def _end(root: Site | None, module: nn.Module, args: Any, output: Any) -> None:
         root.sampler.close()
 
 
-def _check(ratio: float, products: bool, sample_dim: int, seed: int) -> None:
+def _check(ratio: float, products: bool) -> None:
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
         raise ValueError(f"ratio must be a number in (0, 1], got {ratio!r}")
     if not isinstance(products, bool):
         raise TypeError(f"products must be True or False, got {products!r}")
-    for name, value in (("sample_dim", sample_dim), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
 
 
 def _covered(exclude: str | None) -> Callable[[str, nn.Module], bool]:
     """Which modules to change, by name."""
-    try:
-        pattern = None if exclude is None else re.compile(exclude)
-    except (re.error, TypeError) as error:
-        raise ValueError(f"exclude must be a regular expression, got {exclude!r} ({error})") from None
-
-    return lambda name, module: pattern is None or not pattern.search(name)
+    excluded = None if exclude is None else pattern("exclude", exclude)
+    return lambda name, module: excluded is None or not excluded.search(name)
 
 
 def _rank() -> int:

@@ -47,13 +47,18 @@ def test_quantizers_of_a_level():
         {"rounding": "up"},
         {"box_axis": "first"},
         {"box": 0},
+        {"levels": None},
         {"patience": 0},
+        {"patience": True},
+        {"eval_full_precision": "no"},
         {"threshold": 1},
         {"threshold": "a little"},
         {"exclude": "("},
+        {"exclude": 3},
+        {"box": 3, "format": "fixed"},
         {"fraction_bits": 4},
     ],
 )
 def test_a_bad_option_is_named(option):
-    with pytest.raises(ValueError, match=next(iter(option))):
+    with pytest.raises(ValueError, match=f"^{next(iter(option))} "):
         dsq.DSQConfig(**option)

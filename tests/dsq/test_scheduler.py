@@ -88,6 +88,17 @@ def test_another_schedule_is_refused():
         dsq.PrecisionScheduler(LEVELS, threshold=-0.1)
 
 
+def test_a_string_stands_for_one_level():
+    assert dsq.PrecisionScheduler("[16,4,4,16]").levels == (dsq.Precision(16, 4, 4, 16),)
+    with pytest.raises(ValueError, match=r"^levels must be .*, got 3"):
+        dsq.PrecisionScheduler(3)
+
+
+def test_a_state_that_is_no_schedulers_is_refused():
+    with pytest.raises(ValueError, match=r"state of the scheduler must have the keys \['best', .*, got \[\]"):
+        dsq.PrecisionScheduler(LEVELS).load_state_dict({})
+
+
 def test_a_loss_with_a_graph_leaves_a_number():
     scheduler = dsq.PrecisionScheduler(LEVELS, 1)
     scheduler.step(torch.ones((), requires_grad=True) * 2)

@@ -238,5 +238,7 @@ def test_bad_input():
         apply(model, "bfp", rounding="up")
     with pytest.raises(ValueError, match="the scheduler says the bits"):
         apply(model, "bfp", bits=4, scheduler=dsq.PrecisionScheduler(["[4,4,4,16]"]))
+    with pytest.raises(ValueError, match=r"scheduler must be None or a dsq\.PrecisionScheduler, got 3"):
+        apply(model, "bfp", scheduler=3)
     assert not model._forward_hooks
     assert not model._forward_pre_hooks

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 import threading
 
 import pytest
@@ -109,7 +110,7 @@ def test_evaluation_leaves_nothing_behind(name):
 def test_the_batch_may_change_its_shape(name):
     model = small()
     apply(model, name)
-    for batch, tokens in ((4, 16), (3, 8), (1, 1), (4, 16)):
+    for batch, tokens in ((4, 16), (3, 8), (1, 1), (0, 8), (4, 16)):
         model.zero_grad()
         model(torch.randn(batch, tokens, 32)).square().sum().backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
@@ -220,6 +221,13 @@ def test_unknown_policy_and_option():
         apply(torch.ones(1), "bfp")
 
 
+@pytest.mark.parametrize("name", ["bfp", "gact", "mesa", "wtacrs"])
+@pytest.mark.parametrize("seed", ["a", 1.5, True])
+def test_a_seed_is_a_whole_number(name, seed):
+    with pytest.raises(ValueError, match="seed must be a whole number, got"):
+        apply(small(), name, seed=seed)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_to_stash(name):
     for model in (nn.Identity(), nn.Sequential()):
@@ -295,3 +303,17 @@ def test_a_deep_copy_keeps_the_policy():
     assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes
     with pytest.raises(ValueError, match="already applied"):
         apply(twin, "bfp")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_which_models_can_be_pickled(name):
+    """As apply's docstring has it."""
+    model = small()
+    controller = apply(model, name)
+    if name in ("checkpoint", "wtacrs"):
+        train(pickle.loads(pickle.dumps(model)))
+    else:
+        with pytest.raises((AttributeError, pickle.PicklingError), match="local object"):
+            pickle.dumps(model)
+    controller.remove()
+    assert train(pickle.loads(pickle.dumps(model))) == train(model)

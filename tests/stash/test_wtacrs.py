@@ -1,5 +1,6 @@
 """WTA-CRS as a policy: what is exact, what is unbiased, what is kept."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,6 +130,12 @@ def test_any_leading_dimensions_and_few_tokens(shape):
             torch.testing.assert_close(sampled[name], exact[name])
 
 
+def test_a_layer_takes_its_input_by_the_name_it_had():
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    dsq.stash.apply(layer, "wtacrs")
+    assert torch.equal(layer(input=x), layer(x))
+
+
 def test_a_budget_of_all_tokens_is_exact_bit_for_bit():
     model, x = attention(), tokens()
     exact = gradients(model, x)
@@ -220,14 +227,21 @@ def test_excluded_modules_and_subclasses_stay_as_they_are():
         ({"products": 1}, TypeError, "products must be True or False"),
         ({"exclude": "("}, ValueError, "exclude must be a regular expression"),
         ({"exclude": ".*"}, ValueError, "no nn.Linear"),
-        ({"sample_dim": "0"}, TypeError, "sample_dim must be an integer"),
-        ({"seed": 1.5}, TypeError, "seed must be an integer"),
+        ({"exclude": 3}, ValueError, "exclude must be a regular expression"),
+        ({"sample_dim": "0"}, ValueError, "sample_dim must be a whole number"),
         ({"budget": 3}, TypeError, "no option 'budget'"),
     ],
 )
 def test_bad_options(options, error, words):
     with pytest.raises(error, match=words):
         dsq.stash.apply(attention(), "wtacrs", **options)
+
+
+def test_sample_ids_of_numpy_and_torch_are_the_same_samples():
+    controller = dsq.stash.apply(attention(), "wtacrs")
+    for ids in (range(4), np.arange(4), torch.arange(4)):
+        controller.set_sample_ids(ids)
+    assert controller.state_dict()["ids"].tolist() == [0, 1, 2, 3]
 
 
 def test_bad_sample_ids_and_states():
