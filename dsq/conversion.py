@@ -5,6 +5,7 @@ import warnings
 
 from torch import nn
 
+from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.linear import Linear
 
@@ -29,6 +30,8 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
         elif isinstance(module, nn.TransformerEncoderLayer):
             # its fused evaluation path reads the weights and never calls the Linears
             module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # they are for that path alone
     for linear in converted(model).values():
         linear.eval_full_precision = config.eval_full_precision
     if converted(model):
@@ -48,8 +51,7 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
 
     Raises ValueError for a level that the config has not, or a model without converted layers.
     """
-    if not 0 <= level < len(config.levels):
-        raise ValueError(f"level must be in 0..{len(config.levels) - 1}, got {level!r}")
+    level = whole_number("level", level, 0, len(config.levels) - 1)
     layers = converted(model)
     if not layers:
         raise ValueError("model has no converted layers; dsq.convert converts them")

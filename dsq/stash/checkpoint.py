@@ -14,7 +14,6 @@ bits and 0.20 at 8, where bfp alone is off by 0.12 and 0.008. With SiLU for ReLU
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from dsq.arguments import pattern
 from dsq.stash.hooks import Active, active_contexts, reenter, refuse_create_graph
 from dsq.stash.policy import Controller, register
 from dsq.stash.swap import set_attribute
@@ -61,11 +61,8 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _matching(model: nn.Module, segments: str) -> dict[str, nn.Module]:
-    try:
-        pattern = re.compile(segments)
-    except re.error as error:
-        raise ValueError(f"segments must be a regular expression of module names, got {segments!r} ({error})") from None
-    return {name: m for name, m in model.named_modules() if name and pattern.fullmatch(name)}
+    segment = pattern("segments", segments)
+    return {name: m for name, m in model.named_modules() if name and segment.fullmatch(name)}
 
 
 def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +162,13 @@ class _Checkpoint(torch.autograd.Function):
         ctx.segment, ctx.parameters = segment, inputs[count:]
         ctx.wanted = [t.requires_grad for t in inputs[:count]]
         ctx.save_for_backward(*inputs[:count])
+        versions = [t._version for t in inputs[:count]]
         outputs = segment.call(inputs[:count])
+        if versions != [t._version for t in inputs[:count]]:
+            raise RuntimeError(
+                f"a checkpointed segment ({type(segment.module).__name__}) modifies its input in place, which its "
+                "recomputation needs as it was; choose segments so that none does"
+            )
         ctx.mark_non_differentiable(*(t for t in outputs if not (t.is_floating_point() or t.is_complex())))
         return outputs if len(outputs) != 1 else outputs[0]
 

@@ -17,6 +17,7 @@ from dsq.stash.bit_plan import BitPlan, Layout, Measured
 from dsq.stash.bit_rules import FEW_BITS
 from dsq.stash.calls import Rules
 from dsq.stash.codecs import EXACT
+from dsq.stash.forward_stash import ForwardStash, storages_of
 from dsq.stash.gact_runs import RecomputedRun, ReplayRun, TrainingRun
 from dsq.stash.gradient_variance import GradientVariance
 from dsq.stash.hooks import get, parameter_storages
@@ -47,6 +48,7 @@ class Gact(Controller):
         self.variance = GradientVariance(self, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingRun | None = None
+        self.stash: ForwardStash | None = None  #: of that run
         self.replay: ReplayRun | None = None
         self.recomputed = 0
 
@@ -69,28 +71,28 @@ class Gact(Controller):
     def forward(self) -> Iterator[None]:
         """What is entered around the model's forward, and by a checkpoint around a recomputation in the backward."""
         storages, seed = parameter_storages(self.model), (self.seed, self.step)
-        run: TrainingRun | ReplayRun | RecomputedRun
         if _in_backward():
-            run = RecomputedRun(self.plan, seed, self._next_recomputed, storages)
+            self.recomputed += 1
+            stash = ForwardStash(RecomputedRun(self.plan, seed, self.recomputed).encode, storages, set())
         elif self.replay is not None:
-            run = self.replay
+            stash = ForwardStash(self.replay.encode, storages, storages_of(self.inputs))
         else:
             swap = Swap(self.swap_dir) if self.swap else None
-            key = _key(self.inputs, self.model.training)
-            run = self.run = TrainingRun(self.plan, self.inputs, key, seed, swap, storages)
-            self.inputs = ()
-        with saved_tensors_hooks(run.stash.pack, get), Rules(FEW_BITS, run.stash.form):
+            self.run = TrainingRun(self.plan, _key(self.inputs, self.model.training), seed, swap)
+            stash = self.stash = ForwardStash(self.run.encode, storages, storages_of(self.inputs))
+        self.inputs = ()
+        with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.form, stash.note_call):
             yield
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """After a training forward: watch its loss, and the gradient that comes back."""
         tensors = differentiable(output)
         outside = self.replay is not None or _in_backward() or not torch.is_grad_enabled()
-        if outside or self.run is None or not tensors:
+        if outside or self.run is None or self.stash is None or not tensors:
             return
         run = self.run
         run.model_done()
-        self.window.open(run.stash.pack, tensors, run.stash.storages)
+        self.window.open(self.stash.pack, tensors, self.stash.storages)
 
         def backward_begins(grad: Tensor) -> None:
             self.window.close()
@@ -101,10 +103,6 @@ class Gact(Controller):
             tensor.register_hook(backward_begins)
         if self.pending is not None:
             self.pending.watch(output)
-
-    def _next_recomputed(self) -> int:
-        self.recomputed += 1
-        return self.recomputed
 
     # ---- adaptation ----
 
@@ -117,9 +115,9 @@ class Gact(Controller):
 
     def adapt(self, step: Step) -> None:
         """Measure the sensitivity of each tensor on a remembered step (algorithm 1)."""
-        inputs = step.args, step.kwargs
-        replay = ReplayRun(self.plan, inputs, (self.seed, self.step), parameter_storages(self.model))
-        self.replay, self.variance.listening = replay, False
+        self.inputs = inputs = step.args, step.kwargs
+        self.replay = replay = ReplayRun(self.plan, (self.seed, self.step))
+        listening, self.variance.listening = self.variance.listening, False
         try:
             with torch.enable_grad():
                 outputs, gradients = step.run(self.model)
@@ -135,7 +133,7 @@ class Gact(Controller):
 
             c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
         finally:
-            self.replay = None
+            self.replay, self.variance.listening = None, listening
         self.next_adaptation = self.step + (self.adapt_interval or 0)
         if c and all(math.isfinite(value) for value in c):
             self.plan.measured[len(c)] = Measured(tuple(c), tuple(replay.sizes))
@@ -162,7 +160,7 @@ class Gact(Controller):
 
     def report(self) -> Summary:
         """The latest training forward: bytes, average bits, bits and sensitivity of each tensor."""
-        if self.run is None:
+        if self.run is None or self.stash is None:
             return Summary(self.name)
         run, measured = self.run, self.plan.measured.get(self.run.model_tensors or 0)
         lines = [f"{run.average_bits():.3f} bits a value on average, scales and masks aside; {self._budget()}"]
@@ -175,7 +173,7 @@ class Gact(Controller):
             lines.append("no tensor that needs a gradient was found in the output: bits stay uniform, the loss exact")
         if self.noise_share is not None:
             lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
-        return Summary(self.name, (), run.stash.raw_bytes, run.stash.kept_bytes, tuple(lines))
+        return Summary(self.name, (), self.stash.raw_bytes, self.stash.kept_bytes, tuple(lines))
 
     def _budget(self) -> str:
         if self.run is not None and self.run.planned is not None:

@@ -1,18 +1,19 @@
-"""What GACT does with the saved tensors of one forward: in training, when it is run again, and in a recomputation."""
+"""What GACT does with the saved tensors of one forward: in training, when it is run again, and in a recomputation.
+
+encode() is the encoder of a ForwardStash, which holds its run; no run holds a stash (the cycle would keep it).
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsq.stash.bit_plan import BitPlan, Layout
 from dsq.stash.codecs import EXACT
-from dsq.stash.forward_stash import Code, ForwardStash, storages_of
+from dsq.stash.forward_stash import Code
 from dsq.stash.offload import Swap
 from dsq.stash.saved import MemoryOrder
 
@@ -25,11 +26,8 @@ def seed_of(*parts: int | str) -> int:
 class TrainingRun:
     """A forward of the training loop, then its loss."""
 
-    def __init__(
-        self, plan: BitPlan, inputs: Any, key: str, seed: tuple[int, int], swap: Swap | None, storages: set[int]
-    ) -> None:
+    def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int], swap: Swap | None) -> None:
         self.plan, self.key, self.seed, self.swap = plan, key, seed, swap
-        self.stash = ForwardStash(self._encode, storages, storages_of(inputs))
         self.expected = plan.layouts.get(key)
         self.planned = plan.allocation(self.expected)
         self.sizes: list[int] = []
@@ -49,7 +47,7 @@ class TrainingRun:
     def average_bits(self) -> float:
         return sum(b * d for b, d in zip(self.bits, self.sizes, strict=True)) / max(sum(self.sizes), 1)
 
-    def _encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code | None:
+    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code | None:
         index, size = len(self.sizes), values.numel()
         bits = self._bits(index, size)
         self.sizes.append(size)
@@ -90,13 +88,12 @@ class Dual:
 class ReplayRun:
     """A forward run again: every tensor in the uniform width (algorithm 1 takes any scheme), with two seeds."""
 
-    def __init__(self, plan: BitPlan, inputs: Any, seed: tuple[int, int], storages: set[int]) -> None:
+    def __init__(self, plan: BitPlan, seed: tuple[int, int]) -> None:
         self.codec, self.width, self.seed = plan.codec, plan.uniform, seed
-        self.stash = ForwardStash(self._encode, storages, storages_of(inputs))
         self.duals: list[Dual] = []
         self.sizes: list[int] = []
 
-    def _encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code:
+    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code:
         self.sizes.append(values.numel())
         index, flat = len(self.sizes), values.reshape(-1)
         first, second = (
@@ -109,11 +106,10 @@ class ReplayRun:
 class RecomputedRun:
     """What a checkpoint recomputes in the backward: not measured, in the uniform width."""
 
-    def __init__(self, plan: BitPlan, seed: tuple[int, int], nth: Callable[[], int], storages: set[int]) -> None:
-        self.codec, self.width, self.seed, self.segment = plan.codec, plan.uniform, seed, nth()
-        self.stash = ForwardStash(self._encode, storages, set())
+    def __init__(self, plan: BitPlan, seed: tuple[int, int], segment: int) -> None:
+        self.codec, self.width, self.seed, self.segment = plan.codec, plan.uniform, seed, segment
         self.count = 0
 
-    def _encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code:
+    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code:
         self.count += 1
         return self.codec.encode(values.reshape(-1), self.width, seed_of(*self.seed, self.segment, self.count))

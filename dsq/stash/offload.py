@@ -11,6 +11,7 @@ import os
 import tempfile
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class Swap:
 
     def __init__(self, directory: str | None) -> None:
         self.directory = directory
-        self.last: Swapped | None = None
+        self.last: ref[Swapped] | None = None  #: weak: the stash is its graph's
 
     def __call__(self, code: Code) -> Swapped:
         slots: dict[str, Slot] = {}
@@ -53,8 +54,9 @@ class Swap:
             if isinstance(value, Tensor) and value.numel():
                 slots[field.name] = CudaSlot(value) if value.is_cuda else FileSlot(value, self.directory)
         shell = replace(code, **{name: torch.empty(0) for name in slots})  # type: ignore[type-var]
-        self.last = Swapped(shell, slots, self.last, code.nbytes)
-        return self.last
+        swapped = Swapped(shell, slots, None if self.last is None else self.last(), code.nbytes)
+        self.last = ref(swapped)
+        return swapped
 
 
 class Slot(Protocol):

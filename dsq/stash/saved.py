@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: nodes after which a contiguous tensor of as many values holds the same values in the same order, cast perhaps
-_SAME_ORDER = (
-    *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"),
-    *("UnsqueezeBackward0", "ExpandBackward0", "ToCopyBackward0"),
-)
-#: nodes that move or cast a tensor without making an activation of it
+#: nodes after which a contiguous tensor holds the same values in the same order, cast perhaps
+_SAME_ORDER = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0", "ToCopyBackward0")
+#: nodes that move, repeat or cast a tensor without making an activation of it
 _TRANSPARENT = (
     *_SAME_ORDER,
+    "ExpandBackward0",
     "TBackward0",
     "TransposeBackward0",
     "PermuteBackward0",
@@ -72,7 +70,7 @@ def span(values: Tensor) -> tuple[object, ...]:
             merged[-1] = (merged[-1][0] * size, stride)
         else:
             merged.append((size, stride))
-    return (values.storage_offset(), values.dtype, tuple(merged))
+    return (values.storage_offset(), values.dtype, values.is_neg(), tuple(merged))
 
 
 def is_weight(tensor: Tensor, storages: set[int]) -> bool:
@@ -98,6 +96,7 @@ def leaf_of(tensor: Tensor) -> Tensor | None:
 
 def source_of(tensor: Tensor) -> tuple[int, int, int] | None:
     """Equal for contiguous tensors of one forward that are one operation's output, reshaped or cast; None: not known.
+    Only as long as nothing writes into that output without autograd's knowledge.
 
     Autocast casts a tensor anew for each of its consumers: q, k and v's linears save three copies of one input.
     """

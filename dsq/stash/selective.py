@@ -114,7 +114,7 @@ class Forward:
 
     def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
         """What a rule makes of a tensor; None: keep() is to have it."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_neg():  # the memory of a conjugate's part has other signs
             return None
         storage = tensor.untyped_storage()
         address = storage._cdata

@@ -45,10 +45,11 @@ def test_set_level_moves_every_layer():
     assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[16,4,4,16]"}
 
 
-def test_a_level_that_is_not_there_is_named():
+@pytest.mark.parametrize("level", [2, -1, 1.0])
+def test_a_level_that_is_not_there_is_named(level):
     config = dsq.DSQConfig()
-    with pytest.raises(ValueError, match=r"level must be in 0\.\.1, got 2"):
-        dsq.set_level(dsq.convert(model(), config), config, 2)
+    with pytest.raises(ValueError, match=rf"level must be a whole number in 0\.\.1, got {level}"):
+        dsq.set_level(dsq.convert(model(), config), config, level)
     with pytest.raises(ValueError, match=r"no converted layers"):
         dsq.set_level(model(), config, 1)
 
@@ -108,3 +109,13 @@ def test_a_converted_model_learns():
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.4 * losses[0]
+
+
+def test_a_transformer_evaluates_under_a_padding_mask():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    net = dsq.convert(nn.TransformerEncoder(layer, 2)).eval()
+    x, padded = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
+    padded[0, 3:] = True
+    with torch.no_grad():
+        without_gradient = net(x, src_key_padding_mask=padded)
+    torch.testing.assert_close(without_gradient, net(x, src_key_padding_mask=padded).detach())

@@ -146,11 +146,12 @@ def test_the_stash_is_the_packed_tensor(precision, bits):
     assert sum(t.nbytes for t in kept.values()) == x.numel() * bits / 8
 
 
-def test_layers_that_share_an_input_stash_it_once():
+@pytest.mark.parametrize("alias", [lambda t: t, torch.Tensor.detach], ids=["the tensor", "an alias, as our hooks do"])
+def test_layers_that_share_an_input_stash_it_once(alias):
     x = torch.randn(64, 32, requires_grad=True)
     weights = [torch.nn.Parameter(torch.randn(16, 32)) for _ in range(3)]
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(alias(t)) or kept[-1], lambda t: t):
         ys = [linear(x, w, None, "[4,4,4,16]") for w in weights]
     assert len({t.data_ptr() for t in kept if t.dtype == torch.uint8}) == 2  # codes and exponents
     sum(y.sum() for y in ys).backward()

@@ -164,5 +164,19 @@ def test_bad_input():
         apply(nn.Linear(2, 2), "checkpoint")
     with pytest.raises(ValueError, match=r"no module 'layer\.x'; segments takes a regular expression"):
         apply(small(), "checkpoint", segments="layer.x")
-    with pytest.raises(ValueError, match="must be a regular expression of module names, got '\\('"):
-        apply(small(), "checkpoint", segments="(")
+    for segments in ("(", 3):
+        with pytest.raises(ValueError, match="segments must be a regular expression of module names, got"):
+            apply(small(), "checkpoint", segments=segments)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_segment_that_changes_its_input_is_named(wanted):
+    class Doubling(nn.Linear):
+        def forward(self, x):
+            x *= 2
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Sequential(Doubling(8, 8)))
+    apply(model, "checkpoint", segments=r"^0$")
+    with pytest.raises(RuntimeError, match=r"segment \(Sequential\) modifies its input in place"):
+        model(torch.randn(4, 8, requires_grad=wanted) * 1)

@@ -1,8 +1,9 @@
 """What the quantising policies share: one code for all views and casts of a tensor, shapes and strides as saved."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from dsq.stash.calls import Rules, writes_in_place
 from dsq.stash.forward_stash import ForwardStash, storages_of
 from dsq.stash.hooks import get
 from dsq.stash.saved import MemoryOrder, span
@@ -112,6 +114,44 @@ def test_autocasts_copies_of_one_tensor_share_a_code_and_keep_their_type() -> No
         plain = sum(layer(norm(x)).float().sum() for layer in layers)
     assert recorder.shapes == [(4, 8), (4, 8)]  # the norm's input; one copy of its output
     torch.testing.assert_close(torch.autograd.grad(out, x)[0], torch.autograd.grad(plain, x)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_casts_of_what_differs_are_coded_apart() -> None:
+    layers = [nn.Linear(8, 8) for _ in range(4)]
+    x = leaf(3, 8)
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x * 1
+            pairs = layers[0](y[:, None].expand(3, 3, 8)) + layers[1](y[None].expand(3, 3, 8))
+            before = layers[2](y)
+            with torch.no_grad():
+                y.clamp_(min=0)  # known to neither the graph nor the casts made before
+            return pairs.float().sin().sum() + (before + layers[3](y)).float().sin().sum()
+
+    with recording(*layers) as (_, stash), Rules({}, stash.form, stash.note_call):
+        coded = forward()
+    weights = [layer.weight for layer in layers]
+    for got, expected in zip(torch.autograd.grad(coded, weights), torch.autograd.grad(forward(), weights), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("func", [Tensor.add_, torch.relu_, Tensor.__setitem__, Tensor.__iadd__, Tensor.data.__set__])
+def test_functions_that_write_are_told_by_their_names(func: Callable[..., Any]) -> None:
+    assert writes_in_place(func, {})
+    assert not any(writes_in_place(other, {"dim": 0}) for other in (torch.add, Tensor.__add__, Tensor.shape.__get__))
+    assert writes_in_place(torch.add, {"out": torch.empty(1)})
+    assert writes_in_place(F.relu, {"inplace": True})
+
+
+def test_a_conjugates_part_is_not_taken_for_the_memory_it_views() -> None:
+    z = torch.view_as_complex(leaf(8, 2) * 1)
+    with recording():
+        y = z.imag.sin() + 2 * z.conj().imag.sin()
+    for got, expected in zip(
+        torch.autograd.grad(y.sum(), z), torch.autograd.grad((z.imag.sin() - 2 * z.imag.sin()).sum(), z), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
 
 
 def test_memory_used_again_is_not_taken_for_the_tensor_before() -> None:

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dsq import stash
+from dsq.stash.forward_stash import Stash
+from dsq.stash.gact_runs import Dual
 from dsq.stash.hooks import innermost_hooks
+from dsq.stash.offload import Swapped
 from dsq.stash.replay import differentiable
 from tests.stash.gact_models import Encoder, Sensitive, bits_used, error, make, rows, step, tokens
 
@@ -62,12 +65,29 @@ def test_two_forwards_before_their_backward() -> None:
         assert error(got, true) < 0.05
 
 
-def test_a_forward_thrown_away_takes_its_stash_with_it() -> None:
+@pytest.mark.parametrize("level", ["L1", "L2"])
+def test_a_stash_goes_with_its_graph(level: str) -> None:
+    """At once, also what was swapped out, and what an adaptation made: no cycle keeps it until a collection."""
+
+    def codes() -> int:
+        return sum(type(found) in (Stash, Swapped, Dual) for found in gc.get_objects())
+
     model = make(Encoder)
-    controller = stash.apply(model, "gact")
-    model(tokens())
+    stash.apply(model, "gact", level=level, adapt_interval=1)
     gc.collect()
-    assert len(controller.run.stash._made) == 0
+    gc.disable()
+    try:
+        before = codes()
+        for _ in range(3):
+            out = model(tokens())
+            assert codes() > before
+            out.sum().backward()
+            del out
+            assert codes() == before
+        model(tokens())
+        assert codes() == before
+    finally:
+        gc.enable()
 
 
 def test_batches_of_changing_shape_stay_within_budget_and_true() -> None:
@@ -273,6 +293,7 @@ def test_frozen_parameters_and_evaluation() -> None:
         ({"bits": 1, "format": "bfp"}, r"bits=1.* 2 to 8"),
         ({"level": "L3"}, r"level='L3'.*L1, L2, CB1, CB2"),
         ({"format": "fp8"}, r"format='fp8'.*affine, bfp"),
+        ({"format": ["bfp"]}, r"format=\['bfp'\]"),
         ({"adapt_interval": 0}, r"adapt_interval=0"),
         ({"swap_dir": "/tmp"}, r"swap_dir='/tmp'.*L2"),
         ({"swap_dir": "/nowhere", "level": "L2"}, r"swap_dir='/nowhere'.*existing"),
