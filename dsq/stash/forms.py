@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
+from operator import mul
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -25,11 +26,11 @@ class StandIn:
         return self.memory
 
 
-#: alive as long as a dropped tensor of its kind is
-_stand_ins: WeakValueDictionary[tuple[torch.dtype, torch.device], StandIn] = WeakValueDictionary()
+#: each alive as long as a dropped tensor of its kind is (a WeakValueDictionary takes ten times as long to look it up)
+_stand_ins: dict[tuple[torch.dtype, torch.device], ref[StandIn]] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)  # as hooks.Kept
 class Dropped:
     """A saved tensor that the backward asks for its shape and layout only: its values change no result."""
 
@@ -41,12 +42,16 @@ class Dropped:
     def of(cls, x: Tensor) -> Dropped:
         """The shape and layout of ``x``."""
         kind = (x.dtype, x.device)
-        stand_in = _stand_ins.get(kind) or StandIn(torch.empty(0, dtype=x.dtype, device=x.device))
-        return cls(x.shape, x.stride(), _stand_ins.setdefault(kind, stand_in))
+        found = _stand_ins.get(kind)
+        stand_in = None if found is None else found()
+        if stand_in is None:
+            stand_in = StandIn(torch.empty(0, dtype=x.dtype, device=x.device))
+            _stand_ins[kind] = ref(stand_in)
+        return cls(x.shape, x.stride(), stand_in)
 
     def get(self) -> Tensor:
         """Memory of that shape and layout."""
-        span = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        span = 1 + sum(map(mul, self.shape, self.stride)) - sum(self.stride)
         return self.stand_in.at_least(span).as_strided(self.shape, self.stride)
 
 

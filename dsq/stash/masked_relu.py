@@ -47,7 +47,7 @@ class MaskedRelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, in_place: bool, made: list[Mask]) -> Tensor:
         if x.is_contiguous():
             y, bits = relu(x, in_place)
-            mask = Mask(bits, MemoryOrder.of(y)[0])
+            mask = Mask(bits, MemoryOrder.contiguous(y.shape))
         else:
             y = F.relu(x, in_place)
             mask = Mask.of(y)
@@ -67,7 +67,8 @@ class MaskedRelu(torch.autograd.Function):
         if saved.dtype is torch.uint8:
             batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # is_grads_batched=True
             if dy.stride() == ctx.stride and not batched and not torch.is_grad_enabled():
-                dx = apply_mask(saved, dy if dy.is_contiguous() else ctx.order.flat(dy))
-                return ctx.order.restore(dx), None, None
+                if dy.is_contiguous():
+                    return apply_mask(saved, dy), None, None
+                return ctx.order.restore(apply_mask(saved, ctx.order.flat(dy))), None, None
             saved = ctx.order.restore(unpack_mask(saved, dy.numel(), 0.0, 1.0, dy.dtype))
         return torch.ops.aten.threshold_backward(dy, saved, 0), None, None

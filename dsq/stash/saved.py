@@ -38,7 +38,7 @@ class MemoryOrder:
         """(the order, the values): detached, axes in memory order, contiguous where the tensor has no gaps."""
         values = tensor.detach()
         if values.is_contiguous():
-            return cls(values.shape, tuple(range(values.dim())), values.shape), values
+            return cls.contiguous(values.shape), values
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1:
                 values = values.narrow(axis, 0, 1)
@@ -47,6 +47,11 @@ class MemoryOrder:
         axes = tuple(sorted(range(values.dim()), key=lambda axis: (values.shape[axis] > 1, -strides[axis])))
         values = values.permute(axes)
         return cls(tuple(values.shape), axes, tensor.shape), values
+
+    @classmethod
+    def contiguous(cls, shape: torch.Size) -> MemoryOrder:
+        """That of a contiguous tensor."""
+        return cls(shape, tuple(range(len(shape))), shape)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The values, (N,), of a tensor without gaps that is laid out like this one."""

@@ -32,7 +32,6 @@ from dsq.stash.hooks import (
     innermost_hooks,
     parameter_storages,
     pass_on,
-    storage_key,
 )
 from dsq.stash.masks import TwoValued
 from dsq.stash.policy import Controller, Summary, register
@@ -88,8 +87,9 @@ class Forward:
     def __init__(self, weights: set[int], outer: Hooks | None) -> None:
         self.weights = weights
         self.outer = outer
-        self.kept: dict[tuple[int, int], tuple[ref[Kept], int]] = {}  #: by storage_key; with the storage's bytes
-        self.signs: dict[tuple[int, int], ref[Sign]] = {}  #: by the key of the memory each was made from
+        #: by the address of a storage and its version; with the storage's bytes
+        self.kept: dict[tuple[int, int], tuple[ref[Kept], int]] = {}
+        self.signs: dict[tuple[int, int], ref[Sign]] = {}  #: by those of the memory each was made from
         self.others: list[ref[Any]] = []
         self.replaced: dict[int, tuple[StorageWeakRef, int]] = {}  #: memory of others; a reference holds its address
 
@@ -123,16 +123,15 @@ class Forward:
         saved = pack_one(tensor)
         if saved is None:
             return None
-        self.replaced[address] = StorageWeakRef(storage), storage.nbytes()
+        source = StorageWeakRef(storage)
+        self.replaced[address] = source, storage.nbytes()
         if isinstance(saved, TwoValued):
-            saved = self._sign(tensor, saved)
+            layout = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+            saved = self._sign(Sign(saved, source, layout), (address, tensor._version))
         self.others.append(ref(saved))
         return saved
 
-    def _sign(self, tensor: Tensor, mask: TwoValued) -> Sign:
-        key = storage_key(tensor)
-        layout = tensor.shape, tensor.stride(), int(tensor.storage_offset())
-        sign = Sign(mask, self.replaced[key[0]][0], layout)
+    def _sign(self, sign: Sign, key: tuple[int, int]) -> Sign:
         kept = self.kept.get(key, (_gone, 0))[0]()
         if kept is None:
             self.signs[key] = ref(sign)
