@@ -3,7 +3,8 @@
 ``gemm_bf16`` takes operands that bfloat16 holds exactly: the units are AVX512_BF16 on a CPU, the tensor cores on a GPU.
 ``gemm_boxes`` takes packed block floating point with boxes along the contraction: an exact integer dot product a box,
 then the steps, as hardware for the format computes it (AVX512_VNNI). Where both factors have at most 8 bits they
-multiply as bytes, at two thirds of the cost. A step times a box's integer has to be within float32's range.
+multiply as bytes, at two thirds of the cost; and where a byte has room to shift narrower codes to one exponent, one dot
+product takes 64 or 256 steps. A step times its integer has to be within float32's range.
 Shape suffixes: M rows, N columns, K the contraction.
 """
 

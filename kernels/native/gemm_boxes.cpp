@@ -1,6 +1,7 @@
 // C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an exact
 // integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). Codes of at most 8 bits
-// multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, two to an element.
+// multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, two to an element. Bytes that narrow codes
+// leave room in are shifted, exactly, so that the boxes of a run share an exponent: one integer dot product takes the run.
 #include "entries.h"
 #include "panels.h"
 
@@ -9,6 +10,7 @@ namespace {
 constexpr int ROWS = 6, GROUP = 32;  // rows and columns of a register tile: 12 integer and 12 float accumulators
 constexpr int TASK_TILES = 16;       // tiles down C in a task: their lines of A stay in the second-level cache
 constexpr int LINE = DEPTH / 2;      // elements of a line that scratch memory has room for
+constexpr int RUN = 64;              // steps of a run; else it is all DEPTH of them, or a box
 
 // A packed matrix as a GEMM reads it: lines (rows of A, columns of B) along the depth. kernels/grid.py says how codes and
 // exponents lie.
@@ -86,7 +88,7 @@ inline __m512i byte_pairs(__m512i even, __m512i odd) {
 }
 
 // The codes of at most GROUP lines from `line` on, over `depth` steps from k on, as the tiles read B: a panel. Zeros after
-// them, to the end of a box and of the group.
+// them, to the end of DEPTH and of the group.
 template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
   constexpr int per_element = bytes ? 4 : 2;
   const int lines = least(GROUP, x.lines - line);
@@ -106,8 +108,8 @@ template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, 
         },
         (int)ceil_div(depth, per_element), panel);
   }
-  const int64_t filled = ceil_div(depth, per_element), used = ceil_div(depth, x.box) * x.box / per_element;
-  memset(panel + filled * GROUP, 0, (size_t)(4 * (used - filled) * GROUP));
+  const int64_t filled = ceil_div(depth, per_element);
+  memset(panel + filled * GROUP, 0, (size_t)(4 * (DEPTH / per_element - filled) * GROUP));
 }
 
 // The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's codes go
@@ -138,15 +140,100 @@ template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, 
     }
 }
 
-// The steps of `lines` lines' boxes, spread as the tiles read them; 0 for lines that are not there.
-void fill_scales(const Packed& x, int64_t line, int lines, int64_t k, int boxes, const float* steps, float* scales,
-                 int to_next_line, int to_next_box) {
-  const int there = least(lines, x.lines - line);
-  const int64_t next_line = x.to_next_line(), next_box = x.to_next_box();
-  const uint8_t* stored = x.exponents + line * next_line + k / x.box * next_box;
-  for (int b = 0; b < boxes; b++)
+// The stored exponents of a group's lines over DEPTH steps, and how far its codes are to be shifted to have them.
+struct Exponents {
+  int lines, boxes, box;
+  alignas(GROUP) uint8_t stored[DEPTH / 2][GROUP];  // a box of every line, then the next of every line
+  alignas(GROUP) uint8_t shift[DEPTH / 2][GROUP];
+
+  Exponents(const Packed& x, int64_t line, int64_t k, int steps)
+      : lines(least(GROUP, x.lines - line)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
+    const int64_t next_line = x.to_next_line(), next_box = x.to_next_box();
+    const uint8_t* from = x.exponents + line * next_line + k / x.box * next_box;
+    if (lines < GROUP) memset(stored, 0, sizeof stored[0] * (size_t)boxes);
     for (int i = 0; i < lines; i++)
-      scales[i * to_next_line + b * to_next_box] = i < there ? steps[stored[i * next_line + b * next_box]] : 0;
+      for (int b = 0; b < boxes; b++) stored[b][i] = from[i * next_line + b * next_box];
+  }
+
+  // Every line's least exponent of boxes first..end - 1, and its largest.
+  void range(int first, int end, __m256i& low, __m256i& high) const {
+    low = high = _mm256_load_si256((const __m256i*)stored[first]);
+    for (int b = first + 1; b < end; b++) {
+      const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
+      low = _mm256_min_epu8(low, here), high = _mm256_max_epu8(high, here);
+    }
+  }
+
+  // Whether all boxes lie at most `room` above the least of each `run` of them.
+  bool fit(int run, int room) const {
+    for (int first = 0; first < boxes; first += run) {
+      __m256i low, high;
+      range(first, least(first + run, boxes), low, high);
+      if (_mm256_cmpgt_epu8_mask(_mm256_sub_epi8(high, low), _mm256_set1_epi8((char)room))) return false;
+    }
+    return true;
+  }
+
+  // Brings each run of boxes to its least exponent; returns the steps of a run, the longest for which bytes have room.
+  int share(int bits) {
+    const int room = 8 - bits;
+    if (box < 8 || room == 0) return box;
+    const int run = fit(DEPTH / box, room) ? DEPTH / box : box < RUN && fit(RUN / box, room) ? RUN / box : 1;
+    for (int first = 0; run > 1 && first < boxes; first += run) {
+      const int end = least(first + run, boxes);
+      __m256i low, high;
+      range(first, end, low, high);
+      for (int b = first; b < end; b++) {
+        __m256i* const here = (__m256i*)stored[b];
+        _mm256_store_si256((__m256i*)shift[b], _mm256_sub_epi8(_mm256_load_si256(here), low));
+        _mm256_store_si256(here, low);
+      }
+    }
+    return run * box;
+  }
+
+  // The steps of all boxes, spread as the tiles read them; any for lines that are not there, whose codes are 0.
+  void fill_scales(int group, const float* steps, float* scales, int to_next_line, int to_next_box) const {
+    for (int b = 0; b < boxes; b++)
+      for (int i = 0; i < group; i++) scales[i * to_next_line + b * to_next_box] = steps[stored[b][i]];
+  }
+};
+
+// Bytes shifted left, by as much as each 16-bit lane of `by` says.
+inline __m512i shift_bytes(__m512i bytes, __m512i by) {
+  const __m512i low_byte = _mm512_set1_epi16(0xff), kept = _mm512_and_si512(_mm512_sllv_epi16(low_byte, by), low_byte);
+  return _mm512_and_si512(_mm512_sllv_epi16(bytes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
+}
+
+// A's lines as fill_lines left them.
+void shift_lines(const Exponents& x, uint32_t* lines) {
+  const __m512i offset = _mm512_set1_epi8((char)128);
+  const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
+                                                             18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+  const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
+  for (int i = 0; i < x.lines; i++, lines += DEPTH / 4) {
+    alignas(64) uint16_t shifts[DEPTH / 8] = {};
+    for (int b = 0; b < x.boxes; b++) shifts[b] = x.shift[b][i];
+    for (int at = 0; at < x.boxes * x.box; at += 64) {
+      const __m512i step = _mm512_add_epi16(_mm512_slli_epi16(lane, 1), _mm512_set1_epi16((short)at));
+      const __m512i by = _mm512_permutexvar_epi16(_mm512_srl_epi16(step, log2_box), _mm512_load_si512(shifts));
+      const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(lines + at / 4), offset);
+      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shift_bytes(codes, by), offset));
+    }
+  }
+}
+
+void shift_panel(const Exponents& x, uint32_t* panel) {
+  for (int b = 0; b < x.boxes; b++) {
+    __m512i by[2];
+    for (int half = 0; half < 2; half++) {
+      const __m512i shifts = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(x.shift[b] + 16 * half)));
+      by[half] = _mm512_or_si512(shifts, _mm512_slli_epi32(shifts, 16));
+    }
+    for (int e = 0; e < x.box / 4; e++)
+      for (int half = 0; half < 2; half++, panel += 16)
+        _mm512_storeu_si512(panel, shift_bytes(_mm512_loadu_si512(panel), by[half]));
+  }
 }
 
 void fill_starts(const uint32_t* panel, int boxes, int elements, int32_t* starts) {
@@ -179,22 +266,35 @@ struct Panel {
   const int32_t* starts;
 };
 
-// A tile of C, `columns` wide; `start`, where there is one, is added: C itself, or a bias row (start_stride 0). A box has
-// BOX elements, where it is not 0: what the compiler knows it unrolls.
-template <int rows, bool bytes, int BOX>
-void tile(Lines a, Panel b, int boxes, int box, float* c, int64_t stride, int columns, const float* start,
+template <bool bytes> constexpr int BOX = bytes ? 4 : 8;  // elements of the usual 16 steps
+
+// The steps that one integer dot product takes: of so many elements, and so many boxes, which share their exponents.
+struct Run {
+  int elements, boxes;
+};
+
+// A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
+// (start_stride 0). A run has ELEMENTS elements, where that is not 0: what the compiler knows it unrolls.
+template <int rows, bool bytes, int ELEMENTS>
+void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int columns, const float* start,
           int64_t start_stride) {
   constexpr int line = DEPTH / (bytes ? 4 : 2);
-  const int elements = BOX ? BOX : box, line_boxes = line / elements;
+  const int elements = ELEMENTS ? ELEMENTS : run.elements;
+  const int boxes = ELEMENTS == BOX<bytes> ? 1 : run.boxes, line_boxes = line / elements * boxes;
+  for (int r = 0; r < rows; r++) {  // C comes from memory while the products are made
+    __builtin_prefetch(c + r * stride, 1);
+    __builtin_prefetch(c + r * stride + 16, 1);
+  }
   __m512 left[rows], right[rows];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
-  for (; boxes > 0; boxes--, a.scales++, b.scales += GROUP, b.starts += GROUP) {
-    __m512i dot_left[rows], dot_right[rows];
-    for (int r = 0; r < rows; r++) {
-      dot_left[r] = bytes ? _mm512_loadu_si512(b.starts) : _mm512_setzero_si512();
-      dot_right[r] = bytes ? _mm512_loadu_si512(b.starts + 16) : _mm512_setzero_si512();
+  for (; runs > 0; runs--, a.scales += boxes, b.scales += boxes * GROUP) {
+    __m512i dot_left[rows], dot_right[rows], start_left = _mm512_setzero_si512(), start_right = start_left;
+    for (int box = 0; bytes && box < boxes; box++, b.starts += GROUP) {
+      start_left = _mm512_add_epi32(start_left, _mm512_loadu_si512(b.starts));
+      start_right = _mm512_add_epi32(start_right, _mm512_loadu_si512(b.starts + 16));
     }
+    for (int r = 0; r < rows; r++) dot_left[r] = start_left, dot_right[r] = start_right;
 #pragma GCC unroll 8
     for (int e = 0; e < elements; e++, a.elements++, b.elements += GROUP) {
       const __m512i b_left = _mm512_loadu_si512(b.elements), b_right = _mm512_loadu_si512(b.elements + 16);
@@ -225,15 +325,21 @@ void tile(Lines a, Panel b, int boxes, int box, float* c, int64_t stride, int co
   }
 }
 
-typedef void (*Tile)(Lines, Panel, int, int, float*, int64_t, int, const float*, int64_t);
-template <bool bytes, int BOX>
+typedef void (*Tile)(Lines, Panel, int, Run, float*, int64_t, int, const float*, int64_t);
+template <bool bytes, int ELEMENTS>
 constexpr Tile TILES[ROWS + 1] = {nullptr,
-                                  tile<1, bytes, BOX>,
-                                  tile<2, bytes, BOX>,
-                                  tile<3, bytes, BOX>,
-                                  tile<4, bytes, BOX>,
-                                  tile<5, bytes, BOX>,
-                                  tile<6, bytes, BOX>};
+                                  tile<1, bytes, ELEMENTS>,
+                                  tile<2, bytes, ELEMENTS>,
+                                  tile<3, bytes, ELEMENTS>,
+                                  tile<4, bytes, ELEMENTS>,
+                                  tile<5, bytes, ELEMENTS>,
+                                  tile<6, bytes, ELEMENTS>};
+template <bool bytes> const Tile* tiles_of(int elements) {
+  if (elements == BOX<bytes>) return TILES<bytes, BOX<bytes>>;
+  if (bytes && elements == RUN / 4) return TILES<bytes, bytes ? RUN / 4 : 0>;
+  if (bytes && elements == DEPTH / 4) return TILES<bytes, bytes ? DEPTH / 4 : 0>;
+  return TILES<bytes, 0>;
+}
 
 // 2^(E - (bits - 2)) for each stored exponent; NaN where the box holds one
 void fill_steps(int bits, float steps[256]) {
@@ -251,7 +357,10 @@ struct Room {
         boxes(DEPTH / box) {}
   int64_t a_lines() const { return blocks * a_groups * GROUP; }
   int64_t b_lines() const { return blocks * b_panels * GROUP; }
-  int64_t bytes() const { return 4 * ((a_lines() + b_lines()) * LINE + (a_lines() + 2 * b_lines()) * boxes); }
+  int64_t groups() const { return (a_groups + b_panels) * blocks; }
+  int64_t bytes() const {
+    return 4 * ((a_lines() + b_lines()) * LINE + (a_lines() + 2 * b_lines()) * boxes + groups());
+  }
 };
 
 template <bool bytes>
@@ -262,7 +371,8 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
   const int64_t boxes = room.boxes, blocks = room.blocks, a_block = room.a_groups * GROUP;
   uint32_t *a_elements = scratch, *b_elements = a_elements + room.a_lines() * LINE;
   float *a_scales = (float*)(b_elements + room.b_lines() * LINE), *b_scales = a_scales + room.a_lines() * boxes;
-  int32_t* b_starts = (int32_t*)(b_scales + room.b_lines() * boxes);
+  int32_t *b_starts = (int32_t*)(b_scales + room.b_lines() * boxes), *a_runs = b_starts + room.b_lines() * boxes;
+  int32_t* b_runs = a_runs + room.a_groups * blocks;  // steps of a run, for each group in each block
   const int box_elements = A.box / per_element;
   float a_steps[256], b_steps[256];
   fill_steps(A.bits, a_steps);
@@ -271,36 +381,47 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
 
   share_out((room.a_groups + room.b_panels) * blocks, threads, [&](int64_t task) {
     const int64_t group = task / blocks, block = task % blocks, k = block * DEPTH;
-    const int steps = least(DEPTH, depth - k), here = (int)ceil_div(steps, A.box);
-    if (group < room.a_groups) {
-      const int64_t line = group * GROUP, at = block * a_block + line;
-      fill_lines<bytes>(A, line, k, steps, a_elements + at * line_elements);
-      fill_scales(A, line, least(GROUP, rows - line), k, here, a_steps, a_scales + at * boxes, (int)boxes, 1);
+    const int steps = least(DEPTH, depth - k);
+    const bool of_a = group < room.a_groups;
+    const int64_t line = (of_a ? group : group - room.a_groups) * GROUP;
+    Exponents exponents(of_a ? A : B, line, k, steps);
+    a_runs[task] = bytes ? exponents.share(of_a ? A.bits : B.bits) : A.box;
+    if (of_a) {
+      const int64_t at = block * a_block + line;
+      uint32_t* lines = a_elements + at * line_elements;
+      fill_lines<bytes>(A, line, k, steps, lines);
+      exponents.fill_scales(exponents.lines, a_steps, a_scales + at * boxes, (int)boxes, 1);
+      if (a_runs[task] > A.box) shift_lines(exponents, lines);
       return;
     }
-    const int64_t line = (group - room.a_groups) * GROUP, at = line * blocks + block * GROUP;
+    const int64_t at = line * blocks + block * GROUP;
     uint32_t* panel = b_elements + at * LINE;
     fill_panel<bytes>(B, line, k, steps, panel);
-    fill_scales(B, line, GROUP, k, here, b_steps, b_scales + at * boxes, 1, GROUP);
-    if (bytes) fill_starts(panel, here, box_elements, b_starts + at * boxes);
+    exponents.fill_scales(GROUP, b_steps, b_scales + at * boxes, 1, GROUP);
+    if (a_runs[task] > B.box) shift_panel(exponents, panel);
+    if (bytes) fill_starts(panel, (int)boxes, box_elements, b_starts + at * boxes);
   });
 
-  const Tile* tiles = A.box == 16 ? TILES<bytes, 16 / per_element> : TILES<bytes, 0>;
   const int64_t task_rows = TASK_TILES * ROWS;
   share_out(room.b_panels * ceil_div(rows, task_rows), threads, [&](int64_t task) {
     const int64_t j = task % room.b_panels, top = task / room.b_panels * task_rows;
     const int64_t bottom = top + task_rows < rows ? top + task_rows : rows;
     const int width = least(GROUP, columns - j * GROUP);
     for (int64_t block = 0; block < blocks; block++) {
-      const int here = (int)ceil_div(least(DEPTH, depth - block * DEPTH), A.box);
+      const int steps = least(DEPTH, depth - block * DEPTH);
       const int64_t at = (j * blocks + block) * GROUP;
       const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * boxes};
       for (int64_t row = top; row < bottom; row += ROWS) {
         const int64_t line = block * a_block + row;
         float* corner = c + row * columns + j * GROUP;
         const float* start = block ? corner : bias ? bias + j * GROUP : nullptr;
-        tiles[least(ROWS, bottom - row)]({a_elements + line * line_elements, a_scales + line * boxes}, b, here,
-                                         box_elements, corner, columns, width, start, block ? columns : 0);
+        const int high = least(ROWS, bottom - row);
+        int run = b_runs[j * blocks + block];
+        for (int64_t group = row / GROUP; group <= (row + high - 1) / GROUP; group++)
+          run = least(run, a_runs[group * blocks + block]);
+        tiles_of<bytes>(run / per_element)[high](
+            {a_elements + line * line_elements, a_scales + line * boxes}, b, (int)ceil_div(steps, run),
+            {run / per_element, run / A.box}, corner, columns, width, start, block ? columns : 0);
       }
     }
   });

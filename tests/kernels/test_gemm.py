@@ -76,6 +76,27 @@ def test_box_products_are_exact(bits, box, transposed):
 
 
 @needs_boxes
+@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (2, 8), (7, 5)])
+@pytest.mark.parametrize("box", [8, 16, 64, 128, 256])
+@pytest.mark.parametrize("spread", [0, 1, 2, 3, 4, 6, 7])
+def test_boxes_are_summed_together_only_as_far_as_bytes_have_room(bits, box, spread):
+    m, k, n = 70, 600, 45
+    generator = torch.Generator().manual_seed(spread)
+
+    def spread_out(lines):
+        scale = 2.0 ** torch.randint(spread + 1, (lines, -(-k // box)), generator=generator)
+        scale[:, : 256 // box] = 2  # a block of calm lines
+        return torch.randn(lines, k, generator=generator) * scale.repeat_interleave(box, 1)[:, :k]
+
+    a_grid, b_grid = (dsq.BFP(m, box).grid for m in bits)
+    product = Product(Factor(a_grid, -1), Factor(b_grid, -1, transposed=True))
+    a_stored, b_stored = spread_out(m), spread_out(n)
+    got = kernels.gemm_boxes(product, packed(a_stored, product.a), packed(b_stored, product.b))
+    a, b = entering(a_stored, product.a), entering(b_stored, product.b)
+    assert ((got.double() - a @ b).abs() <= (k / box + 3) * 2**-24 * (a.abs() @ b.abs())).all()
+
+
+@needs_boxes
 def test_a_box_with_a_nan_shows_in_the_product():
     for bits in (16, 8):
         product = Product(Factor(dsq.BFP(bits).grid, 0, transposed=True), Factor(dsq.BFP(4).grid, 0))
