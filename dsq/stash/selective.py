@@ -123,11 +123,12 @@ class Forward:
         saved = pack_one(tensor)
         if saved is None:
             return None
-        source = StorageWeakRef(storage)
-        self.replaced[address] = source, storage.nbytes()
+        replaced = self.replaced.get(address)
+        if replaced is None:
+            replaced = self.replaced[address] = StorageWeakRef(storage), storage.nbytes()
         if isinstance(saved, TwoValued):
             layout = tensor.shape, tensor.stride(), int(tensor.storage_offset())
-            saved = self._sign(Sign(saved, source, layout), (address, tensor._version))
+            saved = self._sign(Sign(saved, replaced[0], layout), (address, tensor._version))
         self.others.append(ref(saved))
         return saved
 
