@@ -152,7 +152,7 @@ class ForwardStash:
         return tensor.untyped_storage()._cdata in self.batch and one_bit(tensor) is None
 
     def _mask(self, tensor: Tensor, make: Callable[[Tensor], TwoValued | None]) -> SharedMask | None:
-        view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.is_neg()
+        view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
         key = (*storage_key(tensor), "mask", *view)
         found = self._made.get(key)
         if found is None and (mask := make(tensor)) is not None:

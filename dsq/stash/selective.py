@@ -73,7 +73,9 @@ class Sign:
         return self.kept.get()
 
     def share(self, kept: Kept) -> None:
-        """Give up the mask for the memory that another op keeps."""
+        """Give up the mask for the memory that another op keeps, unless that sees it as other numbers."""
+        if self.mask is None or kept.tensor.dtype is not self.mask.dtype or kept.tensor.is_neg():
+            return
         self.kept = Kept(kept.tensor.as_strided(*self.layout), kept.version)
         self.mask = None
 

@@ -222,6 +222,24 @@ def test_a_mask_of_a_weight_is_given_up_too():
     assert measure(lambda: model(x).sum()).nbytes <= before
 
 
+def test_a_mask_is_not_given_up_for_memory_seen_as_other_numbers():
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.w = nn.Linear(16, 16), nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+        def forward(self, x):
+            z = torch.view_as_complex(F.relu(self.fc(x)).view(-1, 8, 2))
+            return (z * self.w).abs().square().sum() + (z.conj().imag * self.fc.bias[:8]).sum()
+
+    torch.manual_seed(0)
+    model, x = Spectral(), torch.randn(4, 16)
+    expected = torch.autograd.grad(model(x), list(model.parameters()))
+    apply(model, "selective")
+    for got, want in zip(torch.autograd.grad(model(x), list(model.parameters())), expected, strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("limit", [0.1, 0.2, 0.3, 0.7])
 def test_values_on_a_limit_that_the_type_does_not_hold(dtype, limit):
