@@ -1,6 +1,5 @@
-"""ReLU whose backward reads the bits of its mask: no tensor is made of them, and less memory is read than by PyTorch's.
-
-The forward is PyTorch's own; the gradient is threshold_backward's, bit for bit.
+"""ReLU that makes its mask in the same pass, and whose backward reads the mask's bits: no tensor is made of them, and
+less memory is read than by PyTorch's. Result and gradient are PyTorch's, bit for bit.
 """
 
 from __future__ import annotations
