@@ -8,8 +8,8 @@ from typing import Literal, get_args
 from dsq.arguments import pattern
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.packing import Rounding
-from dsq.precision import Precision
-from dsq.scheduler import check_plateau, schedule
+from dsq.precision import Precision, check_levels
+from dsq.scheduler import check_plateau
 
 FormatName = Literal["bfp", "fixed"]
 BoxAxis = Literal["contraction", "last"]
@@ -70,7 +70,7 @@ class DSQConfig:
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", schedule(self.levels))
+        object.__setattr__(self, "levels", check_levels(self.levels))
         _check_choice("format", self.format, FormatName)
         _check_choice("rounding", self.rounding, Rounding)
         _check_choice("box_axis", self.box_axis, BoxAxis)

@@ -51,11 +51,15 @@ def parse_levels(text: str) -> tuple[Precision, ...]:
     return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))
 
 
-def check_levels(levels: Iterable[Precision | str]) -> tuple[Precision, ...]:
+def check_levels(levels: Precision | str | Iterable[Precision | str]) -> tuple[Precision, ...]:
     """``levels`` as a schedule: at least one, each width of a level at least that of the level before.
 
-    Raises ValueError for an empty or decreasing schedule.
+    A string or Precision stands for one level. Raises ValueError where they are no levels, none, or decrease.
     """
+    if isinstance(levels, (Precision, str)):
+        levels = (levels,)
+    if not isinstance(levels, Iterable):
+        raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
     schedule = tuple(level if isinstance(level, Precision) else Precision.parse(level) for level in levels)
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")

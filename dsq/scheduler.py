@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsq.arguments import whole_number
-from dsq.precision import ACCEPTED_LEVELS, Precision, check_levels
+from dsq.precision import Precision, check_levels
 
 
 @dataclass(slots=True)
@@ -21,15 +21,6 @@ def check_plateau(patience: int, threshold: float) -> None:
     whole_number("patience", patience, 1)
     if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
         raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
-
-
-def schedule(levels: Precision | str | Iterable[Precision | str]) -> tuple[Precision, ...]:
-    """``levels``, checked; a string or Precision stands for one level. Raises ValueError where they are no schedule."""
-    if isinstance(levels, (Precision, str)):
-        levels = (levels,)
-    if not isinstance(levels, Iterable):
-        raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
-    return check_levels(levels)
 
 
 class PrecisionScheduler:
@@ -51,7 +42,7 @@ class PrecisionScheduler:
     def __init__(
         self, levels: Precision | str | Iterable[Precision | str], patience: int = 5, threshold: float = 0.0
     ) -> None:
-        self.levels = schedule(levels)
+        self.levels = check_levels(levels)
         check_plateau(patience, threshold)
         self.patience = patience
         self.threshold = threshold

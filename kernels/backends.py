@@ -37,7 +37,7 @@ class Backend:
     pack_mask: PackMask = masks.pack_mask
     unpack_mask: UnpackMask = masks.unpack_mask
     apply_mask: ApplyMask = masks.apply_mask
-    relu: Relu | None = None  #: in one pass; None: PyTorch's, then pack_mask
+    relu: Relu | None = None  #: of float32 values, in one pass; else PyTorch's, then pack_mask
 
 
 REFERENCE = Backend("reference", reference.quantize, reference.pack, reference.unpack)

@@ -1,11 +1,9 @@
 """Masks of one bit a value by the native kernels (native/masks.h)."""
 
 import ctypes
-import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from . import masks
 from .backends import ApplyMask, PackMask, Relu, UnpackMask
@@ -47,9 +45,6 @@ def masks_on(library: ctypes.CDLL, isa: int) -> tuple[PackMask, UnpackMask, Appl
         return out
 
     def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
-        if x.dtype is not torch.float32:
-            y = F.relu(x, in_place)
-            return y, pack_mask(y.view(-1), 0.0, math.nan, True)
         y, count = x if in_place else torch.empty_like(x), x.numel()
         bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
         run_relu(isa, x.data_ptr(), count, y.data_ptr(), bits.data_ptr(), threads())

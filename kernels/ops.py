@@ -133,7 +133,7 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """PyTorch's ReLU of ``x`` (of FLOATS, contiguous), and the mask of the result: above 0, or NaN."""
-    run = backend_for(x.device).relu if plain(x) else None
+    run = backend_for(x.device).relu if x.dtype is torch.float32 and plain(x) else None
     if run is not None and x.is_contiguous():
         return run(x, in_place)
     y = F.relu(x, in_place)

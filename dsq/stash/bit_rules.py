@@ -120,5 +120,6 @@ MAX_POOL: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys((F.max_pool2d, F.max_pool2d_with_indices, torch.max_pool2d), max_pool(2)),
     **dict.fromkeys((F.max_pool3d, F.max_pool3d_with_indices, torch.max_pool3d), max_pool(3)),
 }
-#: A code shared with the next layer would round a ReLU's small outputs to zero and lose their gradient.
+#: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
+#: zero, and lose their gradient.
 FEW_BITS = {**RELU_FAMILY, **DROPOUT, **MAX_POOL}

@@ -47,8 +47,7 @@ class Gact(Controller):
         self.window = LossWindow()
         self.variance = GradientVariance(self, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
         self.inputs: Any = ()  #: of the forward that runs
-        self.run: TrainingRun | None = None
-        self.stash: ForwardStash | None = None  #: of that run
+        self.latest: tuple[TrainingRun, ForwardStash] | None = None  #: of the training loop
         self.replay: ReplayRun | None = None
         self.recomputed = 0
 
@@ -78,8 +77,9 @@ class Gact(Controller):
             stash = ForwardStash(self.replay.encode, storages, storages_of(self.inputs))
         else:
             swap = Swap(self.swap_dir) if self.swap else None
-            self.run = TrainingRun(self.plan, _key(self.inputs, self.model.training), seed, swap)
-            stash = self.stash = ForwardStash(self.run.encode, storages, storages_of(self.inputs))
+            run = TrainingRun(self.plan, _key(self.inputs, self.model.training), seed, swap)
+            stash = ForwardStash(run.encode, storages, storages_of(self.inputs))
+            self.latest = run, stash
         self.inputs = ()
         with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.form, stash.note_call):
             yield
@@ -88,11 +88,11 @@ class Gact(Controller):
         """After a training forward: watch its loss, and the gradient that comes back."""
         tensors = differentiable(output)
         outside = self.replay is not None or _in_backward() or not torch.is_grad_enabled()
-        if outside or self.run is None or self.stash is None or not tensors:
+        if outside or self.latest is None or not tensors:
             return
-        run = self.run
+        run, stash = self.latest
         run.model_done()
-        self.window.open(self.stash.pack, tensors, self.stash.storages)
+        self.window.open(stash.pack, tensors, stash.storages)
 
         def backward_begins(grad: Tensor) -> None:
             self.window.close()
@@ -160,10 +160,11 @@ class Gact(Controller):
 
     def report(self) -> Summary:
         """The latest training forward: bytes, average bits, bits and sensitivity of each tensor."""
-        if self.run is None or self.stash is None:
+        if self.latest is None:
             return Summary(self.name)
-        run, measured = self.run, self.plan.measured.get(self.run.model_tensors or 0)
-        lines = [f"{run.average_bits():.3f} bits a value on average, scales and masks aside; {self._budget()}"]
+        run, stash = self.latest
+        measured = self.plan.measured.get(run.model_tensors or 0)
+        lines = [f"{run.average_bits():.3f} bits a value on average, scales and masks aside; {self._budget(run)}"]
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
             in_model = run.model_tensors is None or index < run.model_tensors
             known = f", c = {measured.c[index]:.3g}" if measured and in_model else ""
@@ -173,10 +174,10 @@ class Gact(Controller):
             lines.append("no tensor that needs a gradient was found in the output: bits stay uniform, the loss exact")
         if self.noise_share is not None:
             lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
-        return Summary(self.name, (), self.stash.raw_bytes, self.stash.kept_bytes, tuple(lines))
+        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, tuple(lines))
 
-    def _budget(self) -> str:
-        if self.run is not None and self.run.planned is not None:
+    def _budget(self, run: TrainingRun) -> str:
+        if run.planned is not None:
             return f"the budget is {self.plan.bits:g}"
         return f"uniform bits within {self.plan.bits:g}, the loss's beyond"
 

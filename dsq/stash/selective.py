@@ -105,7 +105,7 @@ class Forward:
         if address in self.weights:
             return saved
         if not isinstance(saved, Kept):  # a policy further out counts what it was passed
-            self.replaced[address] = StorageWeakRef(storage), storage.nbytes()
+            self._replace(storage)
             return saved
         key = address, saved.version
         self.kept[key] = ref(saved), storage.nbytes()
@@ -125,14 +125,19 @@ class Forward:
         saved = pack_one(tensor)
         if saved is None:
             return None
-        replaced = self.replaced.get(address)
-        if replaced is None:
-            replaced = self.replaced[address] = StorageWeakRef(storage), storage.nbytes()
+        source = self._replace(storage)
         if isinstance(saved, TwoValued):
             layout = tensor.shape, tensor.stride(), int(tensor.storage_offset())
-            saved = self._sign(Sign(saved, replaced[0], layout), (address, tensor._version))
+            saved = self._sign(Sign(saved, source, layout), (address, tensor._version))
         self.others.append(ref(saved))
         return saved
+
+    def _replace(self, storage: torch.UntypedStorage) -> StorageWeakRef:
+        """Count memory that PyTorch would keep; the reference that holds its address."""
+        replaced = self.replaced.get(storage._cdata)
+        if replaced is None:
+            replaced = self.replaced[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return replaced[0]
 
     def _sign(self, sign: Sign, key: tuple[int, int]) -> Sign:
         kept = self.kept.get(key, (_gone, 0))[0]()

@@ -336,8 +336,10 @@ constexpr Tile TILES[ROWS + 1] = {nullptr,
                                   tile<6, bytes, ELEMENTS>};
 template <bool bytes> const Tile* tiles_of(int elements) {
   if (elements == BOX<bytes>) return TILES<bytes, BOX<bytes>>;
-  if (bytes && elements == RUN / 4) return TILES<bytes, bytes ? RUN / 4 : 0>;
-  if (bytes && elements == DEPTH / 4) return TILES<bytes, bytes ? DEPTH / 4 : 0>;
+  if constexpr (bytes) {
+    if (elements == RUN / 4) return TILES<true, RUN / 4>;
+    if (elements == DEPTH / 4) return TILES<true, DEPTH / 4>;
+  }
   return TILES<bytes, 0>;
 }
 
@@ -371,34 +373,34 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
   const int64_t boxes = room.boxes, blocks = room.blocks, a_block = room.a_groups * GROUP;
   uint32_t *a_elements = scratch, *b_elements = a_elements + room.a_lines() * LINE;
   float *a_scales = (float*)(b_elements + room.b_lines() * LINE), *b_scales = a_scales + room.a_lines() * boxes;
-  int32_t *b_starts = (int32_t*)(b_scales + room.b_lines() * boxes), *a_runs = b_starts + room.b_lines() * boxes;
-  int32_t* b_runs = a_runs + room.a_groups * blocks;  // steps of a run, for each group in each block
+  int32_t *b_starts = (int32_t*)(b_scales + room.b_lines() * boxes), *runs = b_starts + room.b_lines() * boxes;
+  const int32_t* b_runs = runs + room.a_groups * blocks;  // steps of a run, for each group in each block; A's come first
   const int box_elements = A.box / per_element;
   float a_steps[256], b_steps[256];
   fill_steps(A.bits, a_steps);
   fill_steps(B.bits, b_steps);
   if (rows * columns * depth < 1 << 20) threads = 1;
 
-  share_out((room.a_groups + room.b_panels) * blocks, threads, [&](int64_t task) {
+  share_out(room.groups(), threads, [&](int64_t task) {
     const int64_t group = task / blocks, block = task % blocks, k = block * DEPTH;
     const int steps = least(DEPTH, depth - k);
     const bool of_a = group < room.a_groups;
     const int64_t line = (of_a ? group : group - room.a_groups) * GROUP;
     Exponents exponents(of_a ? A : B, line, k, steps);
-    a_runs[task] = bytes ? exponents.share(of_a ? A.bits : B.bits) : A.box;
+    runs[task] = bytes ? exponents.share(of_a ? A.bits : B.bits) : A.box;
     if (of_a) {
       const int64_t at = block * a_block + line;
       uint32_t* lines = a_elements + at * line_elements;
       fill_lines<bytes>(A, line, k, steps, lines);
       exponents.fill_scales(exponents.lines, a_steps, a_scales + at * boxes, (int)boxes, 1);
-      if (a_runs[task] > A.box) shift_lines(exponents, lines);
+      if (runs[task] > A.box) shift_lines(exponents, lines);
       return;
     }
     const int64_t at = line * blocks + block * GROUP;
     uint32_t* panel = b_elements + at * LINE;
     fill_panel<bytes>(B, line, k, steps, panel);
     exponents.fill_scales(GROUP, b_steps, b_scales + at * boxes, 1, GROUP);
-    if (a_runs[task] > B.box) shift_panel(exponents, panel);
+    if (runs[task] > B.box) shift_panel(exponents, panel);
     if (bytes) fill_starts(panel, (int)boxes, box_elements, b_starts + at * boxes);
   });
 
@@ -418,7 +420,7 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
         const int high = least(ROWS, bottom - row);
         int run = b_runs[j * blocks + block];
         for (int64_t group = row / GROUP; group <= (row + high - 1) / GROUP; group++)
-          run = least(run, a_runs[group * blocks + block]);
+          run = least(run, runs[group * blocks + block]);
         tiles_of<bytes>(run / per_element)[high](
             {a_elements + line * line_elements, a_scales + line * boxes}, b, (int)ceil_div(steps, run),
             {run / per_element, run / A.box}, corner, columns, width, start, block ? columns : 0);
