@@ -8,9 +8,16 @@
 namespace {
 
 constexpr int ROWS = 6, GROUP = 32;  // rows and columns of a register tile: 12 integer and 12 float accumulators
-constexpr int TASK_TILES = 16;       // tiles down C in a task: their lines of A stay in the second-level cache
-constexpr int LINE = DEPTH / 2;      // elements of a line that scratch memory has room for
-constexpr int RUN = 64;              // steps of a run; else it is all DEPTH of them, or a box
+constexpr int TASK_ROWS = 3 * GROUP;  // of C in a task, a multiple of ROWS: their lines of A stay in the second-level cache
+static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % GROUP == 0, "a task takes whole tiles and whole groups of lines");
+constexpr int LINE = 128;            // elements of a line in a panel, which takes 16 KiB: it stays in the first-level cache
+constexpr int UNROLLED = 8;           // elements of a long run in a pass of the innermost loop
+constexpr int ROWS_AHEAD = 16;       // rows of codes that are asked for before they are read
+constexpr int RUN = 64;              // steps of a run; else it is all of the line's, or a box
+
+// Steps of an element, and of a line.
+template <bool bytes> constexpr int PER_ELEMENT = bytes ? 4 : 2;
+template <bool bytes> constexpr int STEPS = LINE * PER_ELEMENT<bytes>;
 
 // A packed matrix as a GEMM reads it: lines (rows of A, columns of B) along the depth. kernels/grid.py says how codes and
 // exponents lie.
@@ -88,14 +95,18 @@ inline __m512i byte_pairs(__m512i even, __m512i odd) {
 }
 
 // The codes of at most GROUP lines from `line` on, over `depth` steps from k on, as the tiles read B: a panel. Zeros after
-// them, to the end of DEPTH and of the group.
+// them, to the end of the lines and of the group.
 template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
-  constexpr int per_element = bytes ? 4 : 2;
+  constexpr int per_element = PER_ELEMENT<bytes>;
   const int lines = least(GROUP, x.lines - line);
   const int64_t row_bytes = x.row_bytes();
   if (x.across) {
     const uint8_t* row = x.codes + k * row_bytes;
-    auto codes = [&](int i) { return elements_of<false>(row + i * row_bytes, line, i < depth ? lines : 0, x.bits); };
+    auto codes = [&](int i) {
+      // the processor does not foresee the way from row to row
+      __builtin_prefetch(row + (i + ROWS_AHEAD) * row_bytes + line / 8 * x.bits);
+      return elements_of<false>(row + i * row_bytes, line, i < depth ? lines : 0, x.bits);
+    };
     if constexpr (bytes)
       panel_of_rows<GROUP>([&](int i) { return byte_pairs(codes(2 * i), codes(2 * i + 1)); }, (depth + 1) / 2, panel);
     else panel_of_rows<GROUP>(codes, depth, panel);
@@ -109,25 +120,25 @@ template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, 
         (int)ceil_div(depth, per_element), panel);
   }
   const int64_t filled = ceil_div(depth, per_element);
-  memset(panel + filled * GROUP, 0, (size_t)(4 * (DEPTH / per_element - filled) * GROUP));
+  memset(panel + filled * GROUP, 0, (size_t)(4 * (LINE - filled) * GROUP));
 }
 
 // The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's codes go
 // in 128 too large, and -128 times the sum of B's codes over a box is where its dot product starts.
 template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* to) {
-  constexpr int per_element = bytes ? 4 : 2, line_elements = DEPTH / per_element;
+  constexpr int per_element = PER_ELEMENT<bytes>;
   const __m512i offset = _mm512_set1_epi8(bytes ? (char)128 : 0);
   const int lines = least(GROUP, x.lines - line), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
   if (!x.across) {
     const uint8_t* row = x.codes + line * x.row_bytes();
-    for (int i = 0; i < lines; i++, row += x.row_bytes(), to += line_elements)
+    for (int i = 0; i < lines; i++, row += x.row_bytes(), to += LINE)
       for (int e = 0; e < used; e += 16) {
         const __m512i codes = elements_of<bytes>(row, k + e * per_element, depth - e * per_element, x.bits);
         _mm512_storeu_si512(to + e, _mm512_xor_si512(codes, offset));
       }
     return;
   }
-  alignas(64) uint32_t panel[GROUP * DEPTH / 2];
+  alignas(64) uint32_t panel[GROUP * LINE];
   fill_panel<bytes>(x, line, k, depth, panel);
   for (int first = 0; first < lines; first += 16)
     for (int at = 0; at < used; at += 16) {
@@ -136,21 +147,25 @@ template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, 
         r[e] = at + e < used ? _mm512_load_si512(panel + (at + e) * GROUP + first) : _mm512_setzero_si512();
       transpose16(r);
       for (int i = 0; i < 16 && first + i < lines; i++)
-        _mm512_storeu_si512(to + (first + i) * line_elements + at, _mm512_xor_si512(r[i], offset));
+        _mm512_storeu_si512(to + (first + i) * LINE + at, _mm512_xor_si512(r[i], offset));
     }
 }
 
-// The stored exponents of a group's lines over DEPTH steps, and how far its codes are to be shifted to have them.
+// The stored exponents of a group's lines over a panel's steps, and how far its codes are to be shifted to have them.
 struct Exponents {
   int lines, boxes, box;
-  alignas(GROUP) uint8_t stored[DEPTH / 2][GROUP];  // a box of every line, then the next of every line
-  alignas(GROUP) uint8_t shift[DEPTH / 2][GROUP];
+  alignas(GROUP) uint8_t stored[LINE][GROUP];  // a box of every line, then the next of every line
+  alignas(GROUP) uint8_t shift[LINE][GROUP];
 
   Exponents(const Packed& x, int64_t line, int64_t k, int steps)
       : lines(least(GROUP, x.lines - line)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
     const int64_t next_line = x.to_next_line(), next_box = x.to_next_box();
     const uint8_t* from = x.exponents + line * next_line + k / x.box * next_box;
     if (lines < GROUP) memset(stored, 0, sizeof stored[0] * (size_t)boxes);
+    if (next_line == 1) {
+      for (int b = 0; b < boxes; b++) memcpy(stored[b], from + b * next_box, (size_t)lines);
+      return;
+    }
     for (int i = 0; i < lines; i++)
       for (int b = 0; b < boxes; b++) stored[b][i] = from[i * next_line + b * next_box];
   }
@@ -178,7 +193,7 @@ struct Exponents {
   int share(int bits) {
     const int room = 8 - bits;
     if (box < 8 || room == 0) return box;
-    const int run = fit(DEPTH / box, room) ? DEPTH / box : box < RUN && fit(RUN / box, room) ? RUN / box : 1;
+    const int all = STEPS<true> / box, run = fit(all, room) ? all : box < RUN && fit(RUN / box, room) ? RUN / box : 1;
     for (int first = 0; run > 1 && first < boxes; first += run) {
       const int end = least(first + run, boxes);
       __m256i low, high;
@@ -192,10 +207,17 @@ struct Exponents {
     return run * box;
   }
 
-  // The steps of all boxes, spread as the tiles read them; any for lines that are not there, whose codes are 0.
-  void fill_scales(int group, const float* steps, float* scales, int to_next_line, int to_next_box) const {
-    for (int b = 0; b < boxes; b++)
-      for (int i = 0; i < group; i++) scales[i * to_next_line + b * to_next_box] = steps[stored[b][i]];
+  // The steps of all boxes, 2^(E - (bits - 2)), each box's `stride` after the one before; NaN where a box holds one. Any
+  // for lines that are not there, whose codes are 0.
+  void fill_scales(int bits, float* scales, int64_t stride) const {
+    for (int b = 0; b < boxes; b++, scales += stride)
+      for (int half = 0; half < GROUP; half += 16) {
+        const __m512i exponent = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(stored[b] + half)));
+        const __m512 power = _mm512_cvtepi32_ps(_mm512_sub_epi32(exponent, _mm512_set1_epi32(127 + bits - 2)));
+        const __m512 step = _mm512_scalef_ps(_mm512_set1_ps(1), power), nan = _mm512_set1_ps(__builtin_nanf(""));
+        const __mmask16 is_nan = _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(NAN_EXPONENT));
+        _mm512_storeu_ps(scales + half, _mm512_mask_blend_ps(is_nan, step, nan));
+      }
   }
 };
 
@@ -210,13 +232,12 @@ void shift_lines(const Exponents& x, uint32_t* lines) {
   const __m512i offset = _mm512_set1_epi8((char)128);
   const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
                                                              18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
-  const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
-  for (int i = 0; i < x.lines; i++, lines += DEPTH / 4) {
-    alignas(64) uint16_t shifts[DEPTH / 8] = {};
+  const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box)));
+  for (int i = 0; i < x.lines; i++, lines += LINE) {
+    uint16_t shifts[LINE + 32] = {};
     for (int b = 0; b < x.boxes; b++) shifts[b] = x.shift[b][i];
     for (int at = 0; at < x.boxes * x.box; at += 64) {
-      const __m512i step = _mm512_add_epi16(_mm512_slli_epi16(lane, 1), _mm512_set1_epi16((short)at));
-      const __m512i by = _mm512_permutexvar_epi16(_mm512_srl_epi16(step, log2_box), _mm512_load_si512(shifts));
+      const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
       const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(lines + at / 4), offset);
       _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shift_bytes(codes, by), offset));
     }
@@ -236,15 +257,16 @@ void shift_panel(const Exponents& x, uint32_t* panel) {
   }
 }
 
+// What is to be added for each box, summed from the first box on: where a run starts less where it ends.
 void fill_starts(const uint32_t* panel, int boxes, int elements, int32_t* starts) {
-  for (; boxes > 0; boxes--, starts += GROUP) {
-    __m512i left = _mm512_setzero_si512(), right = left;
-    for (int e = 0; e < elements; e++, panel += GROUP) {
+  __m512i left = _mm512_setzero_si512(), right = left;
+  for (; boxes >= 0; boxes--, starts += GROUP) {
+    _mm512_storeu_si512(starts, left);
+    _mm512_storeu_si512(starts + 16, right);
+    for (int e = 0; boxes > 0 && e < elements; e++, panel += GROUP) {
       left = _mm512_dpbusd_epi32(left, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel));
       right = _mm512_dpbusd_epi32(right, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel + 16));
     }
-    _mm512_storeu_si512(starts, _mm512_sub_epi32(_mm512_setzero_si512(), left));
-    _mm512_storeu_si512(starts + 16, _mm512_sub_epi32(_mm512_setzero_si512(), right));
   }
 }
 
@@ -256,8 +278,8 @@ template <bool bytes> inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
 }
 
 struct Lines {
-  const uint32_t* elements;  // DEPTH steps a line
-  const float* scales;       // of the boxes in DEPTH steps, a line
+  const uint32_t* elements;  // LINE a line
+  const float* scales;       // of a box of TASK_ROWS lines, then of their next
 };
 
 struct Panel {
@@ -266,21 +288,18 @@ struct Panel {
   const int32_t* starts;
 };
 
-template <bool bytes> constexpr int BOX = bytes ? 4 : 8;  // elements of the usual 16 steps
-
 // The steps that one integer dot product takes: of so many elements, and so many boxes, which share their exponents.
 struct Run {
   int elements, boxes;
 };
 
 // A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
-// (start_stride 0). A run has ELEMENTS elements, where that is not 0: what the compiler knows it unrolls.
+// (start_stride 0). A run is a box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED.
 template <int rows, bool bytes, int ELEMENTS>
 void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int columns, const float* start,
           int64_t start_stride) {
-  constexpr int line = DEPTH / (bytes ? 4 : 2);
-  const int elements = ELEMENTS ? ELEMENTS : run.elements;
-  const int boxes = ELEMENTS == BOX<bytes> ? 1 : run.boxes, line_boxes = line / elements * boxes;
+  constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
+  const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
   for (int r = 0; r < rows; r++) {  // C comes from memory while the products are made
     __builtin_prefetch(c + r * stride, 1);
     __builtin_prefetch(c + r * stride + 16, 1);
@@ -288,27 +307,30 @@ void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int col
   __m512 left[rows], right[rows];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
-  for (; runs > 0; runs--, a.scales += boxes, b.scales += boxes * GROUP) {
+  for (; runs > 0; runs--, a.scales += boxes * TASK_ROWS, b.scales += boxes * GROUP) {
     __m512i dot_left[rows], dot_right[rows], start_left = _mm512_setzero_si512(), start_right = start_left;
-    for (int box = 0; bytes && box < boxes; box++, b.starts += GROUP) {
-      start_left = _mm512_add_epi32(start_left, _mm512_loadu_si512(b.starts));
-      start_right = _mm512_add_epi32(start_right, _mm512_loadu_si512(b.starts + 16));
+    if (bytes) {
+      start_left = _mm512_loadu_si512(b.starts), start_right = _mm512_loadu_si512(b.starts + 16);
+      b.starts += boxes * GROUP;
+      start_left = _mm512_sub_epi32(start_left, _mm512_loadu_si512(b.starts));
+      start_right = _mm512_sub_epi32(start_right, _mm512_loadu_si512(b.starts + 16));
     }
     for (int r = 0; r < rows; r++) dot_left[r] = start_left, dot_right[r] = start_right;
+    for (int e = 0; e < elements; e += together)
 #pragma GCC unroll 8
-    for (int e = 0; e < elements; e++, a.elements++, b.elements += GROUP) {
-      const __m512i b_left = _mm512_loadu_si512(b.elements), b_right = _mm512_loadu_si512(b.elements + 16);
+      for (int u = 0; u < together; u++, a.elements++, b.elements += GROUP) {
+        const __m512i b_left = _mm512_loadu_si512(b.elements), b_right = _mm512_loadu_si512(b.elements + 16);
 #pragma GCC unroll 6
-      for (int r = 0; r < rows; r++) {
-        const __m512i a_row = _mm512_set1_epi32((int)a.elements[r * line]);
-        add_dot<bytes>(dot_left[r], a_row, b_left);
-        add_dot<bytes>(dot_right[r], a_row, b_right);
+        for (int r = 0; r < rows; r++) {
+          const __m512i a_row = _mm512_set1_epi32((int)a.elements[r * LINE]);
+          add_dot<bytes>(dot_left[r], a_row, b_left);
+          add_dot<bytes>(dot_right[r], a_row, b_right);
+        }
       }
-    }
     const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-      const __m512 scale = _mm512_set1_ps(a.scales[r * line_boxes]);
+      const __m512 scale = _mm512_set1_ps(a.scales[r]);
       left[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot_left[r]), scale_left), scale, left[r]);
       right[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot_right[r]), scale_right), scale, right[r]);
     }
@@ -334,96 +356,89 @@ constexpr Tile TILES[ROWS + 1] = {nullptr,
                                   tile<4, bytes, ELEMENTS>,
                                   tile<5, bytes, ELEMENTS>,
                                   tile<6, bytes, ELEMENTS>};
-template <bool bytes> const Tile* tiles_of(int elements) {
-  if (elements == BOX<bytes>) return TILES<bytes, BOX<bytes>>;
-  if constexpr (bytes) {
-    if (elements == RUN / 4) return TILES<true, RUN / 4>;
-    if (elements == DEPTH / 4) return TILES<true, DEPTH / 4>;
+template <bool bytes> const Tile* tiles_of(Run run) {
+  switch (run.boxes > 1 ? 0 : run.elements) {
+    case 1: return TILES<bytes, 1>;
+    case 2: return TILES<bytes, 2>;
+    case 4: return TILES<bytes, 4>;  // and as bytes
+    case 8: return TILES<bytes, 8>;  // the usual 16 steps as words
+    default: return TILES<bytes, 0>;
   }
-  return TILES<bytes, 0>;
 }
 
-// 2^(E - (bits - 2)) for each stored exponent; NaN where the box holds one
-void fill_steps(int bits, float steps[256]) {
-  const StandardArithmetic standard;
-  for (int stored = 0; stored < 255; stored++) steps[stored] = __builtin_ldexpf(1, stored - 127 - (bits - 2));
-  steps[255] = __builtin_nanf("");
-}
-
-// What a GEMM keeps in scratch memory, cut into blocks of DEPTH steps; each line of A's block, and each panel of B's, has
-// room for 16-bit codes.
+// What a GEMM keeps in scratch memory, in blocks of so many steps.
 struct Room {
-  int64_t a_groups, b_panels, blocks, boxes;
-  Room(int64_t rows, int64_t columns, int64_t depth, int box)
-      : a_groups(ceil_div(rows, GROUP)), b_panels(ceil_div(columns, GROUP)), blocks(ceil_div(depth, DEPTH)),
-        boxes(DEPTH / box) {}
-  int64_t a_lines() const { return blocks * a_groups * GROUP; }
-  int64_t b_lines() const { return blocks * b_panels * GROUP; }
-  int64_t groups() const { return (a_groups + b_panels) * blocks; }
-  int64_t bytes() const {
-    return 4 * ((a_lines() + b_lines()) * LINE + (a_lines() + 2 * b_lines()) * boxes + groups());
-  }
+  int64_t a_groups, a_tasks, b_panels, blocks, boxes;
+  Room(int64_t rows, int64_t columns, int64_t depth, int box, int steps)
+      : a_groups(ceil_div(rows, GROUP)), a_tasks(ceil_div(rows, TASK_ROWS)), b_panels(ceil_div(columns, GROUP)),
+        blocks(ceil_div(depth, steps)), boxes(steps / box) {}
+  int64_t groups() const { return a_groups + b_panels; }
+  int64_t elements() const { return blocks * groups() * GROUP * LINE; }
+  int64_t a_scales() const { return blocks * a_tasks * boxes * TASK_ROWS; }
+  int64_t b_scales() const { return blocks * b_panels * boxes * GROUP; }
+  int64_t b_starts() const { return blocks * b_panels * (boxes + 1) * GROUP; }
+  int64_t bytes() const { return 4 * (elements() + a_scales() + b_scales() + b_starts() + blocks * groups()); }
 };
 
 template <bool bytes>
 void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uint32_t* scratch, int threads) {
-  constexpr int per_element = bytes ? 4 : 2, line_elements = DEPTH / per_element;
+  constexpr int per_element = PER_ELEMENT<bytes>, block_steps = STEPS<bytes>;
   const int64_t rows = A.lines, columns = B.lines, depth = A.depth;
-  const Room room(rows, columns, depth, A.box);
+  const Room room(rows, columns, depth, A.box, block_steps);
   const int64_t boxes = room.boxes, blocks = room.blocks, a_block = room.a_groups * GROUP;
-  uint32_t *a_elements = scratch, *b_elements = a_elements + room.a_lines() * LINE;
-  float *a_scales = (float*)(b_elements + room.b_lines() * LINE), *b_scales = a_scales + room.a_lines() * boxes;
-  int32_t *b_starts = (int32_t*)(b_scales + room.b_lines() * boxes), *runs = b_starts + room.b_lines() * boxes;
-  const int32_t* b_runs = runs + room.a_groups * blocks;  // steps of a run, for each group in each block; A's come first
-  const int box_elements = A.box / per_element;
-  float a_steps[256], b_steps[256];
-  fill_steps(A.bits, a_steps);
-  fill_steps(B.bits, b_steps);
+  uint32_t *a_elements = scratch, *b_elements = a_elements + blocks * a_block * LINE;
+  float *a_scales = (float*)(scratch + room.elements()), *b_scales = a_scales + room.a_scales();
+  int32_t *b_starts = (int32_t*)(b_scales + room.b_scales()), *runs = b_starts + room.b_starts();
+  auto a_scales_of = [&](int64_t block, int64_t line) {
+    return a_scales + (block * room.a_tasks + line / TASK_ROWS) * boxes * TASK_ROWS + line % TASK_ROWS;
+  };
+  // Steps of a run, for each group of lines in each block; A's groups come first.
+  auto run_of = [&](int64_t group, int64_t block) -> int32_t& { return runs[block * room.groups() + group]; };
   if (rows * columns * depth < 1 << 20) threads = 1;
 
-  share_out(room.groups(), threads, [&](int64_t task) {
-    const int64_t group = task / blocks, block = task % blocks, k = block * DEPTH;
-    const int steps = least(DEPTH, depth - k);
+  // Neighbouring groups come one after another: across, their codes lie side by side.
+  share_out(blocks * room.groups(), threads, [&](int64_t task) {
+    const int64_t group = task % room.groups(), block = task / room.groups(), k = block * block_steps;
+    const int steps = least(block_steps, depth - k);
     const bool of_a = group < room.a_groups;
     const int64_t line = (of_a ? group : group - room.a_groups) * GROUP;
     Exponents exponents(of_a ? A : B, line, k, steps);
-    runs[task] = bytes ? exponents.share(of_a ? A.bits : B.bits) : A.box;
+    const int32_t run = run_of(group, block) = bytes ? exponents.share(of_a ? A.bits : B.bits) : A.box;
     if (of_a) {
       const int64_t at = block * a_block + line;
-      uint32_t* lines = a_elements + at * line_elements;
+      uint32_t* lines = a_elements + at * LINE;
       fill_lines<bytes>(A, line, k, steps, lines);
-      exponents.fill_scales(exponents.lines, a_steps, a_scales + at * boxes, (int)boxes, 1);
-      if (runs[task] > A.box) shift_lines(exponents, lines);
+      exponents.fill_scales(A.bits, a_scales_of(block, line), TASK_ROWS);
+      if (run > A.box) shift_lines(exponents, lines);
       return;
     }
     const int64_t at = line * blocks + block * GROUP;
     uint32_t* panel = b_elements + at * LINE;
     fill_panel<bytes>(B, line, k, steps, panel);
-    exponents.fill_scales(GROUP, b_steps, b_scales + at * boxes, 1, GROUP);
-    if (runs[task] > B.box) shift_panel(exponents, panel);
-    if (bytes) fill_starts(panel, (int)boxes, box_elements, b_starts + at * boxes);
+    exponents.fill_scales(B.bits, b_scales + at * boxes, GROUP);
+    if (run > B.box) shift_panel(exponents, panel);
+    if (bytes) fill_starts(panel, (int)boxes, B.box / per_element, b_starts + at * (boxes + 1));
   });
 
-  const int64_t task_rows = TASK_TILES * ROWS;
-  share_out(room.b_panels * ceil_div(rows, task_rows), threads, [&](int64_t task) {
-    const int64_t j = task % room.b_panels, top = task / room.b_panels * task_rows;
-    const int64_t bottom = top + task_rows < rows ? top + task_rows : rows;
+  share_out(room.b_panels * ceil_div(rows, TASK_ROWS), threads, [&](int64_t task) {
+    const int64_t j = task % room.b_panels, top = task / room.b_panels * TASK_ROWS;
+    const int64_t bottom = top + TASK_ROWS < rows ? top + TASK_ROWS : rows;
     const int width = least(GROUP, columns - j * GROUP);
     for (int64_t block = 0; block < blocks; block++) {
-      const int steps = least(DEPTH, depth - block * DEPTH);
+      const int steps = least(block_steps, depth - block * block_steps);
+      int run = run_of(room.a_groups + j, block);
+      for (int64_t group = top / GROUP; group * GROUP < bottom; group++) run = least(run, run_of(group, block));
+      const int filled = (int)ceil_div(steps, UNROLLED * per_element) * UNROLLED;
+      const Run each{least(run / per_element, filled), run / A.box};
+      const Tile* tiles = tiles_of<bytes>(each);
       const int64_t at = (j * blocks + block) * GROUP;
-      const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * boxes};
+      const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * (boxes + 1)};
       for (int64_t row = top; row < bottom; row += ROWS) {
-        const int64_t line = block * a_block + row;
+        const Lines a{a_elements + (block * a_block + row) * LINE, a_scales_of(block, row)};
         float* corner = c + row * columns + j * GROUP;
         const float* start = block ? corner : bias ? bias + j * GROUP : nullptr;
-        const int high = least(ROWS, bottom - row);
-        int run = b_runs[j * blocks + block];
-        for (int64_t group = row / GROUP; group <= (row + high - 1) / GROUP; group++)
-          run = least(run, runs[group * blocks + block]);
-        tiles_of<bytes>(run / per_element)[high](
-            {a_elements + line * line_elements, a_scales + line * boxes}, b, (int)ceil_div(steps, run),
-            {run / per_element, run / A.box}, corner, columns, width, start, block ? columns : 0);
+        tiles[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run), each, corner, columns, width, start,
+                                         block ? columns : 0);
       }
     }
   });
@@ -438,7 +453,9 @@ EXPORT int dsq_has_gemm_boxes() {
 
 // Bytes of scratch memory that a product (rows x depth) (depth x columns) with boxes of `box` needs.
 EXPORT int64_t dsq_gemm_boxes_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
-  return Room(rows, columns, depth, box).bytes();
+  const int64_t bytes = Room(rows, columns, depth, box, STEPS<true>).bytes();
+  const int64_t words = Room(rows, columns, depth, box, STEPS<false>).bytes();
+  return bytes > words ? bytes : words;
 }
 
 // c (rows x columns, contiguous) = a (rows x depth) b (depth x columns) + bias (columns, or null), from packed a and b with
