@@ -1,19 +1,20 @@
 // C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an exact
 // integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). Codes of at most 8 bits
-// multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, two to an element. Bytes that narrow codes
-// leave room in are shifted, exactly, so that the boxes of a run share an exponent: one integer dot product takes the run.
+// multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, words, two to an element. Narrow codes
+// leave room to be shifted, exactly, so that the boxes of a run share an exponent: of bytes, one integer dot product takes
+// the run; of words, which A's codes may fill, the boxes of B share a step that its column is multiplied by at the end.
 #include "entries.h"
 #include "panels.h"
 
 namespace {
 
-constexpr int ROWS = 6, GROUP = 32;  // rows and columns of a register tile: 12 integer and 12 float accumulators
-constexpr int TASK_ROWS = 3 * GROUP;  // of C in a task, a multiple of ROWS: their lines of A stay in the second-level cache
-static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % GROUP == 0, "a task takes whole tiles and whole groups of lines");
-constexpr int LINE = 128;            // elements of a line in a panel, which takes 16 KiB: it stays in the first-level cache
+constexpr int ROWS = 6, GROUP = 32;   // rows and columns of a register tile: 12 integer and 12 float accumulators
+constexpr int TASK_ROWS = 3 * GROUP;  // of C in a task: their lines of A stay in the second-level cache
+constexpr int LINE = 128;             // elements of a line in a panel, which takes 16 KiB: it stays in the first-level cache
+constexpr int RUN = 64;               // steps of a run; else it is all of the line's, or a box
 constexpr int UNROLLED = 8;           // elements of a long run in a pass of the innermost loop
-constexpr int ROWS_AHEAD = 16;       // rows of codes that are asked for before they are read
-constexpr int RUN = 64;              // steps of a run; else it is all of the line's, or a box
+constexpr int ROWS_AHEAD = 16;        // rows of codes that are asked for before they are read
+static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % GROUP == 0, "a task takes whole tiles and whole groups of lines");
 
 // Steps of an element, and of a line.
 template <bool bytes> constexpr int PER_ELEMENT = bytes ? 4 : 2;
@@ -179,24 +180,25 @@ struct Exponents {
     }
   }
 
-  // Whether all boxes lie at most `room` above the least of each `run` of them.
-  bool fit(int run, int room) const {
-    for (int first = 0; first < boxes; first += run) {
-      __m256i low, high;
-      range(first, least(first + run, boxes), low, high);
-      if (_mm256_cmpgt_epu8_mask(_mm256_sub_epi8(high, low), _mm256_set1_epi8((char)room))) return false;
-    }
-    return true;
+  // Brings the longest runs that it can to one exponent each: all steps, or, of bytes, RUN of them. Returns a run's steps.
+  template <bool bytes> int share(int room) {
+    if (share_runs(STEPS<bytes> / box, room)) return STEPS<bytes>;
+    if (bytes && box < RUN && share_runs(RUN / box, room)) return RUN;
+    return box;
   }
 
-  // Brings each run of boxes to its least exponent; returns the steps of a run, the longest for which bytes have room.
-  int share(int bits) {
-    const int room = 8 - bits;
-    if (box < 8 || room == 0) return box;
-    const int all = STEPS<true> / box, run = fit(all, room) ? all : box < RUN && fit(RUN / box, room) ? RUN / box : 1;
-    for (int first = 0; run > 1 && first < boxes; first += run) {
+  // Brings the boxes of each run to the least exponent among them, where codes have `room` bits more for that; a NaN's box
+  // stays as it is.
+  bool share_runs(int run, int room) {
+    __m256i low, high;
+    for (int first = 0; first < boxes; first += run) {
+      range(first, least(first + run, boxes), low, high);
+      const __m256i nan = _mm256_set1_epi8((char)NAN_EXPONENT);
+      if (_mm256_cmpgt_epu8_mask(_mm256_sub_epi8(high, low), _mm256_set1_epi8((char)room))) return false;
+      if (_mm256_cmpeq_epu8_mask(high, nan) & ~_mm256_cmpeq_epu8_mask(low, nan)) return false;
+    }
+    for (int first = 0; first < boxes; first += run) {
       const int end = least(first + run, boxes);
-      __m256i low, high;
       range(first, end, low, high);
       for (int b = first; b < end; b++) {
         __m256i* const here = (__m256i*)stored[b];
@@ -204,7 +206,7 @@ struct Exponents {
         _mm256_store_si256(here, low);
       }
     }
-    return run * box;
+    return true;
   }
 
   // The steps of all boxes, 2^(E - (bits - 2)), each box's `stride` after the one before; NaN where a box holds one. Any
@@ -221,39 +223,41 @@ struct Exponents {
   }
 };
 
-// Bytes shifted left, by as much as each 16-bit lane of `by` says.
-inline __m512i shift_bytes(__m512i bytes, __m512i by) {
+// Codes shifted left, by as much as each 16-bit lane of `by` says.
+template <bool bytes> inline __m512i shifted(__m512i codes, __m512i by) {
+  if constexpr (!bytes) return _mm512_sllv_epi16(codes, by);
   const __m512i low_byte = _mm512_set1_epi16(0xff), kept = _mm512_and_si512(_mm512_sllv_epi16(low_byte, by), low_byte);
-  return _mm512_and_si512(_mm512_sllv_epi16(bytes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
+  return _mm512_and_si512(_mm512_sllv_epi16(codes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
 }
 
-// A's lines as fill_lines left them.
+// Lines of bytes as fill_lines left them.
 void shift_lines(const Exponents& x, uint32_t* lines) {
   const __m512i offset = _mm512_set1_epi8((char)128);
   const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
                                                              18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
-  const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box)));
+  const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
+  const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), log2_box);
   for (int i = 0; i < x.lines; i++, lines += LINE) {
     uint16_t shifts[LINE + 32] = {};
     for (int b = 0; b < x.boxes; b++) shifts[b] = x.shift[b][i];
     for (int at = 0; at < x.boxes * x.box; at += 64) {
       const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
       const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(lines + at / 4), offset);
-      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shift_bytes(codes, by), offset));
+      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shifted<true>(codes, by), offset));
     }
   }
 }
 
-void shift_panel(const Exponents& x, uint32_t* panel) {
+template <bool bytes> void shift_panel(const Exponents& x, uint32_t* panel) {
   for (int b = 0; b < x.boxes; b++) {
     __m512i by[2];
     for (int half = 0; half < 2; half++) {
       const __m512i shifts = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(x.shift[b] + 16 * half)));
       by[half] = _mm512_or_si512(shifts, _mm512_slli_epi32(shifts, 16));
     }
-    for (int e = 0; e < x.box / 4; e++)
+    for (int e = 0; e < x.box / PER_ELEMENT<bytes>; e++)
       for (int half = 0; half < 2; half++, panel += 16)
-        _mm512_storeu_si512(panel, shift_bytes(_mm512_loadu_si512(panel), by[half]));
+        _mm512_storeu_si512(panel, shifted<bytes>(_mm512_loadu_si512(panel), by[half]));
   }
 }
 
@@ -294,12 +298,14 @@ struct Run {
 };
 
 // A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
-// (start_stride 0). A run is a box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED.
-template <int rows, bool bytes, int ELEMENTS>
+// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. ONE_STEP: all boxes of
+// a column of B have the same step.
+template <int rows, bool bytes, int ELEMENTS, bool ONE_STEP>
 void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int columns, const float* start,
           int64_t start_stride) {
   constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
   const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
+  const float* const first_scales = b.scales;
   for (int r = 0; r < rows; r++) {  // C comes from memory while the products are made
     __builtin_prefetch(c + r * stride, 1);
     __builtin_prefetch(c + r * stride + 16, 1);
@@ -331,8 +337,21 @@ void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int col
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
       const __m512 scale = _mm512_set1_ps(a.scales[r]);
-      left[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot_left[r]), scale_left), scale, left[r]);
-      right[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot_right[r]), scale_right), scale, right[r]);
+      __m512 product_left = _mm512_cvtepi32_ps(dot_left[r]), product_right = _mm512_cvtepi32_ps(dot_right[r]);
+      if (!ONE_STEP) {
+        product_left = _mm512_mul_ps(product_left, scale_left);
+        product_right = _mm512_mul_ps(product_right, scale_right);
+      }
+      left[r] = _mm512_fmadd_ps(product_left, scale, left[r]);
+      right[r] = _mm512_fmadd_ps(product_right, scale, right[r]);
+    }
+  }
+  if (ONE_STEP) {
+    const __m512 scale_left = _mm512_loadu_ps(first_scales), scale_right = _mm512_loadu_ps(first_scales + 16);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+      left[r] = _mm512_mul_ps(left[r], scale_left);
+      right[r] = _mm512_mul_ps(right[r], scale_right);
     }
   }
   const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
@@ -348,20 +367,20 @@ void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int col
 }
 
 typedef void (*Tile)(Lines, Panel, int, Run, float*, int64_t, int, const float*, int64_t);
-template <bool bytes, int ELEMENTS>
+template <bool bytes, int ELEMENTS, bool ONE_STEP = false>
 constexpr Tile TILES[ROWS + 1] = {nullptr,
-                                  tile<1, bytes, ELEMENTS>,
-                                  tile<2, bytes, ELEMENTS>,
-                                  tile<3, bytes, ELEMENTS>,
-                                  tile<4, bytes, ELEMENTS>,
-                                  tile<5, bytes, ELEMENTS>,
-                                  tile<6, bytes, ELEMENTS>};
-template <bool bytes> const Tile* tiles_of(Run run) {
+                                  tile<1, bytes, ELEMENTS, ONE_STEP>,
+                                  tile<2, bytes, ELEMENTS, ONE_STEP>,
+                                  tile<3, bytes, ELEMENTS, ONE_STEP>,
+                                  tile<4, bytes, ELEMENTS, ONE_STEP>,
+                                  tile<5, bytes, ELEMENTS, ONE_STEP>,
+                                  tile<6, bytes, ELEMENTS, ONE_STEP>};
+template <bool bytes> const Tile* tiles_of(Run run, bool one_step) {
   switch (run.boxes > 1 ? 0 : run.elements) {
     case 1: return TILES<bytes, 1>;
     case 2: return TILES<bytes, 2>;
-    case 4: return TILES<bytes, 4>;  // and as bytes
-    case 8: return TILES<bytes, 8>;  // the usual 16 steps as words
+    case 4: return TILES<bytes, 4>;  // the usual 16 steps as bytes
+    case 8: return !bytes && one_step ? TILES<bytes, 8, !bytes> : TILES<bytes, 8>;  // and as words
     default: return TILES<bytes, 0>;
   }
 }
@@ -394,6 +413,10 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
   };
   // Steps of a run, for each group of lines in each block; A's groups come first.
   auto run_of = [&](int64_t group, int64_t block) -> int32_t& { return runs[block * room.groups() + group]; };
+  // By how many bits codes may be shifted: to fill a byte or a word, and such that a box's dot product fits 32.
+  auto largest = [](const Packed& x) { return (1u << (x.bits - 1)) - 1; };
+  const int spare = __builtin_clz(largest(A) * largest(B) * (unsigned)A.box) - 1;
+  const int a_room = 8 - A.bits, b_room = bytes ? 8 - B.bits : least(16 - B.bits, spare);
   if (rows * columns * depth < 1 << 20) threads = 1;
 
   // Neighbouring groups come one after another: across, their codes lie side by side.
@@ -403,20 +426,21 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
     const bool of_a = group < room.a_groups;
     const int64_t line = (of_a ? group : group - room.a_groups) * GROUP;
     Exponents exponents(of_a ? A : B, line, k, steps);
-    const int32_t run = run_of(group, block) = bytes ? exponents.share(of_a ? A.bits : B.bits) : A.box;
+    const int32_t run = run_of(group, block) =
+        bytes || !of_a ? exponents.share<bytes>(of_a ? a_room : b_room) : A.box;
     if (of_a) {
       const int64_t at = block * a_block + line;
       uint32_t* lines = a_elements + at * LINE;
       fill_lines<bytes>(A, line, k, steps, lines);
       exponents.fill_scales(A.bits, a_scales_of(block, line), TASK_ROWS);
-      if (run > A.box) shift_lines(exponents, lines);
+      if (run > A.box && !A.one_exponent) shift_lines(exponents, lines);
       return;
     }
     const int64_t at = line * blocks + block * GROUP;
     uint32_t* panel = b_elements + at * LINE;
     fill_panel<bytes>(B, line, k, steps, panel);
     exponents.fill_scales(B.bits, b_scales + at * boxes, GROUP);
-    if (run > B.box) shift_panel(exponents, panel);
+    if (run > B.box && !B.one_exponent) shift_panel<bytes>(exponents, panel);
     if (bytes) fill_starts(panel, (int)boxes, B.box / per_element, b_starts + at * (boxes + 1));
   });
 
@@ -426,11 +450,12 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
     const int width = least(GROUP, columns - j * GROUP);
     for (int64_t block = 0; block < blocks; block++) {
       const int steps = least(block_steps, depth - block * block_steps);
-      int run = run_of(room.a_groups + j, block);
+      const int b_run = run_of(room.a_groups + j, block);
+      int run = b_run;
       for (int64_t group = top / GROUP; group * GROUP < bottom; group++) run = least(run, run_of(group, block));
       const int filled = (int)ceil_div(steps, UNROLLED * per_element) * UNROLLED;
       const Run each{least(run / per_element, filled), run / A.box};
-      const Tile* tiles = tiles_of<bytes>(each);
+      const Tile* tiles = tiles_of<bytes>(each, b_run == block_steps);
       const int64_t at = (j * blocks + block) * GROUP;
       const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * (boxes + 1)};
       for (int64_t row = top; row < bottom; row += ROWS) {

@@ -76,16 +76,16 @@ def test_box_products_are_exact(bits, box, transposed):
 
 
 @needs_boxes
-@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (2, 8), (7, 5)])
-@pytest.mark.parametrize("box", [8, 16, 64, 128, 256])
-@pytest.mark.parametrize("spread", [0, 1, 2, 3, 4, 6, 7])
-def test_boxes_are_summed_together_only_as_far_as_bytes_have_room(bits, box, spread):
-    m, k, n = 70, 600, 45
+@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (2, 8), (7, 5), (16, 2), (16, 4), (16, 8), (9, 8)])
+@pytest.mark.parametrize("box", [4, 8, 16, 64, 128, 256])
+@pytest.mark.parametrize("spread", [0, 1, 2, 3, 4, 6, 7, 9, 12, 13])
+def test_boxes_share_an_exponent_only_as_far_as_their_codes_have_room(bits, box, spread):
+    m, k, n = 70, 1100, 45
     generator = torch.Generator().manual_seed(spread)
 
     def spread_out(lines):
         scale = 2.0 ** torch.randint(spread + 1, (lines, -(-k // box)), generator=generator)
-        scale[:, : 256 // box] = 2  # a block of calm lines
+        scale[:, : 512 // box] = 2  # a block of calm lines
         return torch.randn(lines, k, generator=generator) * scale.repeat_interleave(box, 1)[:, :k]
 
     a_grid, b_grid = (dsq.BFP(m, box).grid for m in bits)
@@ -97,6 +97,19 @@ def test_boxes_are_summed_together_only_as_far_as_bytes_have_room(bits, box, spr
 
 
 @needs_boxes
+@pytest.mark.parametrize("bits", [(2, 2), (7, 5), (8, 8), (16, 2), (16, 4), (16, 8), (16, 11), (12, 9)])
+def test_sums_of_the_largest_codes_fit_at_any_spread(bits):
+    a_grid, b_grid = (dsq.BFP(m).grid for m in bits)
+    product = Product(Factor(a_grid, -1), Factor(b_grid, 0))
+    a, column = torch.full((1, 512), float(a_grid.max_code)), torch.full((512, 1), float(b_grid.max_code))
+    for spread in range(16):
+        b = column.clone()
+        b[:128] *= 2.0**spread
+        got = kernels.gemm_boxes(product, packed(a, product.a), packed(b, product.b))
+        torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=2**-19, atol=0)
+
+
+@needs_boxes
 def test_a_box_with_a_nan_shows_in_the_product():
     for bits in (16, 8):
         product = Product(Factor(dsq.BFP(bits).grid, 0, transposed=True), Factor(dsq.BFP(4).grid, 0))
@@ -104,6 +117,16 @@ def test_a_box_with_a_nan_shows_in_the_product():
         x[3, 2] = torch.nan
         got = kernels.gemm_boxes(product, packed(x, product.a), packed(torch.ones(32, 4), product.b))
         assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
+
+
+@needs_boxes
+@pytest.mark.parametrize("a_bits", [2, 16])
+def test_a_nan_shows_beside_boxes_of_the_largest_exponents(a_bits):
+    product = Product(Factor(dsq.BFP(a_bits).grid, -1), Factor(dsq.BFP(2).grid, 0))
+    a, b = torch.full((2, 64), 2.0**-60), torch.full((64, 3), 2.0**124)
+    b[20, 1] = torch.nan
+    got = kernels.gemm_boxes(product, packed(a, product.a), packed(b, product.b))
+    assert got.isnan().tolist() == [[False, True, False]] * 2
 
 
 @pytest.mark.parametrize(
