@@ -30,6 +30,11 @@ struct Packed {
   bool across;  // a row of codes holds one step of every line, else one line's steps
   int64_t lines, depth;
 
+  // Of a block of `steps` steps, those that tiles read: whole runs, or boxes where these are longer.
+  int steps_read(int steps) const {
+    const int whole = box < RUN ? RUN : box;
+    return (int)ceil_div(steps, whole) * whole;
+  }
   int64_t row_bytes() const { return ceil_div((across ? lines : depth) * bits, 8); }
   // From one line's exponent to the next line's, and from one box's to the next box's.
   int64_t to_next_line() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
@@ -96,7 +101,7 @@ inline __m512i byte_pairs(__m512i even, __m512i odd) {
 }
 
 // The codes of at most GROUP lines from `line` on, over `depth` steps from k on, as the tiles read B: a panel. Zeros after
-// them, to the end of the lines and of the group.
+// them, as far as tiles read.
 template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
   constexpr int per_element = PER_ELEMENT<bytes>;
   const int lines = least(GROUP, x.lines - line);
@@ -121,7 +126,7 @@ template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, 
         (int)ceil_div(depth, per_element), panel);
   }
   const int64_t filled = ceil_div(depth, per_element);
-  memset(panel + filled * GROUP, 0, (size_t)(4 * (LINE - filled) * GROUP));
+  memset(panel + filled * GROUP, 0, (size_t)(4 * (x.steps_read(depth) / per_element - filled) * GROUP));
 }
 
 // The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's codes go
@@ -441,7 +446,7 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
     fill_panel<bytes>(B, line, k, steps, panel);
     exponents.fill_scales(B.bits, b_scales + at * boxes, GROUP);
     if (run > B.box && !B.one_exponent) shift_panel<bytes>(exponents, panel);
-    if (bytes) fill_starts(panel, (int)boxes, B.box / per_element, b_starts + at * (boxes + 1));
+    if (bytes) fill_starts(panel, B.steps_read(steps) / B.box, B.box / per_element, b_starts + at * (boxes + 1));
   });
 
   share_out(room.b_panels * ceil_div(rows, TASK_ROWS), threads, [&](int64_t task) {
@@ -453,8 +458,8 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
       const int b_run = run_of(room.a_groups + j, block);
       int run = b_run;
       for (int64_t group = top / GROUP; group * GROUP < bottom; group++) run = least(run, run_of(group, block));
-      const int filled = (int)ceil_div(steps, UNROLLED * per_element) * UNROLLED;
-      const Run each{least(run / per_element, filled), run / A.box};
+      const int run_steps = least(run, A.steps_read(steps));
+      const Run each{run_steps / per_element, run_steps / A.box};
       const Tile* tiles = tiles_of<bytes>(each, b_run == block_steps);
       const int64_t at = (j * blocks + block) * GROUP;
       const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * (boxes + 1)};
