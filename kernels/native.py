@@ -28,7 +28,7 @@ _SEED, _FLOAT = ctypes.c_uint64, ctypes.c_float
 _PACKED = (_POINTER, _POINTER, _INT, _INT)
 _SIGNATURES = {
     "dsq_isa": (_INT, ctypes.POINTER(_INT)),
-    "dsq_use_threads": (_POINTER,),
+    "dsq_use_threads": (_POINTER, _POINTER),
     "dsq_quantize": (_POINTER, _POINTER, _POINTER, _INT, _SEED),
     "dsq_pack": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _SEED),
     "dsq_unpack": (_POINTER, _POINTER, _POINTER, _POINTER, _INT),
@@ -54,7 +54,9 @@ def _load() -> ctypes.CDLL:
     library.dsq_isa.restype = ctypes.c_char_p
     with suppress(AttributeError):  # PyTorch built without OpenMP: one thread
         # looked up through PyTorch's own dependencies: the OpenMP runtime it uses, whatever its file is called
-        library.dsq_use_threads(ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, _POINTER))
+        runtime = ctypes.CDLL(torch._C.__file__)
+        functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num)
+        library.dsq_use_threads(*(ctypes.cast(function, _POINTER) for function in functions))
     return library
 
 

@@ -5,6 +5,7 @@
 #include "entries.h"
 
 Parallel parallel = nullptr;
+ThreadNumber thread_number = nullptr;
 
 namespace {
 
@@ -127,8 +128,8 @@ EXPORT const char* dsq_isa(int index, int* usable) {
   return ISAS[index]->name;
 }
 
-// `function` is GOMP_parallel of the OpenMP runtime in this process.
-EXPORT void dsq_use_threads(void* function) { parallel = (Parallel)function; }
+// GOMP_parallel and omp_get_thread_num of the OpenMP runtime in this process.
+EXPORT void dsq_use_threads(void* run, void* number) { parallel = (Parallel)run, thread_number = (ThreadNumber)number; }
 
 EXPORT void dsq_quantize(const Plan* plan, const void* x, void* out, int threads, uint64_t seed) {
   const Plan made = in_one_row(*plan), *const p = &made;

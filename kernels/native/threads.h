@@ -11,9 +11,11 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// GOMP_parallel, or null: one thread. Set by dsq_use_threads.
+// GOMP_parallel and omp_get_thread_num, or null: one thread. Set by dsq_use_threads.
 typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+typedef int (*ThreadNumber)();
 extern Parallel parallel;
+extern ThreadNumber thread_number;
 
 namespace {
 
@@ -31,22 +33,39 @@ class StandardArithmetic {
 
 }  // namespace
 
-// Calls body(i) for each i in 0..count-1, on up to `threads` threads, each taking the next that is left.
+// Calls body(i) for each i in 0..count-1, on up to `threads` threads. Each begins with the share of neighbours that
+// PyTorch's own loops would give it, whose memory may lie in its cache, and goes on with what the others have left.
 template <class Body> void share_out(int64_t count, int threads, const Body& body) {
-  if (!parallel || threads < 2 || count < 2) {
+  constexpr int most_threads = 256;
+  if (threads > most_threads) threads = most_threads;
+  if (threads > count) threads = (int)count;
+  if (!parallel || threads < 2) {
     [[maybe_unused]] StandardArithmetic standard;
     for (int64_t i = 0; i < count; i++) body(i);
     return;
   }
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
   struct Shared {
     const Body& body;
-    int64_t count;
-    std::atomic<int64_t> next{0};
-  } shared{body, count};
+    int threads;
+    Share shares[most_threads];
+  } shared{body, threads, {}};
+  const int64_t share = (count + threads - 1) / threads;
+  for (int t = 0; t < threads; t++) {
+    shared.shares[t].next = t * share < count ? t * share : count;
+    shared.shares[t].end = (t + 1) * share < count ? (t + 1) * share : count;
+  }
   auto take = [](void* data) {
     Shared& s = *(Shared*)data;
     [[maybe_unused]] StandardArithmetic standard;
-    for (int64_t i; (i = s.next.fetch_add(1)) < s.count;) s.body(i);
+    const int first = thread_number();
+    for (int t = first; t < first + s.threads; t++) {
+      Share& share = s.shares[t % s.threads];
+      for (int64_t i; (i = share.next.fetch_add(1)) < share.end;) s.body(i);
+    }
   };
-  parallel(take, &shared, (unsigned)(threads < count ? threads : count), 0);
+  parallel(take, &shared, (unsigned)threads, 0);
 }
