@@ -140,7 +140,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     if (p.box == 16) {
       for (int i = 0; i < steps; i++) {
         F value[UNITS];
-        if (far) ask_for<2>((uintptr_t)(x + i * step_bytes) + PAGE, step_bytes);
+        if (far && !STOCHASTIC) ask_for<2>((uintptr_t)(x + i * step_bytes) + PAGE, step_bytes);
         load_columns(x + i * step_bytes, n - i * STEP, value);
         four[i] = exponents_of(value);
       }
@@ -152,7 +152,11 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     FactorsOfGroups<STOCHASTIC, VALUES> factors;
     factors.set(group, p.bits, least);
     if (STOCHASTIC)
-      for (int c = 0; c * CHUNK < n; c++) random.draw(c, row, column / CHUNK + c);
+      for (int c = 0; c * CHUNK < n; c++) {
+        // numbers are drawn while memory answers
+        if (far) ask_for<2>((uintptr_t)(x + c * CHUNK * item) + PAGE, CHUNK * item);
+        random.draw(c, row, column / CHUNK + c);
+      }
 
     const Sink out = sink;
     const F most = max_code;
@@ -239,7 +243,8 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     }
   }
 
-  // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile.
+  // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile, if no numbers were drawn: then
+  // they have been asked for.
   void rows_of_step(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[STEP],
                     int64_t ahead) const {
     I unusual = {};
@@ -258,7 +263,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     uint8_t* to = out.place(top, column);
     if (n >= STEP && !any(unusual)) {
       for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) {
-        ask_for<2>((uintptr_t)x + ahead_bytes, STEP * item);
+        if (!STOCHASTIC) ask_for<2>((uintptr_t)x + ahead_bytes, STEP * item);
         out.ask(to, out.step_stride());
         auto factors_of = [&](int u) ALWAYS { return factors[u]; };
         ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, random.drawn[r][half], out, to);
@@ -293,7 +298,10 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
         for (int64_t row = top; row < bottom; row += SLOTS) {
           const int64_t until = row + SLOTS < bottom ? row + SLOTS : bottom;
           if (STOCHASTIC)
-            for (int64_t r = row; r < until; r++) random.draw((int)(r - row), r, strip + c / CHUNK);
+            for (int64_t r = row; r < until; r++) {
+              ask_for<2>((uintptr_t)values(r, column + c + ahead), CHUNK * item);
+              random.draw((int)(r - row), r, strip + c / CHUNK);
+            }
           for (int i = c; i < n && i < c + CHUNK; i += STEP)
             rows_of_step(row, until, column + i, n - i, exponent + i, ahead);
         }
