@@ -22,13 +22,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -36,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.command import OneLineParser, guarded
+from analysis.memory import keep_freed_memory
 from analysis.stash_picture import draw
 from analysis.stash_setups import CASES, SETUPS, Case, Setup, attach
 from dsq import stash
@@ -139,14 +138,6 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
         "slope": statistics.mean(slopes) if noisy else None,
         "slope +-": statistics.stdev(slopes) / len(slopes) ** 0.5 if noisy else None,
     }
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to give nothing back: fresh pages cost up to a fifth of a step, or nothing, as luck has it."""
-    with suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        mallopt(-4, 0)  # M_MMAP_MAX
 
 
 def compare(args: argparse.Namespace) -> None:

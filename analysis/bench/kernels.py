@@ -6,6 +6,7 @@ import torch
 from dsq.kernels import Grid, Layout, native
 from torch import Tensor
 
+from analysis.memory import keep_freed_memory
 from dsq import kernels
 
 from .peers import installed, plain_pytorch
@@ -19,7 +20,10 @@ AXES = {"columns": -1, "rows": 0}
 
 
 def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
-    """Preallocated outputs, instruction sets, allocation counted, and peers. Raises ValueError without the kernels."""
+    """Preallocated outputs, instruction sets, allocation counted (from memory that was freed), and peers.
+
+    Raises ValueError without the kernels.
+    """
     sets = list(native.instruction_sets())
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
@@ -30,6 +34,7 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
     yield race(f"{sets[0]}, {where}", copy, ceilings(x, y) | preallocated(sets[0], x, y), rounds)
     for isa in sets[1:]:
         yield race(f"{isa}, {where}", copy, _main_operations(isa, x, y), rounds)
+    keep_freed_memory()
     for size in LAYER_SIZES:
         small = torch.randn(size // 512, 512)
         title = f"{size:,} float32 values, outputs allocated"
