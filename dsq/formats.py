@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dsq.arguments import whole_number
 from dsq.kernels import BIAS, MAX_BITS, Grid
 
 #: widest format; above MAX_BITS a value is kept in the floating format it came in
@@ -22,9 +23,8 @@ class BFP:
     exponent_bits: int = 8  #: width of the shared exponent; kernels store 8
 
     def __post_init__(self) -> None:
-        _check_bits(self.bits)
-        if not _is_int(self.box) or not 1 <= self.box < 1 << 31:
-            raise ValueError(f"box must be a whole number of values in 1..2**31 - 1, got {self.box!r}")
+        object.__setattr__(self, "bits", whole_number("bits", self.bits, 2, WIDEST))
+        object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
         if self.exponent_bits != 8:
             raise ValueError(f"exponent_bits must be 8, got {self.exponent_bits!r}")
 
@@ -47,15 +47,10 @@ class FixedPoint:
     fraction_bits: int | None = None
 
     def __post_init__(self) -> None:
-        _check_bits(self.bits)
-        if self.fraction_bits is None:
-            return
-        low, high = self.bits - 2 - BIAS, self.bits - 2 + BIAS
-        if not _is_int(self.fraction_bits) or not low <= self.fraction_bits <= high:
-            raise ValueError(
-                f"fraction_bits must be None (dynamic) or in {low}..{high} at {self.bits} bits, "
-                f"got {self.fraction_bits!r}"
-            )
+        object.__setattr__(self, "bits", whole_number("bits", self.bits, 2, WIDEST))
+        if self.fraction_bits is not None:  # the exponent has to be one that is stored
+            low, high = self.bits - 2 - BIAS, self.bits - 2 + BIAS
+            object.__setattr__(self, "fraction_bits", whole_number("fraction_bits", self.fraction_bits, low, high))
 
     @property
     def grid(self) -> Grid | None:
@@ -82,12 +77,3 @@ Format = BFP | FixedPoint | Identity
 @lru_cache  # asked for many times a layer
 def _grid(bits: int, box: int, exponent: int | None) -> Grid | None:
     return Grid(bits, box, exponent) if bits <= MAX_BITS else None
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_bits(bits: int) -> None:
-    if not _is_int(bits) or not 2 <= bits <= WIDEST:
-        raise ValueError(f"bits must be a whole number in 2..{WIDEST}, got {bits!r}")

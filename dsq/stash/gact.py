@@ -73,8 +73,8 @@ def attach(
     number = isinstance(bits, (int, float)) and not isinstance(bits, bool)
     if not number or not codec.widths[0] <= bits <= codec.widths[-1]:
         raise ValueError(f"bits={bits!r}: accepted with format {format!r} are {codec.widths[0]} to {codec.widths[-1]}")
-    if adapt_interval is not None and (not isinstance(adapt_interval, int) or adapt_interval < 1):
-        raise ValueError(f"adapt_interval={adapt_interval!r}: accepted are None and whole numbers of steps from 1")
+    if adapt_interval is not None:
+        adapt_interval = whole_number("adapt_interval", adapt_interval, 1)
     if swap_dir is not None and level != "L2":
         raise ValueError(f"swap_dir={swap_dir!r}: only level 'L2' swaps, this is {level!r}")
     if swap_dir is not None and not Path(swap_dir).is_dir():

@@ -80,8 +80,8 @@ def attach(
         raise ValueError(f"kinds={kinds!r}: accepted is a sequence of {', '.join(OPERATIONS)}")
     if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
         raise ValueError(f"decay={decay!r}: accepted is 0 <= decay < 1")
-    if groups is not None and (not isinstance(groups, int) or groups < 1):
-        raise ValueError(f"groups={groups!r}: accepted are None and whole numbers from 1")
+    if groups is not None:
+        groups = whole_number("groups", groups, 1)
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding={rounding!r}: accepted are {', '.join(ROUNDINGS)}")
     controller = Mesa(model, frozenset(kinds), decay, groups, rounding, whole_number("seed", seed))

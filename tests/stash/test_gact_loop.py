@@ -294,7 +294,7 @@ def test_frozen_parameters_and_evaluation() -> None:
         ({"level": "L3"}, r"level='L3'.*L1, L2, CB1, CB2"),
         ({"format": "fp8"}, r"format='fp8'.*affine, bfp"),
         ({"format": ["bfp"]}, r"format=\['bfp'\]"),
-        ({"adapt_interval": 0}, r"adapt_interval=0"),
+        ({"adapt_interval": 0}, "adapt_interval must be a whole number from 1, got 0"),
         ({"swap_dir": "/tmp"}, r"swap_dir='/tmp'.*L2"),
         ({"swap_dir": "/nowhere", "level": "L2"}, r"swap_dir='/nowhere'.*existing"),
     ],

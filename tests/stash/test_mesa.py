@@ -289,7 +289,7 @@ def test_the_users_random_stream_is_untouched() -> None:
         ({"kinds": [["matmul"]]}, r"kinds=\[\["),
         ({"decay": 1.0}, r"decay=1.0"),
         ({"decay": "x"}, r"decay='x'"),
-        ({"groups": 0}, r"groups=0"),
+        ({"groups": 0}, "groups must be a whole number from 1, got 0"),
         ({"rounding": "up"}, r"rounding='up'"),
     ],
 )
