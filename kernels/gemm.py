@@ -8,7 +8,7 @@ product takes 64 or 256 steps. A step times its integer has to be within float32
 Shape suffixes: M rows, N columns, K the contraction.
 """
 
-import math
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -93,18 +93,11 @@ def _told(x: Tensor) -> str:
 
 
 def _native_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    (rows, depth), columns = a.shape, b.shape[1]
-    out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
-    if math.prod((rows, columns, depth)) == 0:
-        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    sizes = (a.shape[0], b.shape[1], a.shape[1])
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
+    operands = (a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride())
     library = native.library()
-    panels = scratch(library.dsq_gemm_bf16_scratch(rows, columns, depth))
-    bias = bias if bias is None else bias.contiguous()
-    bias_at = None if bias is None else bias.data_ptr()
-    operands = (a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), bias_at)
-    library.dsq_gemm_bf16(*operands, out.data_ptr(), rows, columns, depth, panels.data_ptr(), torch.get_num_threads())
-    return out
+    return _written(sizes, bias, library.dsq_gemm_bf16, operands, library.dsq_gemm_bf16_scratch(*sizes))
 
 
 def _native_boxes(
@@ -122,19 +115,28 @@ def _native_boxes(
     columns: int,
     depth: int,
 ) -> Tensor:
-    out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
-    if math.prod((rows, columns, depth)) == 0:
-        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    sizes = (rows, columns, depth)
     a_codes, a_exponents, b_codes, b_exponents = (x.contiguous() for x in (a_codes, a_exponents, b_codes, b_exponents))
-    library = native.library()
-    panels = scratch(library.dsq_gemm_boxes_scratch(rows, columns, depth, box))
-    one_exponent = a_exponents.dim() == 1
-    bias = bias if bias is None else bias.contiguous()
-    bias_at = None if bias is None else bias.data_ptr()
     a_operand = (a_codes.data_ptr(), a_exponents.data_ptr(), a_bits, a_across)
     b_operand = (b_codes.data_ptr(), b_exponents.data_ptr(), b_bits, b_across)
-    sizes = (rows, columns, depth, panels.data_ptr(), torch.get_num_threads())
-    library.dsq_gemm_boxes(*a_operand, *b_operand, one_exponent, box, bias_at, out.data_ptr(), *sizes)
+    one_exponent = a_exponents.dim() == 1
+    library = native.library()
+    room = library.dsq_gemm_boxes_scratch(*sizes, box)
+    return _written(sizes, bias, library.dsq_gemm_boxes, (*a_operand, *b_operand, one_exponent, box), room)
+
+
+def _written(
+    sizes: tuple[int, int, int], bias: Tensor | None, gemm: Callable[..., None], operands: tuple[int, ...], room: int
+) -> Tensor:
+    """What ``gemm`` makes of ``operands`` with ``room`` bytes of scratch memory; it takes none that are empty."""
+    rows, columns, _ = sizes
+    out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
+    if 0 in sizes:
+        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    bias = bias if bias is None else bias.contiguous()
+    bias_at = None if bias is None else bias.data_ptr()
+    panels = scratch(room)
+    gemm(*operands, bias_at, out.data_ptr(), *sizes, panels.data_ptr(), torch.get_num_threads())
     return out
 
 
