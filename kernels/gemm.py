@@ -20,8 +20,8 @@ from .native_product import scratch, summed_as_integers
 from .ops import check_codes, define
 from .product import Codes, Product
 
-#: steps of the contraction in a panel of native/panels.h; a box has to divide it
-_DEPTH = 256
+#: steps of the contraction, as words, in a line of native/gemm_boxes.cpp; a box has to divide it
+_LINE_STEPS = 256
 
 
 @cache
@@ -40,7 +40,7 @@ def has_gemm_boxes(device_type: str, product: Product) -> bool:
         return False
     dims = product.a.dim % 2, product.b.dim % 2
     box = summed_as_integers(a.box)
-    fits = box % 2 == 0 and _DEPTH % box == 0 and a.max_code * b.max_code * box < 1 << 31
+    fits = box % 2 == 0 and _LINE_STEPS % box == 0 and a.max_code * b.max_code * box < 1 << 31
     return fits and (a.box == 0 or dims == product.contracted())
 
 

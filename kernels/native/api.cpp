@@ -157,7 +157,8 @@ EXPORT void dsq_unpack(const Plan* plan, const uint8_t* codes, const uint8_t* ex
 constexpr int64_t MASK_PIECE = VALUES_A_THREAD;
 static_assert(MASK_PIECE % 32 == 0, "a piece begins with a word of bits");
 
-static void on_pieces(const MaskJob& job, void (*kernel)(const MaskJob&, int64_t, int64_t), int64_t count, int threads) {
+static void on_pieces(const MaskJob& job, void (*kernel)(const MaskJob&, int64_t, int64_t), int64_t count,
+                      int threads) {
   share_out(ceil_div(count, MASK_PIECE), threads, [&](int64_t i) {
     const int64_t begin = i * MASK_PIECE, end = begin + MASK_PIECE;
     kernel(job, begin, end < count ? end : count);

@@ -161,8 +161,8 @@ INLINE void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
 }
 #endif
 
-// What turns a step's bytes into codes, whatever their width: each lane fetches the bytes that hold its code, shifts the
-// code to the top, and back with its sign. Reads up to 16 bytes beyond the step's.
+// What turns a step's bytes into codes, whatever their width: each lane fetches the bytes that hold its code, shifts
+// the code to the top, and back with its sign. Reads up to 16 bytes beyond the step's.
 class Unpacker {
  public:
   explicit Unpacker(int bits) : bits_(bits) {

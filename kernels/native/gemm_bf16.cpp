@@ -1,10 +1,11 @@
-// C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16; the unit takes subnormal values as zero).
+// C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16, which takes subnormal values as zero).
 #include "entries.h"
 #include "panels.h"
 
 namespace {
 
 constexpr int ROWS = 14, COLUMNS = 32;  // of C in a register tile: 28 accumulators, 2 registers of B, 1 of A
+constexpr int DEPTH = 256;              // steps of a panel: B's takes 16 KiB and stays in the first-level cache
 constexpr int TASK_PANELS = 16;         // panels of A that a task multiplies with one panel of B
 constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
 
@@ -99,8 +100,8 @@ EXPORT void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, con
       for (int64_t i = first; i < a_panels && i < first + TASK_PANELS; i++) {
         float* corner = c + i * ROWS * columns + j * COLUMNS;
         const float* start = k ? corner : bias ? bias + j * COLUMNS : nullptr;
-        TILES[least(ROWS, rows - i * ROWS)](scratch + (i * blocks + k) * A_PANEL, b_scratch + (j * blocks + k) * B_PANEL,
-                                            pairs, corner, columns, width, start, k ? columns : 0);
+        const uint32_t *a_panel = scratch + (i * blocks + k) * A_PANEL, *panel = b_scratch + (j * blocks + k) * B_PANEL;
+        TILES[least(ROWS, rows - i * ROWS)](a_panel, panel, pairs, corner, columns, width, start, k ? columns : 0);
       }
     }
   });

@@ -218,8 +218,8 @@ INLINE U pick(U a, U b, uint32_t mask) {
 #endif
 }
 
-// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes, or from
-// their values where a box is one vector.
+// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes, or
+// from their values where a box is one vector.
 INLINE uint32_t four_exponents(I a, I b, I c, I d) {
   U bytes = pick((U)a >> 23, (U)b >> 15, 0xff);
   bytes = pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);

@@ -1,6 +1,6 @@
-// Panels: the operands of a GEMM laid out as its register tiles read them (AVX-512). A panel holds `width` lines (rows of
-// A, columns of B) over at most DEPTH steps of the contraction, in elements of 32 bits: two steps' values of 16 bits, or
-// four steps' of 8, as the dot-product instructions take them. One element of every line, then the next of every line.
+// Panels: the operands of a GEMM laid out as its register tiles read them (AVX-512). A panel holds `width` lines (rows
+// of A, columns of B) over some steps of the contraction, in elements of 32 bits: two steps' values of 16 bits, or four
+// steps' of 8, as the dot-product instructions take them. One element of every line, then the next of every line.
 #pragma once
 
 #include <immintrin.h>
@@ -10,8 +10,6 @@
 
 namespace {
 
-constexpr int DEPTH = 256;  // a panel of 32 lines takes 16 KiB: it stays in the first-level cache
-
 constexpr int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }
@@ -19,13 +17,14 @@ inline __mmask64 first64(int count) { return count >= 64 ? ~0ull : count <= 0 ? 
 
 // row(k) gives 32 lines' values at depth k; those past the last line are zeros.
 template <int width, class Row> inline void panel_of_rows(const Row& row, int depth, uint32_t* panel) {
-  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                       36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,  //
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (int k = 0; k < depth; k += 2, panel += width) {
     const __m512i even = row(k), odd = k + 1 < depth ? row(k + 1) : _mm512_setzero_si512();
     _mm512_mask_storeu_epi32(panel, first16(width), _mm512_permutex2var_epi16(even, low, odd));
-    if (width > 16) _mm512_mask_storeu_epi32(panel + 16, first16(width - 16), _mm512_permutex2var_epi16(even, high, odd));
+    if (width <= 16) continue;
+    _mm512_mask_storeu_epi32(panel + 16, first16(width - 16), _mm512_permutex2var_epi16(even, high, odd));
   }
 }
 

@@ -100,8 +100,8 @@ INLINE I with_sign_of(F x, I code) {
 template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int unit) {
   if constexpr (!STOCHASTIC) return nearest(clamp(t, max_code));
 #if LANES == 16
-  // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction), halves
-  // rounded down; adding 2^16 - 1 - k carries into the whole part just then.
+  // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction),
+  // halves rounded down; adding 2^16 - 1 - k carries into the whole part just then.
   constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
   __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
   __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
