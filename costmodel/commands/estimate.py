@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace) -> Report:
     workload, fmt, excluded = workload_of(arguments), format_of(arguments), ""
     if arguments.history:
         history = load_history(arguments.history, fmt)
+        _check_format(arguments, history.format)
         setups = [(history.format, level.precision) for level in history.levels]
         if history.exclude and arguments.exclude is None:
             workload, excluded = _as_the_run(workload, history.exclude, arguments.profile)
@@ -66,6 +67,15 @@ def run(arguments: argparse.Namespace) -> Report:
         if excluded:
             report.notes.append(excluded)
     return replace(report, sections=[replace(report.sections[0], shown=shown)])
+
+
+def _check_format(arguments: argparse.Namespace, recorded: Format) -> None:
+    """Raises ValueError for an option of the format that the run's own record overrules."""
+    for option, field in (("format", "kind"), ("box", "box"), ("box_axis", "box_axis")):
+        given, found = getattr(arguments, option), getattr(recorded, field)
+        if given not in (arguments.parser.get_default(option), found):
+            name = option.replace("_", "-")
+            raise ValueError(f"--{name} {given} does nothing: the history records {found}")
 
 
 def _as_the_run(workload: Workload, pattern: str, profile: str) -> tuple[Workload, str]:

@@ -18,14 +18,21 @@ Setup = tuple[Format, Precision]
 def workload_of(arguments: argparse.Namespace) -> Workload:
     workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
     if arguments.quantise_attention:
-        workload = workload.quantising_attention()
+        workload = _changed(workload, workload.quantising_attention(), "--quantise-attention")
     if arguments.exclude:
         whole, workload = workload, workload.excluding(arguments.exclude)
         if workload == whole:
             raise ValueError(f"exclude {arguments.exclude!r} matches none of the workload's converted layers")
     if arguments.fused_attention:
-        workload = workload.fusing_attention()
+        workload = _changed(workload, workload.fusing_attention(), "--fused-attention")
     return workload.gemms_only() if arguments.gemms_only else workload
+
+
+def _changed(before: Workload, after: Workload, option: str) -> Workload:
+    """``after``. Raises ValueError where the option did nothing."""
+    if after == before:
+        raise ValueError(f"{option} does nothing for {before.name}: leave it out")
+    return after
 
 
 def format_of(arguments: argparse.Namespace) -> Format:

@@ -18,6 +18,8 @@ def run(arguments: argparse.Namespace) -> Report:
     unknown = [number for number in chosen if number not in TABLES]
     if unknown:
         raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
+    if 7 not in chosen and arguments.hardware != arguments.parser.get_default("hardware"):
+        raise ValueError("--hardware does nothing without table 7: leave it out")
     sections: list[Section] = []
     notes: list[str] = []
     static, fits = tables.static_rows(chosen), tables.dsq_fits(chosen)

@@ -156,6 +156,7 @@ BAD = {
         ["estimate", "[16,4,4,16]", "--profile", "paper", "--fused-attention"],
         "--fused-attention does nothing in the paper profile",
     ),
+    "idle hardware": (["table", "1", "--hardware", "cpu"], "--hardware does nothing without table 7"),
     "float in paper": (["estimate", "float:[16,16,16,16]", "--profile", "paper"], "use --profile first-principles"),
 }
 
@@ -171,6 +172,25 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+@pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
+def test_options_of_attention_need_some(option, capsys, tmp_path):
+    path = tmp_path / "one_layer.json"
+    layer = {"op": "gemm", "name": "fc", "M": 8, "K": 8, "N": 8}
+    path.write_text(json.dumps({"costmodel": 1, "name": "one layer", "tokens": 8, "operations": [layer]}))
+    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), option)
+    assert (status, errors) == (2, f"dsq-cost estimate: {option} does nothing for one layer: leave it out\n")
+
+
+def test_a_history_overrules_no_option_silently(capsys, tmp_path):
+    path = tmp_path / "history.json"
+    levels = [{"precision": [2, 2, 2, 16], "updates": 1}]
+    path.write_text(json.dumps({"format": "bfp", "box": 16, "levels": levels}))
+    for option, recorded in (("--format fixed", "bfp"), ("--box 32", "16")):
+        status, _, errors = run(capsys, "estimate", "--history", str(path), *option.split())
+        assert (status, errors) == (2, f"dsq-cost estimate: {option} does nothing: the history records {recorded}\n")
+    assert run(capsys, "estimate", "--history", str(path), "--box-axis", "last")[0] == 0  # it records none
 
 
 def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
