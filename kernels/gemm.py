@@ -4,7 +4,8 @@
 ``gemm_boxes`` takes packed block floating point with boxes along the contraction: an exact integer dot product a box,
 then the steps, as hardware for the format computes it (AVX512_VNNI). Where both factors have at most 8 bits they
 multiply as bytes, at two thirds of the cost; and where a byte has room to shift narrower codes to one exponent, one dot
-product takes 64 or 256 steps. A step times its integer has to be within float32's range.
+product takes 64 or 512 steps. Times the steps of either factor, or both, the sums of 256 products of codes, shifted or
+not, have to be within float32's range.
 Shape suffixes: M rows, N columns, K the contraction.
 """
 

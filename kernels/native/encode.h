@@ -243,8 +243,8 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     }
   }
 
-  // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile, if no numbers were drawn: then
-  // they have been asked for.
+  // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile, unless numbers are drawn, which
+  // asks for them.
   void rows_of_step(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[STEP],
                     int64_t ahead) const {
     I unusual = {};

@@ -1,8 +1,9 @@
-// C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an exact
-// integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). Codes of at most 8 bits
-// multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, words, two to an element. Narrow codes
-// leave room to be shifted, exactly, so that the boxes of a run share an exponent: of bytes, one integer dot product takes
-// the run; of words, which A's codes may fill, the boxes of B share a step that its column is multiplied by at the end.
+// C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an
+// exact integer dot product over each box, times the two boxes' steps, summed in float32 (AVX512_VNNI). Codes of at
+// most 8 bits multiply as bytes, four to an element of a panel; wider ones as 16-bit integers, words, two to an
+// element. Narrow codes leave room to be shifted, exactly, so that the boxes of a run share an exponent: of bytes, one
+// integer dot product takes the run; of words, which A's codes may fill, the boxes of B share a step that its column is
+// multiplied by at the end.
 #include "entries.h"
 #include "panels.h"
 
@@ -10,18 +11,20 @@ namespace {
 
 constexpr int ROWS = 6, GROUP = 32;   // rows and columns of a register tile: 12 integer and 12 float accumulators
 constexpr int TASK_ROWS = 3 * GROUP;  // of C in a task: their lines of A stay in the second-level cache
-constexpr int LINE = 128;             // elements of a line in a panel, which takes 16 KiB: it stays in the first-level cache
+constexpr int LINE = 128;             // elements of a line in a panel: 16 KiB, which stay in the first-level cache
 constexpr int RUN = 64;               // steps of a run; else it is all of the line's, or a box
 constexpr int UNROLLED = 8;           // elements of a long run in a pass of the innermost loop
 constexpr int ROWS_AHEAD = 16;        // rows of codes that are asked for before they are read
+constexpr int ONE_STEP_BOX = 16;      // of words, whose tiles know B's boxes to share a step
+static_assert(RUN % (4 * UNROLLED) == 0, "a run is unrolled without rest");
 static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % GROUP == 0, "a task takes whole tiles and whole groups of lines");
 
 // Steps of an element, and of a line.
 template <bool bytes> constexpr int PER_ELEMENT = bytes ? 4 : 2;
 template <bool bytes> constexpr int STEPS = LINE * PER_ELEMENT<bytes>;
 
-// A packed matrix as a GEMM reads it: lines (rows of A, columns of B) along the depth. kernels/grid.py says how codes and
-// exponents lie.
+// A packed matrix as a GEMM reads it: lines (rows of A, columns of B) along the depth. kernels/grid.py says how codes
+// and exponents lie.
 struct Packed {
   const uint8_t* codes;
   const uint8_t* exponents;  // one for each box, or one for the tensor
@@ -100,8 +103,8 @@ inline __m512i byte_pairs(__m512i even, __m512i odd) {
   return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8));
 }
 
-// The codes of at most GROUP lines from `line` on, over `depth` steps from k on, as the tiles read B: a panel. Zeros after
-// them, as far as tiles read.
+// The codes of at most GROUP lines from `line` on, over `depth` steps from k on, as the tiles read B: a panel. Zeros
+// after them, as far as tiles read.
 template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
   constexpr int per_element = PER_ELEMENT<bytes>;
   const int lines = least(GROUP, x.lines - line);
@@ -129,8 +132,8 @@ template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, 
   memset(panel + filled * GROUP, 0, (size_t)(4 * (x.steps_read(depth) / per_element - filled) * GROUP));
 }
 
-// The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's codes go
-// in 128 too large, and -128 times the sum of B's codes over a box is where its dot product starts.
+// The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's
+// codes go in 128 too large, and -128 times the sum of B's codes over a box is where its dot product starts.
 template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* to) {
   constexpr int per_element = PER_ELEMENT<bytes>;
   const __m512i offset = _mm512_set1_epi8(bytes ? (char)128 : 0);
@@ -160,6 +163,7 @@ template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, 
 // The stored exponents of a group's lines over a panel's steps, and how far its codes are to be shifted to have them.
 struct Exponents {
   int lines, boxes, box;
+  bool shifted = false;
   alignas(GROUP) uint8_t stored[LINE][GROUP];  // a box of every line, then the next of every line
   alignas(GROUP) uint8_t shift[LINE][GROUP];
 
@@ -185,21 +189,36 @@ struct Exponents {
     }
   }
 
-  // Brings the longest runs that it can to one exponent each: all steps, or, of bytes, RUN of them. Returns a run's steps.
-  template <bool bytes> int share(int room) {
-    if (share_runs(STEPS<bytes> / box, room)) return STEPS<bytes>;
-    if (bytes && box < RUN && share_runs(RUN / box, room)) return RUN;
+  // Gives boxes of zeros, which may have any, their neighbours' exponents: their own, 0, would lie far below.
+  // zeros(b): the lines whose box b holds zeros.
+  template <class Zeros> void pass_over_zeros(const Zeros& zeros) {
+    auto take_from = [&](int b, int neighbour) {
+      const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
+      const __mmask32 candidates = _mm256_testn_epi8_mask(here, here);
+      if (!candidates) return;
+      const __m256i there = _mm256_load_si256((const __m256i*)stored[neighbour]);
+      _mm256_store_si256((__m256i*)stored[b], _mm256_mask_mov_epi8(here, candidates & zeros(b), there));
+    };
+    for (int b = 1; b < boxes; b++) take_from(b, b - 1);
+    for (int b = boxes - 2; b >= 0; b--) take_from(b, b + 1);
+  }
+
+  // Brings the longest runs that it can to one exponent each: all steps, or, of bytes, RUN of them. Returns a run's
+  // steps.
+  template <bool bytes> int share(int spare) {
+    if (share_runs(STEPS<bytes> / box, spare)) return STEPS<bytes>;
+    if (bytes && box < RUN && share_runs(RUN / box, spare)) return RUN;
     return box;
   }
 
-  // Brings the boxes of each run to the least exponent among them, where codes have `room` bits more for that; a NaN's box
+  // Brings the boxes of each run to the least exponent among them, where codes have `spare` bits for that; a NaN's box
   // stays as it is.
-  bool share_runs(int run, int room) {
+  bool share_runs(int run, int spare) {
     __m256i low, high;
     for (int first = 0; first < boxes; first += run) {
       range(first, least(first + run, boxes), low, high);
       const __m256i nan = _mm256_set1_epi8((char)NAN_EXPONENT);
-      if (_mm256_cmpgt_epu8_mask(_mm256_sub_epi8(high, low), _mm256_set1_epi8((char)room))) return false;
+      if (_mm256_cmpgt_epu8_mask(_mm256_sub_epi8(high, low), _mm256_set1_epi8((char)spare))) return false;
       if (_mm256_cmpeq_epu8_mask(high, nan) & ~_mm256_cmpeq_epu8_mask(low, nan)) return false;
     }
     for (int first = 0; first < boxes; first += run) {
@@ -207,15 +226,17 @@ struct Exponents {
       range(first, end, low, high);
       for (int b = first; b < end; b++) {
         __m256i* const here = (__m256i*)stored[b];
-        _mm256_store_si256((__m256i*)shift[b], _mm256_sub_epi8(_mm256_load_si256(here), low));
+        const __m256i by = _mm256_sub_epi8(_mm256_load_si256(here), low);
+        _mm256_store_si256((__m256i*)shift[b], by);
         _mm256_store_si256(here, low);
+        shifted |= !_mm256_testz_si256(by, by);
       }
     }
     return true;
   }
 
-  // The steps of all boxes, 2^(E - (bits - 2)), each box's `stride` after the one before; NaN where a box holds one. Any
-  // for lines that are not there, whose codes are 0.
+  // The steps of all boxes, 2^(E - (bits - 2)), each box's `stride` after the one before; NaN where a box holds one.
+  // Any for lines that are not there, whose codes are 0.
   void fill_scales(int bits, float* scales, int64_t stride) const {
     for (int b = 0; b < boxes; b++, scales += stride)
       for (int half = 0; half < GROUP; half += 16) {
@@ -228,8 +249,27 @@ struct Exponents {
   }
 };
 
+// The lines of bytes, and of a panel, whose codes in a box of `elements` are all zero.
+inline __mmask32 zeros_of_lines(const uint32_t* lines, int box, int elements) {
+  __mmask32 zeros = 0;
+  for (int i = 0; i < GROUP; i++) {
+    uint32_t any = 0;
+    for (int e = 0; e < elements; e++) any |= lines[i * LINE + box * elements + e] ^ 0x80808080;
+    zeros |= (__mmask32)(any == 0) << i;
+  }
+  return zeros;
+}
+inline __mmask32 zeros_of_panel(const uint32_t* panel, int box, int elements) {
+  __m512i left = _mm512_setzero_si512(), right = left;
+  for (int e = box * elements; e < (box + 1) * elements; e++) {
+    left = _mm512_or_si512(left, _mm512_loadu_si512(panel + e * GROUP));
+    right = _mm512_or_si512(right, _mm512_loadu_si512(panel + e * GROUP + 16));
+  }
+  return _mm512_testn_epi32_mask(left, left) | (__mmask32)_mm512_testn_epi32_mask(right, right) << 16;
+}
+
 // Codes shifted left, by as much as each 16-bit lane of `by` says.
-template <bool bytes> inline __m512i shifted(__m512i codes, __m512i by) {
+template <bool bytes> inline __m512i shift_codes(__m512i codes, __m512i by) {
   if constexpr (!bytes) return _mm512_sllv_epi16(codes, by);
   const __m512i low_byte = _mm512_set1_epi16(0xff), kept = _mm512_and_si512(_mm512_sllv_epi16(low_byte, by), low_byte);
   return _mm512_and_si512(_mm512_sllv_epi16(codes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
@@ -238,8 +278,9 @@ template <bool bytes> inline __m512i shifted(__m512i codes, __m512i by) {
 // Lines of bytes as fill_lines left them.
 void shift_lines(const Exponents& x, uint32_t* lines) {
   const __m512i offset = _mm512_set1_epi8((char)128);
-  const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17,
-                                                             18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+  const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,  //
+                                                             16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29,
+                                                             30, 31));
   const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
   const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), log2_box);
   for (int i = 0; i < x.lines; i++, lines += LINE) {
@@ -248,7 +289,7 @@ void shift_lines(const Exponents& x, uint32_t* lines) {
     for (int at = 0; at < x.boxes * x.box; at += 64) {
       const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
       const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(lines + at / 4), offset);
-      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shifted<true>(codes, by), offset));
+      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shift_codes<true>(codes, by), offset));
     }
   }
 }
@@ -262,16 +303,17 @@ template <bool bytes> void shift_panel(const Exponents& x, uint32_t* panel) {
     }
     for (int e = 0; e < x.box / PER_ELEMENT<bytes>; e++)
       for (int half = 0; half < 2; half++, panel += 16)
-        _mm512_storeu_si512(panel, shifted<bytes>(_mm512_loadu_si512(panel), by[half]));
+        _mm512_storeu_si512(panel, shift_codes<bytes>(_mm512_loadu_si512(panel), by[half]));
   }
 }
 
-// What is to be added for each box, summed from the first box on: where a run starts less where it ends.
-void fill_starts(const uint32_t* panel, int boxes, int elements, int32_t* starts) {
+// 128 times the sum of each column's codes before each box, and after the last: a run's dot product starts at what it
+// finds at its first box less what it finds after its last.
+void fill_offsets(const uint32_t* panel, int boxes, int elements, int32_t* offsets) {
   __m512i left = _mm512_setzero_si512(), right = left;
-  for (; boxes >= 0; boxes--, starts += GROUP) {
-    _mm512_storeu_si512(starts, left);
-    _mm512_storeu_si512(starts + 16, right);
+  for (; boxes >= 0; boxes--, offsets += GROUP) {
+    _mm512_storeu_si512(offsets, left);
+    _mm512_storeu_si512(offsets + 16, right);
     for (int e = 0; boxes > 0 && e < elements; e++, panel += GROUP) {
       left = _mm512_dpbusd_epi32(left, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel));
       right = _mm512_dpbusd_epi32(right, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel + 16));
@@ -288,13 +330,13 @@ template <bool bytes> inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
 
 struct Lines {
   const uint32_t* elements;  // LINE a line
-  const float* scales;       // of a box of TASK_ROWS lines, then of their next
+  const float* scales;       // one box's, of TASK_ROWS lines; then the next box's
 };
 
 struct Panel {
   const uint32_t* elements;
   const float* scales;
-  const int32_t* starts;
+  const int32_t* offsets;
 };
 
 // The steps that one integer dot product takes: of so many elements, and so many boxes, which share their exponents.
@@ -303,8 +345,8 @@ struct Run {
 };
 
 // A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
-// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. ONE_STEP: all boxes of
-// a column of B have the same step.
+// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. ONE_STEP: all boxes
+// of a column of B have the same step.
 template <int rows, bool bytes, int ELEMENTS, bool ONE_STEP>
 void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int columns, const float* start,
           int64_t start_stride) {
@@ -319,14 +361,14 @@ void tile(Lines a, Panel b, int runs, Run run, float* c, int64_t stride, int col
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
   for (; runs > 0; runs--, a.scales += boxes * TASK_ROWS, b.scales += boxes * GROUP) {
-    __m512i dot_left[rows], dot_right[rows], start_left = _mm512_setzero_si512(), start_right = start_left;
+    __m512i dot_left[rows], dot_right[rows], offset_left = _mm512_setzero_si512(), offset_right = offset_left;
     if (bytes) {
-      start_left = _mm512_loadu_si512(b.starts), start_right = _mm512_loadu_si512(b.starts + 16);
-      b.starts += boxes * GROUP;
-      start_left = _mm512_sub_epi32(start_left, _mm512_loadu_si512(b.starts));
-      start_right = _mm512_sub_epi32(start_right, _mm512_loadu_si512(b.starts + 16));
+      offset_left = _mm512_loadu_si512(b.offsets), offset_right = _mm512_loadu_si512(b.offsets + 16);
+      b.offsets += boxes * GROUP;
+      offset_left = _mm512_sub_epi32(offset_left, _mm512_loadu_si512(b.offsets));
+      offset_right = _mm512_sub_epi32(offset_right, _mm512_loadu_si512(b.offsets + 16));
     }
-    for (int r = 0; r < rows; r++) dot_left[r] = start_left, dot_right[r] = start_right;
+    for (int r = 0; r < rows; r++) dot_left[r] = offset_left, dot_right[r] = offset_right;
     for (int e = 0; e < elements; e += together)
 #pragma GCC unroll 8
       for (int u = 0; u < together; u++, a.elements++, b.elements += GROUP) {
@@ -385,86 +427,99 @@ template <bool bytes> const Tile* tiles_of(Run run, bool one_step) {
     case 1: return TILES<bytes, 1>;
     case 2: return TILES<bytes, 2>;
     case 4: return TILES<bytes, 4>;  // the usual 16 steps as bytes
-    case 8: return !bytes && one_step ? TILES<bytes, 8, !bytes> : TILES<bytes, 8>;  // and as words
+    case 8:  // and as words
+      if constexpr (!bytes)
+        if (one_step) return TILES<bytes, 8, true>;
+      return TILES<bytes, 8>;
     default: return TILES<bytes, 0>;
   }
 }
 
 // What a GEMM keeps in scratch memory, in blocks of so many steps.
-struct Room {
+struct Scratch {
   int64_t a_groups, a_tasks, b_panels, blocks, boxes;
-  Room(int64_t rows, int64_t columns, int64_t depth, int box, int steps)
+  Scratch(int64_t rows, int64_t columns, int64_t depth, int box, int steps)
       : a_groups(ceil_div(rows, GROUP)), a_tasks(ceil_div(rows, TASK_ROWS)), b_panels(ceil_div(columns, GROUP)),
         blocks(ceil_div(depth, steps)), boxes(steps / box) {}
   int64_t groups() const { return a_groups + b_panels; }
   int64_t elements() const { return blocks * groups() * GROUP * LINE; }
   int64_t a_scales() const { return blocks * a_tasks * boxes * TASK_ROWS; }
   int64_t b_scales() const { return blocks * b_panels * boxes * GROUP; }
-  int64_t b_starts() const { return blocks * b_panels * (boxes + 1) * GROUP; }
-  int64_t bytes() const { return 4 * (elements() + a_scales() + b_scales() + b_starts() + blocks * groups()); }
+  int64_t b_offsets() const { return blocks * b_panels * (boxes + 1) * GROUP; }
+  int64_t bytes() const { return 4 * (elements() + a_scales() + b_scales() + b_offsets() + blocks * groups()); }
 };
 
 template <bool bytes>
-void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uint32_t* scratch, int threads) {
+void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uint32_t* memory, int threads) {
   constexpr int per_element = PER_ELEMENT<bytes>, block_steps = STEPS<bytes>;
   const int64_t rows = A.lines, columns = B.lines, depth = A.depth;
-  const Room room(rows, columns, depth, A.box, block_steps);
-  const int64_t boxes = room.boxes, blocks = room.blocks, a_block = room.a_groups * GROUP;
-  uint32_t *a_elements = scratch, *b_elements = a_elements + blocks * a_block * LINE;
-  float *a_scales = (float*)(scratch + room.elements()), *b_scales = a_scales + room.a_scales();
-  int32_t *b_starts = (int32_t*)(b_scales + room.b_scales()), *runs = b_starts + room.b_starts();
-  auto a_scales_of = [&](int64_t block, int64_t line) {
-    return a_scales + (block * room.a_tasks + line / TASK_ROWS) * boxes * TASK_ROWS + line % TASK_ROWS;
+  const Scratch scratch(rows, columns, depth, A.box, block_steps);
+  const int64_t boxes = scratch.boxes, blocks = scratch.blocks, a_groups = scratch.a_groups, groups = scratch.groups();
+  uint32_t *a_elements = memory, *b_elements = a_elements + blocks * a_groups * GROUP * LINE;
+  float *a_scales = (float*)(memory + scratch.elements()), *b_scales = a_scales + scratch.a_scales();
+  int32_t *b_offsets = (int32_t*)(b_scales + scratch.b_scales()), *runs = b_offsets + scratch.b_offsets();
+  auto a_elements_of = [&](int64_t block, int64_t line) {
+    return a_elements + (block * a_groups * GROUP + line) * LINE;
   };
+  auto a_scales_of = [&](int64_t block, int64_t line) {
+    return a_scales + (block * scratch.a_tasks + line / TASK_ROWS) * boxes * TASK_ROWS + line % TASK_ROWS;
+  };
+  auto panel_at = [&](int64_t block, int64_t panel) { return (panel * blocks + block) * GROUP; };
+  const int box_elements = A.box / per_element;
   // Steps of a run, for each group of lines in each block; A's groups come first.
-  auto run_of = [&](int64_t group, int64_t block) -> int32_t& { return runs[block * room.groups() + group]; };
+  auto run_of = [&](int64_t group, int64_t block) -> int32_t& { return runs[block * groups + group]; };
   // By how many bits codes may be shifted: to fill a byte or a word, and such that a box's dot product fits 32.
   auto largest = [](const Packed& x) { return (1u << (x.bits - 1)) - 1; };
-  const int spare = __builtin_clz(largest(A) * largest(B) * (unsigned)A.box) - 1;
-  const int a_room = 8 - A.bits, b_room = bytes ? 8 - B.bits : least(16 - B.bits, spare);
+  const int spare_in_sum = __builtin_clz(largest(A) * largest(B) * (unsigned)A.box) - 1;
+  const int a_spare = 8 - A.bits, b_spare = bytes ? 8 - B.bits : least(16 - B.bits, spare_in_sum);
   if (rows * columns * depth < 1 << 20) threads = 1;
 
   // Neighbouring groups come one after another: across, their codes lie side by side.
-  share_out(blocks * room.groups(), threads, [&](int64_t task) {
-    const int64_t group = task % room.groups(), block = task / room.groups(), k = block * block_steps;
+  share_out(blocks * groups, threads, [&](int64_t task) {
+    const int64_t group = task % groups, block = task / groups, k = block * block_steps;
     const int steps = least(block_steps, depth - k);
-    const bool of_a = group < room.a_groups;
-    const int64_t line = (of_a ? group : group - room.a_groups) * GROUP;
-    Exponents exponents(of_a ? A : B, line, k, steps);
-    const int32_t run = run_of(group, block) =
-        bytes || !of_a ? exponents.share<bytes>(of_a ? a_room : b_room) : A.box;
-    if (of_a) {
-      const int64_t at = block * a_block + line;
-      uint32_t* lines = a_elements + at * LINE;
-      fill_lines<bytes>(A, line, k, steps, lines);
+    int32_t& run = run_of(group, block) = A.box;
+    if (group < a_groups) {
+      const int64_t line = group * GROUP;
+      Exponents exponents(A, line, k, steps);
+      fill_lines<bytes>(A, line, k, steps, a_elements_of(block, line));
+      if constexpr (bytes) {
+        exponents.pass_over_zeros([&](int b) { return zeros_of_lines(a_elements_of(block, line), b, box_elements); });
+        run = exponents.share<bytes>(a_spare);
+        if (exponents.shifted) shift_lines(exponents, a_elements_of(block, line));
+      }
       exponents.fill_scales(A.bits, a_scales_of(block, line), TASK_ROWS);
-      if (run > A.box && !A.one_exponent) shift_lines(exponents, lines);
       return;
     }
-    const int64_t at = line * blocks + block * GROUP;
+    const int64_t line = (group - a_groups) * GROUP, at = panel_at(block, group - a_groups);
     uint32_t* panel = b_elements + at * LINE;
+    Exponents exponents(B, line, k, steps);
     fill_panel<bytes>(B, line, k, steps, panel);
+    if (bytes || B.box == ONE_STEP_BOX) {
+      exponents.pass_over_zeros([&](int b) { return zeros_of_panel(panel, b, box_elements); });
+      run = exponents.share<bytes>(b_spare);
+    }
+    if (exponents.shifted) shift_panel<bytes>(exponents, panel);
     exponents.fill_scales(B.bits, b_scales + at * boxes, GROUP);
-    if (run > B.box && !B.one_exponent) shift_panel<bytes>(exponents, panel);
-    if (bytes) fill_starts(panel, B.steps_read(steps) / B.box, B.box / per_element, b_starts + at * (boxes + 1));
+    if (bytes) fill_offsets(panel, B.steps_read(steps) / B.box, box_elements, b_offsets + at * (boxes + 1));
   });
 
-  share_out(room.b_panels * ceil_div(rows, TASK_ROWS), threads, [&](int64_t task) {
-    const int64_t j = task % room.b_panels, top = task / room.b_panels * TASK_ROWS;
+  share_out(scratch.b_panels * scratch.a_tasks, threads, [&](int64_t task) {
+    const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
     const int64_t bottom = top + TASK_ROWS < rows ? top + TASK_ROWS : rows;
     const int width = least(GROUP, columns - j * GROUP);
     for (int64_t block = 0; block < blocks; block++) {
       const int steps = least(block_steps, depth - block * block_steps);
-      const int b_run = run_of(room.a_groups + j, block);
+      const int b_run = run_of(a_groups + j, block);
       int run = b_run;
       for (int64_t group = top / GROUP; group * GROUP < bottom; group++) run = least(run, run_of(group, block));
       const int run_steps = least(run, A.steps_read(steps));
       const Run each{run_steps / per_element, run_steps / A.box};
       const Tile* tiles = tiles_of<bytes>(each, b_run == block_steps);
-      const int64_t at = (j * blocks + block) * GROUP;
-      const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_starts + at * (boxes + 1)};
+      const int64_t at = panel_at(block, j);
+      const Panel b{b_elements + at * LINE, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
       for (int64_t row = top; row < bottom; row += ROWS) {
-        const Lines a{a_elements + (block * a_block + row) * LINE, a_scales_of(block, row)};
+        const Lines a{a_elements_of(block, row), a_scales_of(block, row)};
         float* corner = c + row * columns + j * GROUP;
         const float* start = block ? corner : bias ? bias + j * GROUP : nullptr;
         tiles[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run), each, corner, columns, width, start,
@@ -483,14 +538,14 @@ EXPORT int dsq_has_gemm_boxes() {
 
 // Bytes of scratch memory that a product (rows x depth) (depth x columns) with boxes of `box` needs.
 EXPORT int64_t dsq_gemm_boxes_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
-  const int64_t bytes = Room(rows, columns, depth, box, STEPS<true>).bytes();
-  const int64_t words = Room(rows, columns, depth, box, STEPS<false>).bytes();
+  const int64_t bytes = Scratch(rows, columns, depth, box, STEPS<true>).bytes();
+  const int64_t words = Scratch(rows, columns, depth, box, STEPS<false>).bytes();
   return bytes > words ? bytes : words;
 }
 
-// c (rows x columns, contiguous) = a (rows x depth) b (depth x columns) + bias (columns, or null), from packed a and b with
-// boxes of `box` along the depth, or with one exponent. `across`: a row of its codes holds one step of the depth. `box` is
-// even and divides 256; a dot product over it must fit 32 bits.
+// c (rows x columns, contiguous) = a (rows x depth) b (depth x columns) + bias (columns, or null), from packed a and b
+// with boxes of `box` along the depth, or with one exponent. `across`: a row of its codes holds one step of the depth.
+// `box` is even and divides 256; a dot product over it must fit 32 bits.
 EXPORT void dsq_gemm_boxes(const uint8_t* a_codes, const uint8_t* a_exponents, int a_bits, int a_across,
                            const uint8_t* b_codes, const uint8_t* b_exponents, int b_bits, int b_across,
                            int one_exponent, int box, const float* bias, float* c, int64_t rows, int64_t columns,

@@ -33,7 +33,7 @@ class StandardArithmetic {
 
 }  // namespace
 
-// Calls body(i) for each i in 0..count-1, on up to `threads` threads. Each begins with the share of neighbours that
+// Calls body(i) for each i in 0..count-1, on up to `threads` threads. Each begins with the consecutive ones that
 // PyTorch's own loops would give it, whose memory may lie in its cache, and goes on with what the others have left.
 template <class Body> void share_out(int64_t count, int threads, const Body& body) {
   constexpr int most_threads = 256;
@@ -48,15 +48,16 @@ template <class Body> void share_out(int64_t count, int threads, const Body& bod
     std::atomic<int64_t> next;
     int64_t end;
   };
+  Share shares[most_threads];
   struct Shared {
     const Body& body;
     int threads;
-    Share shares[most_threads];
-  } shared{body, threads, {}};
+    Share* shares;
+  } shared{body, threads, shares};
   const int64_t share = (count + threads - 1) / threads;
   for (int t = 0; t < threads; t++) {
-    shared.shares[t].next = t * share < count ? t * share : count;
-    shared.shares[t].end = (t + 1) * share < count ? (t + 1) * share : count;
+    shares[t].next = t * share < count ? t * share : count;
+    shares[t].end = (t + 1) * share < count ? (t + 1) * share : count;
   }
   auto take = [](void* data) {
     Shared& s = *(Shared*)data;

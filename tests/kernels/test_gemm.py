@@ -97,6 +97,29 @@ def test_boxes_share_an_exponent_only_as_far_as_their_codes_have_room(bits, box,
 
 
 @needs_boxes
+@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (16, 4)])
+@pytest.mark.parametrize("across", [False, True])
+def test_boxes_of_zeros_and_of_subnormal_values_among_others(bits, across):
+    m, k, n = 70, 1100, 45
+    generator = torch.Generator().manual_seed(0)
+
+    def with_zeros(lines, scales):
+        x = torch.randn(lines, k, generator=generator) * torch.tensor(scales).repeat(lines)[:lines, None]
+        zero = torch.rand(lines, -(-k // 16), generator=generator) < 0.4
+        x = x.masked_fill(zero.repeat_interleave(16, 1)[:, :k], 0)
+        return x.t().contiguous() if across else x
+
+    axis = 0 if across else -1
+    a_grid, b_grid = (dsq.BFP(m).grid for m in bits)
+    product = Product(Factor(a_grid, axis, transposed=across), Factor(b_grid, axis, transposed=not across))
+    a_stored, b_stored = with_zeros(m, [2.0**40]), with_zeros(n, [1.0, 2.0**-128])  # the latter's exponents are 0 too
+    got = kernels.gemm_boxes(product, packed(a_stored, product.a), packed(b_stored, product.b))
+    a, b = entering(a_stored, product.a), entering(b_stored, product.b)
+    assert (b.abs().sum(0) > 0).all()
+    assert ((got.double() - a @ b).abs() <= (k / 16 + 3) * 2**-24 * (a.abs() @ b.abs())).all()
+
+
+@needs_boxes
 @pytest.mark.parametrize("bits", [(2, 2), (7, 5), (8, 8), (16, 2), (16, 4), (16, 8), (16, 11), (12, 9)])
 def test_sums_of_the_largest_codes_fit_at_any_spread(bits):
     a_grid, b_grid = (dsq.BFP(m).grid for m in bits)
@@ -121,9 +144,11 @@ def test_a_box_with_a_nan_shows_in_the_product():
 
 @needs_boxes
 @pytest.mark.parametrize("a_bits", [2, 16])
-def test_a_nan_shows_beside_boxes_of_the_largest_exponents(a_bits):
-    product = Product(Factor(dsq.BFP(a_bits).grid, -1), Factor(dsq.BFP(2).grid, 0))
-    a, b = torch.full((2, 64), 2.0**-60), torch.full((64, 3), 2.0**124)
+@pytest.mark.parametrize("calm", [64, 8])  # steps after which exponents stray: all of a line may share one, or a run
+def test_a_nan_shows_beside_boxes_of_the_largest_exponents(a_bits, calm):
+    product = Product(Factor(dsq.BFP(a_bits, box=8).grid, -1), Factor(dsq.BFP(2, box=8).grid, 0))
+    a, b = torch.full((2, 128), 2.0**-60), torch.full((128, 3), 2.0**124)
+    b[64:, :] = 2.0 ** (124 if calm == 64 else 100)
     b[20, 1] = torch.nan
     got = kernels.gemm_boxes(product, packed(a, product.a), packed(b, product.b))
     assert got.isnan().tolist() == [[False, True, False]] * 2
