@@ -194,7 +194,7 @@ struct Exponents {
   template <class Zeros> void pass_over_zeros(const Zeros& zeros) {
     auto take_from = [&](int b, int neighbour) {
       const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
-      const __mmask32 candidates = _mm256_testn_epi8_mask(here, here);
+      const __mmask32 candidates = _mm256_testn_epi8_mask(here, here) & first32(lines);
       if (!candidates) return;
       const __m256i there = _mm256_load_si256((const __m256i*)stored[neighbour]);
       _mm256_store_si256((__m256i*)stored[b], _mm256_mask_mov_epi8(here, candidates & zeros(b), there));
