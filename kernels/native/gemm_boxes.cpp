@@ -132,19 +132,15 @@ template <bool bytes> void fill_panel(const Packed& x, int64_t line, int64_t k, 
   memset(panel + filled * GROUP, 0, (size_t)(4 * (x.steps_read(depth) / per_element - filled) * GROUP));
 }
 
-// The same as the tiles read A: one line after another. The byte instruction multiplies unsigned by signed, so A's
-// codes go in 128 too large, and -128 times the sum of B's codes over a box is where its dot product starts.
+// The same one line after another, as the tiles read A.
 template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, int depth, uint32_t* to) {
   constexpr int per_element = PER_ELEMENT<bytes>;
-  const __m512i offset = _mm512_set1_epi8(bytes ? (char)128 : 0);
   const int lines = least(GROUP, x.lines - line), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
   if (!x.across) {
     const uint8_t* row = x.codes + line * x.row_bytes();
     for (int i = 0; i < lines; i++, row += x.row_bytes(), to += LINE)
-      for (int e = 0; e < used; e += 16) {
-        const __m512i codes = elements_of<bytes>(row, k + e * per_element, depth - e * per_element, x.bits);
-        _mm512_storeu_si512(to + e, _mm512_xor_si512(codes, offset));
-      }
+      for (int e = 0; e < used; e += 16)
+        _mm512_storeu_si512(to + e, elements_of<bytes>(row, k + e * per_element, depth - e * per_element, x.bits));
     return;
   }
   alignas(64) uint32_t panel[GROUP * LINE];
@@ -156,7 +152,7 @@ template <bool bytes> void fill_lines(const Packed& x, int64_t line, int64_t k, 
         r[e] = at + e < used ? _mm512_load_si512(panel + (at + e) * GROUP + first) : _mm512_setzero_si512();
       transpose16(r);
       for (int i = 0; i < 16 && first + i < lines; i++)
-        _mm512_storeu_si512(to + (first + i) * LINE + at, _mm512_xor_si512(r[i], offset));
+        _mm512_storeu_si512(to + (first + i) * LINE + at, r[i]);
     }
 }
 
@@ -249,12 +245,12 @@ struct Exponents {
   }
 };
 
-// The lines of bytes, and of a panel, whose codes in a box of `elements` are all zero.
+// The lines, one after another or in a panel, whose codes in a box of `elements` are all zero.
 inline __mmask32 zeros_of_lines(const uint32_t* lines, int box, int elements) {
   __mmask32 zeros = 0;
   for (int i = 0; i < GROUP; i++) {
     uint32_t any = 0;
-    for (int e = 0; e < elements; e++) any |= lines[i * LINE + box * elements + e] ^ 0x80808080;
+    for (int e = 0; e < elements; e++) any |= lines[i * LINE + box * elements + e];
     zeros |= (__mmask32)(any == 0) << i;
   }
   return zeros;
@@ -275,21 +271,25 @@ template <bool bytes> inline __m512i shift_codes(__m512i codes, __m512i by) {
   return _mm512_and_si512(_mm512_sllv_epi16(codes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
 }
 
-// Lines of bytes as fill_lines left them.
-void shift_lines(const Exponents& x, uint32_t* lines) {
+// Lines of bytes, shifted where they are to be, as the tiles read A: the byte instruction multiplies unsigned by
+// signed, so codes go in 128 too large, and -128 times the sum of B's codes over a run is where its dot product starts.
+void finish_lines(const Exponents& x, uint32_t* lines) {
   const __m512i offset = _mm512_set1_epi8((char)128);
   const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,  //
                                                              16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29,
                                                              30, 31));
   const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
   const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), log2_box);
+  uint16_t shifts[LINE + 32] = {};
   for (int i = 0; i < x.lines; i++, lines += LINE) {
-    uint16_t shifts[LINE + 32] = {};
-    for (int b = 0; b < x.boxes; b++) shifts[b] = x.shift[b][i];
+    for (int b = 0; x.shifted && b < x.boxes; b++) shifts[b] = x.shift[b][i];
     for (int at = 0; at < x.boxes * x.box; at += 64) {
-      const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
-      const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(lines + at / 4), offset);
-      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(shift_codes<true>(codes, by), offset));
+      __m512i codes = _mm512_loadu_si512(lines + at / 4);
+      if (x.shifted) {
+        const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
+        codes = shift_codes<true>(codes, by);
+      }
+      _mm512_storeu_si512(lines + at / 4, _mm512_xor_si512(codes, offset));
     }
   }
 }
@@ -486,7 +486,7 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
       if constexpr (bytes) {
         exponents.pass_over_zeros([&](int b) { return zeros_of_lines(a_elements_of(block, line), b, box_elements); });
         run = exponents.share<bytes>(a_spare);
-        if (exponents.shifted) shift_lines(exponents, a_elements_of(block, line));
+        finish_lines(exponents, a_elements_of(block, line));
       }
       exponents.fill_scales(A.bits, a_scales_of(block, line), TASK_ROWS);
       return;
