@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 
 from costmodel.formats import Format, Precision, parse_precision
@@ -78,6 +79,11 @@ IGNORED_BY_PAPER = ("hardware", "gemms_only", "exclude", "quantise_attention", "
 
 def check_paper(arguments: argparse.Namespace) -> None:
     """Raises ValueError for an option that would do nothing."""
-    for name in IGNORED_BY_PAPER:
+    refuse_idle(arguments, IGNORED_BY_PAPER, "in the paper profile")
+
+
+def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str) -> None:
+    """Raises ValueError for an option of ``names`` that was given; they do nothing ``where``."""
+    for name in names:
         if getattr(arguments, name) != arguments.parser.get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} does nothing in the paper profile: leave it out")
+            raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from costmodel import paper, published, tables
+from costmodel.commands.query import refuse_idle
 from costmodel.formats import Format, Precision
 from costmodel.hardware import load_hardware
 from costmodel.output import Record, Report, Section
@@ -18,8 +19,8 @@ def run(arguments: argparse.Namespace) -> Report:
     unknown = [number for number in chosen if number not in TABLES]
     if unknown:
         raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
-    if 7 not in chosen and arguments.hardware != arguments.parser.get_default("hardware"):
-        raise ValueError("--hardware does nothing without table 7: leave it out")
+    if 7 not in chosen:
+        refuse_idle(arguments, ("hardware",), "without table 7")
     sections: list[Section] = []
     notes: list[str] = []
     static, fits = tables.static_rows(chosen), tables.dsq_fits(chosen)
