@@ -25,7 +25,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     SOURCES["avx512.cpp"] = AVX512
     SOURCES["gemm_bf16.cpp"] = [*AVX512, "-mavx512bf16"]
     SOURCES["gemm_boxes.cpp"] = [*AVX512, "-mavx512vnni"]
-    SOURCES["product.cpp"] = []
+    SOURCES["layer.cpp"] = []
 
 
 class BuildLibrary(build_ext):

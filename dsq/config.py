@@ -2,11 +2,12 @@
 
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from dsq.arguments import pattern
 from dsq.formats import BFP, FixedPoint, Format
+from dsq.kernels import Factor, Product, Products
 from dsq.packing import Rounding
 from dsq.precision import Precision, check_levels
 from dsq.scheduler import check_plateau
@@ -17,7 +18,7 @@ Units = Literal["exact", "float32"]
 _BOX = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Quantizers:
     """The four formats of a linear layer, and how they are applied."""
 
@@ -32,6 +33,18 @@ class Quantizers:
     @property
     def precision(self) -> Precision:
         return Precision(self.q0.bits, self.q1.bits, self.q2.bits, self.q3.bits)
+
+    @cached_property
+    def products(self) -> Products:
+        """The three GEMMs (dsq.functional), each tensor with random numbers of its own."""
+        q0, q1, q2, q3 = self.q0.grid, self.q1.grid, self.q2.grid, self.q3.grid
+        axis = 0 if self.box_axis == "contraction" else -1
+        exact = self.units == "exact"
+        return Products(
+            Product(Factor(q0, -1, seed=0), Factor(q0, -1, transposed=True, seed=1), exact=exact),
+            Product(Factor(q2, -1, seed=4), Factor(q1, axis, seed=3), result=q3, result_seed=6, exact=exact),
+            Product(Factor(q3, axis, transposed=True, seed=5), Factor(q1, axis, seed=2), exact=exact),
+        )
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":

@@ -10,17 +10,16 @@ of the GEMM that consumes the tensor: K for y, N for dx, T for dw. Q1(w) is made
 which still exists then: the same numbers, and no bytes in the stash.
 """
 
-from functools import lru_cache
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from dsq import passes
 from dsq.config import Quantizers
-from dsq.gemm import multiply
-from dsq.kernels import Codes, Factor, Product
+from dsq.kernels import Codes, Products
 from dsq.precision import Precision
-from dsq.sharing import shared_stash
+from dsq.sharing import how_packed, share, shared
+
+_any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
@@ -41,70 +40,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
     """
     quantizers = Quantizers.of(precision)
-    three = products(quantizers)
-    source = x
-    if torch.is_autocast_enabled(x.device.type):
-        x, weight, bias = _autocast(x), _autocast(weight), None if bias is None else _autocast(bias)
-    _check(x, weight, bias)
-    x_TK = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    products = quantizers.products
     seed = int(torch.randint(2**62, ())) if quantizers.rounding == "stochastic" else None
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        stash = None
-        if weight.requires_grad:
-            x1 = three.weight_gradient.b
-            stash = shared_stash(source, x_TK, x1.grid, x1.dim, None if seed is None else seed + x1.seed)
-        y_TN = _Linear.apply(x_TK, weight, bias, three, seed, stash)
-    else:
-        y_TN = multiply(three.output, x_TK, weight, bias, seed)
-    return y_TN.view(*x.shape[:-1], weight.shape[0])
-
-
-class Products(NamedTuple):
-    """The three GEMMs of a layer."""
-
-    output: Product  #: of x and w
-    input_gradient: Product  #: of dy and w
-    weight_gradient: Product  #: of dy and the stash
-
-
-@lru_cache
-def products(q: Quantizers) -> Products:
-    """The module's equations, each tensor with random numbers of its own."""
-    q0, q1, q2, q3 = q.q0.grid, q.q1.grid, q.q2.grid, q.q3.grid
-    axis = 0 if q.box_axis == "contraction" else -1
-    exact = q.units == "exact"
-    return Products(
-        Product(Factor(q0, -1, seed=0), Factor(q0, -1, transposed=True, seed=1), exact=exact),
-        Product(Factor(q2, -1, seed=4), Factor(q1, axis, seed=3), result=q3, result_seed=6, exact=exact),
-        Product(Factor(q3, axis, transposed=True, seed=5), Factor(q1, axis, seed=2), exact=exact),
-    )
+        return _Linear.apply(x, weight, bias, products, seed)
+    return passes.forward(products, *_operands(x, weight, bias), seed, packing=False)[0]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_TK, w_NK, bias, products, seed, stash):
-        ctx.products, ctx.seed, ctx.shape_TK = products, seed, x_TK.shape
-        codes, exponents = stash if stash is not None else (None, None)
-        ctx.save_for_backward(w_NK if ctx.needs_input_grad[0] else None, codes, exponents)
-        return multiply(products.output, x_TK, w_NK, bias, seed)
+    def forward(ctx, x, w_NK, bias_N, products: Products, seed: int | None):
+        operands = _operands(x, w_NK, bias_N)
+        x_wanted, w_wanted = ctx.needs_input_grad[:2]
+        packs = w_wanted and products.stash.grid is not None
+        how = how_packed(x, operands[0].dtype, products.stash, seed) if packs else ()
+        stash = shared(x, how) if packs else None
+        y, packed = passes.forward(products, *operands, seed, packing=packs and stash is None)
+        if packed is not None:
+            share(x, how, packed)
+            stash = packed
+        kept = stash[:2] if stash is not None else (operands[0].detach() if w_wanted else None, None)
+        ctx.save_for_backward(w_NK if x_wanted else None, *kept)
+        ctx.products, ctx.seed, ctx.stash_shape = products, seed, None if stash is None else stash.shape
+        return y
 
     @staticmethod
-    def backward(ctx, dy_TN):
+    def backward(ctx, dy):
         if torch.is_grad_enabled():
             raise RuntimeError("dsq.functional.linear is differentiable once: create_graph=True is not supported")
-        w_NK, codes, exponents = ctx.saved_tensors
-        x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
-        dx_TK = dw_NK = db_N = None
-        if x_wanted:
-            dx_TK = multiply(ctx.products.input_gradient, dy_TN, w_NK, seed=ctx.seed)
-        if w_wanted:
-            x1_TK = codes if exponents is None else Codes(codes, exponents, ctx.shape_TK)
-            dw_NK = multiply(ctx.products.weight_gradient, dy_TN, x1_TK, seed=ctx.seed)
-        if bias_wanted:
-            db_N = dy_TN.sum(0)
-        return dx_TK, dw_NK, db_N, None, None, None
+        w_NK, x1, exponents = ctx.saved_tensors
+        if w_NK is not None and w_NK.dtype is not dy.dtype:  # autocast
+            w_NK = w_NK.to(dy.dtype)
+        if exponents is not None:
+            x1 = Codes(x1, exponents, ctx.stash_shape)
+        dx, dw_NK = passes.backward(ctx.products, dy, w_NK, x1, ctx.seed)
+        db_N = passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None
+        return dx, dw_NK, db_N, None, None
+
+
+def _operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The three in the type they are multiplied in, which autocast may say."""
+    if _any_autocast() and torch.is_autocast_enabled(x.device.type):
+        x, weight, bias = _autocast(x), _autocast(weight), None if bias is None else _autocast(bias)
+    _check(x, weight, bias)
+    return x, weight, bias
 
 
 def _autocast(x: Tensor) -> Tensor:

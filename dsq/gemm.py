@@ -8,15 +8,12 @@ Everything else runs in float32.
 """
 
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dsq import kernels
-from dsq.kernels import Codes, Factor, Product
-
-Way = Literal["codes", "bfloat16", "split a", "split b", "float32"]
+from dsq.kernels import Codes, Factor, Product, Way
 
 
 def multiply(
@@ -27,12 +24,8 @@ def multiply(
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
     way = choose(product, a.dtype, a.device.type)
-    if way in ("codes", "bfloat16"):
-        one_call = kernels.one_call(a, b)
-        if one_call is not None:
-            return one_call(product, way == "codes", a, b, bias, seed)
     if way == "codes":
-        factors = _packed(product.a, a, seed), _packed(product.b, b, seed)
+        factors = packed(product.a, a, seed), b if isinstance(b, Codes) else packed(product.b, b, seed)
         result = kernels.gemm_boxes(product, *factors, bias)
     else:
         result = _on_values(product, way, a, b, bias, seed)
@@ -60,9 +53,8 @@ def _bits(factor: Factor) -> int:
     return 32 if factor.grid is None else factor.grid.bits
 
 
-def _packed(factor: Factor, x: Tensor | Codes, seed: int | None) -> Codes:
-    if isinstance(x, Codes):
-        return x
+def packed(factor: Factor, x: Tensor, seed: int | None) -> Codes:
+    """``x`` in the bits of ``factor``, which has a grid."""
     assert factor.grid is not None
     return Codes(*kernels.pack(x, factor.grid, factor.dim, _plus(seed, factor.seed)), x.shape)
 

@@ -1,45 +1,62 @@
 """One stash for all layers that read the same input: q, k and v of an attention, or a decoder's view of the encoder."""
 
+from typing import NamedTuple
+from weakref import ref
+
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from dsq import kernels
-from dsq.kernels import Grid
-
-#: input -> (its version and how it was packed, codes, exponents), both as a storage and a shape; nothing is kept alive
-#: by it, and while the storage lives it does not matter which tensor keeps it: saved-tensor hooks keep others
-_stashes = WeakTensorKeyDictionary()
+from dsq.kernels import Codes, Factor
 
 
-def shared_stash(
-    source: Tensor, x_TK: Tensor, grid: Grid | None, dim: int, seed: int | None
-) -> tuple[Tensor, Tensor | None]:
-    """Codes and exponents of ``x_TK``: those of an earlier call with the same ``source`` where they are still alive.
+class _Shared(NamedTuple):
+    source: ref  #: forgets the stash with the tensor
+    how: tuple
+    #: nothing is kept alive; while a storage is, it does not matter by which tensor: saved-tensor hooks keep others
+    codes: ref[torch.UntypedStorage]
+    exponents: ref[torch.UntypedStorage]
+    shapes: tuple[torch.Size, torch.Size, torch.Size]
 
-    ``source`` is the tensor object that the layers were given, of which ``x_TK`` is a reshaped (or autocast) copy or
-    view. Without a grid ``x_TK`` itself is kept. A change of the input that autograd is not told of (``x.data``, numpy)
-    while an earlier graph of it lives is not noticed.
+
+#: by the identity of the tensor that the layers were given
+_stashes: dict[int, _Shared] = {}
+
+
+def how_packed(source: Tensor, dtype: torch.dtype, factor: Factor, seed: int | None) -> tuple:
+    """What two stashes of ``source`` have in common where one may serve as both.
+
+    A change of the values that autograd is not told of (``x.data``, numpy) while an earlier graph of them lives is not
+    noticed.
     """
-    if grid is None:
-        return x_TK.detach(), None
     # version and memory: x.data = other leaves the version; a nearest layer must not take a stochastic one's codes
     memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape)
-    how = (source._version, memory, grid, dim, x_TK.dtype, seed is None)
-    entry = _stashes.get(source)
-    if entry is not None and entry[0] == how:
-        codes, exponents = _alive(*entry[1]), _alive(*entry[2])
-        if codes is not None and exponents is not None:
-            return codes, exponents
-    codes, exponents = kernels.pack(x_TK, grid, dim, seed)
-    _stashes[source] = (how, *((StorageWeakRef(t.untyped_storage()), t.shape) for t in (codes, exponents)))
-    return codes, exponents
+    return (source._version, memory, factor.grid, factor.dim, dtype, seed is None)
 
 
-def _alive(reference: StorageWeakRef, shape: torch.Size) -> Tensor | None:
-    """The bytes in a storage, if it still is one."""
-    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-    if storage is None:
+def shared(source: Tensor, how: tuple) -> Codes | None:
+    """The stash of an earlier layer that was given ``source``, the tensor object itself, where it is still alive."""
+    found = _stashes.get(id(source))
+    if found is None or found.how != how:
         return None
+    codes, exponents = found.codes(), found.exponents()
+    if codes is None or exponents is None:
+        return None
+    code_shape, exponent_shape, shape = found.shapes
+    return Codes(_bytes(codes, code_shape), _bytes(exponents, exponent_shape), shape)
+
+
+def share(source: Tensor, how: tuple, stash: Codes) -> None:
+    """Let later layers that are given ``source`` have ``stash``."""
+    codes, exponents, shape = stash
+    key = id(source)
+    _stashes[key] = _Shared(
+        ref(source, lambda _: _stashes.pop(key, None)),
+        how,
+        ref(codes.untyped_storage()),
+        ref(exponents.untyped_storage()),
+        (codes.shape, exponents.shape, shape),
+    )
+
+
+def _bytes(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).view(shape)

@@ -6,19 +6,19 @@ masks.py      masks of one bit a value, in plain PyTorch
 philox.py     the random numbers of stochastic rounding
 backends.py   which backend serves which device
 native.py     the CPU's backend: loads the C++ of native/
-native_*.py   its plans, its masks, and whole products in one call
+native_*.py   its plans, its masks, and the passes of a linear layer in one call each
 gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py and gpu_mask_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
 gemm.py       products of quantised operands on the units that hold them exactly
-product.py    what a product is whose factors are quantised on the way
+product.py    what a product is whose factors are quantised on the way, and the three of a layer
 """
 
 from . import gpu, native
 from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
 from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
 from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import FLOATS, apply_mask, one_call, pack, pack_mask, quantize, relu, unpack, unpack_mask
-from .product import Codes, Factor, Product
+from .ops import FLOATS, apply_mask, pack, pack_mask, plain, quantize, relu, unpack, unpack_mask
+from .product import BackwardCall, Codes, Factor, ForwardCall, LayerCalls, Product, Products, Way
 
 native.register()
 gpu.register()
@@ -30,20 +30,25 @@ __all__ = [
     "NAN_EXPONENT",
     "REFERENCE",
     "Backend",
+    "BackwardCall",
     "Codes",
     "Factor",
+    "ForwardCall",
     "Grid",
+    "LayerCalls",
     "Layout",
     "Product",
+    "Products",
+    "Way",
     "apply_mask",
     "backend_for",
     "gemm_bf16",
     "gemm_boxes",
     "has_gemm_bf16",
     "has_gemm_boxes",
-    "one_call",
     "pack",
     "pack_mask",
+    "plain",
     "quantize",
     "register_backend",
     "relu",

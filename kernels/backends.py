@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import masks, reference
 from .grid import Grid, Layout
-from .product import OneCall
+from .product import LayerCalls
 
 #: (values, low, high, nan_is_open) -> bits
 PackMask = Callable[[Tensor, float, float, bool], Tensor]
@@ -32,8 +32,7 @@ class Backend:
     pack: Callable[[Tensor, Grid, Layout, int | None], tuple[Tensor, Tensor]]
     #: (codes, exponents, grid, layout, dtype) -> values
     unpack: Callable[[Tensor, Tensor, Grid, Layout, torch.dtype], Tensor]
-    #: products in one call, of what gemm.py has units for; None: there are none
-    product: OneCall | None = None
+    layer: LayerCalls | None = None  #: None: there are none
     pack_mask: PackMask = masks.pack_mask
     unpack_mask: UnpackMask = masks.unpack_mask
     apply_mask: ApplyMask = masks.apply_mask

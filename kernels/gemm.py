@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import native
 from .grid import Layout
-from .native_product import scratch, summed_as_integers
+from .native_layer import scratch, summed_as_integers
 from .ops import check_codes, define
 from .product import Codes, Product
 

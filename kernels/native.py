@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .backends import Backend, register_backend
 from .grid import Grid, Layout
+from .native_layer import NativeLayer
 from .native_masks import masks_on
 from .native_plan import SEED_MASK, Plan, plan
-from .native_product import product_on
 
 LIBRARY = Path(__file__).parent / "_native.so"
 
@@ -40,7 +40,8 @@ _SIGNATURES = {
     "dsq_gemm_bf16_scratch": (_SIZE, _SIZE, _SIZE),
     "dsq_gemm_boxes": (*_PACKED, *_PACKED, _INT, _INT, _POINTER, _POINTER, *[_SIZE] * 3, _POINTER, _INT),
     "dsq_gemm_boxes_scratch": (_SIZE, _SIZE, _SIZE, _INT),
-    "dsq_product": (*[_POINTER] * 7, _INT, _SEED),
+    "dsq_layer_forward": (*[_POINTER] * 8, _INT, _SEED),
+    "dsq_layer_backward": (*[_POINTER] * 8, _INT, _SEED),
 }
 
 
@@ -132,8 +133,8 @@ def backend(isa: str) -> Backend:
         run_unpack(address, codes.data_ptr(), exponents.data_ptr(), out.data_ptr(), threads())
         return out
 
-    product = product_on(library(), index) if has("dsq_has_gemm_bf16") or has("dsq_has_gemm_boxes") else None
-    return Backend(f"native-{isa}", quantize, pack, unpack, product, *masks_on(library(), index))
+    layer = NativeLayer(library(), index) if has("dsq_has_gemm_bf16") or has("dsq_has_gemm_boxes") else None
+    return Backend(f"native-{isa}", quantize, pack, unpack, layer, *masks_on(library(), index))
 
 
 def register() -> None:

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from . import masks
 from .backends import backend_for
 from .grid import Grid, Layout
-from .product import Codes, OneCall
 
 #: what kernels read and write
 FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
@@ -39,17 +38,13 @@ _function_transform = torch._C._functorch.peek_interpreter_stack
 _layout_of = lru_cache(maxsize=4096)(Layout.of)
 
 
-def plain(x: Tensor) -> bool:
-    """Whether the kernel of ``x`` may be called as it is, past the dispatcher, which costs more than a small kernel: no
-    compiler, no mode, no function transform and no tensor of a special kind would see the call."""
-    return (
-        type(x) in _PLAIN
-        and not _compiling()
-        and not _dispatch_modes()
-        and _function_transform() is None
-        and not x.is_neg()
-        and not x._is_zerotensor()
-    )
+def plain(*tensors: Tensor) -> bool:
+    """Whether a kernel of ``tensors`` may be called as it is, past the dispatcher, which costs more than a small
+    kernel: no compiler, no mode, no function transform and no tensor of a special kind would see the call."""
+    special = _compiling() or _dispatch_modes() or _function_transform() is not None
+    for x in tensors:
+        special = special or type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor()
+    return not special
 
 
 def quantize(x: Tensor, grid: Grid, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -127,7 +122,7 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
             f"bits must be uint8 ({(count + 7) // 8},) on {x.device}, got {bits.dtype} {tuple(bits.shape)} on "
             f"{bits.device}"
         )
-    apply = backend_for(x.device).apply_mask if plain(bits) and plain(x) else masks.apply_mask
+    apply = backend_for(x.device).apply_mask if plain(bits, x) else masks.apply_mask
     return apply(bits.contiguous(), x.detach().contiguous())
 
 
@@ -138,15 +133,6 @@ def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
         return run(x, in_place)
     y = F.relu(x, in_place)
     return y, pack_mask(y, 0.0, math.nan, True)
-
-
-def one_call(a: Tensor, b: Tensor | Codes) -> OneCall | None:
-    """What does products of ``a`` and ``b`` in one call, where nothing would see the kernels' own calls.
-
-    It trusts its caller: operands that do not fit the product are read all the same.
-    """
-    found = backend_for(a.device).product
-    return found if found is not None and plain(a) and (isinstance(b, Codes) or plain(b)) and a.numel() else None
 
 
 def _int64(seed: int | None) -> int | None:

@@ -1,8 +1,8 @@
-"""What a product of two matrices is that are quantised on the way."""
+"""What a product of two matrices is that are quantised on the way, and what the three of a linear layer are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Product:
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
 
 
+#: how a product is done: on codes, on bfloat16 units (one factor perhaps split in two), or in the factors' own type
+Way = Literal["codes", "bfloat16", "split a", "split b", "float32"]
+
+
 class Codes(NamedTuple):
     """A matrix that comes packed (kernels.pack)."""
 
@@ -43,5 +47,46 @@ class Codes(NamedTuple):
     shape: torch.Size
 
 
-#: (product, on codes or else on bfloat16 values, a, b, bias, seed) -> result, in float32
-OneCall = Callable[[Product, bool, Tensor, Tensor | Codes, Tensor | None, int | None], Tensor]
+class Products(NamedTuple):
+    """The three GEMMs of a linear layer (equations: dsq.functional)."""
+
+    output: Product  #: of x and w
+    input_gradient: Product  #: of dy and w
+    weight_gradient: Product  #: of dy and the packed x
+
+    @property
+    def stash(self) -> Factor:
+        """How x is kept for the backward."""
+        return self.weight_gradient.b
+
+
+#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
+ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
+#: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
+BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
+
+
+class LayerCalls(Protocol):
+    """The passes of a linear layer, each in one call that is made for given shapes.
+
+    They trust their caller: operands are float32, the ways those that gemm.py has units for, and operands of other
+    shapes are read all the same.
+    """
+
+    def forward(
+        self, products: Products, way: Way, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
+    ) -> ForwardCall:
+        """``way`` is not split."""
+        ...
+
+    def backward(
+        self,
+        products: Products,
+        ways: tuple[Way, Way],
+        dy_shape: torch.Size,
+        w_shape: torch.Size | None,
+        x_shape: torch.Size | None,
+        stochastic: bool,
+    ) -> BackwardCall:
+        """``ways`` (of dx, of dw) are "codes" or "bfloat16". What is not used is None, as is its shape."""
+        ...

@@ -1,4 +1,4 @@
-// What native.py and product.cpp call: picks the instruction set's kernels and deals their tasks to threads.
+// What native.py and layer.cpp call: picks the instruction set's kernels and deals their tasks to threads.
 #include <atomic>
 #include <initializer_list>
 

@@ -286,3 +286,14 @@ def test_no_input_features():
     y.sum().backward()
     assert torch.equal(y, F.linear(x, w, b))
     assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]", "[32,4,4,16]"])
+def test_the_output_may_be_changed_in_place(precision):
+    _, w, b, _ = inputs()
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    y = linear(x, w, b, precision)
+    doubled = linear(x, w, b, precision)
+    doubled *= 2
+    (expected,) = torch.autograd.grad(y.sum(), w)
+    torch.testing.assert_close(torch.autograd.grad(doubled.sum(), w)[0], 2 * expected)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from dsq.kernels import Codes, Factor, Product
+from dsq.kernels import Factor, Product
 
 import dsq
 from dsq import kernels
 from dsq.functional import linear
-from dsq.gemm import choose, multiply, split
+from dsq.gemm import choose, split
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
@@ -51,28 +51,3 @@ def test_the_units_do_not_change_the_numbers(precision, options):
         results.append((y, *torch.autograd.grad(y, leaves, dy)))
     for exact, plain in zip(*results, strict=True):
         torch.testing.assert_close(exact, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
-
-
-@pytest.mark.skipif(kernels.backend_for(torch.device("cpu")).product is None, reason="no units for products here")
-@pytest.mark.parametrize("seed", [None, 2**63 + 5])
-@pytest.mark.parametrize("box", [16, 5, 0])
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(37, 24, 40), (1, 1, 1), (64, 300, 257)])
-def test_one_call_gives_the_bits_of_the_kernels_one_after_another(rows, columns, depth, box, seed, monkeypatch):
-    def grid(bits):
-        return (dsq.BFP(bits, box) if box else dsq.FixedPoint(bits)).grid
-
-    a, b = torch.randn(depth, rows), torch.randn(depth, columns)
-    bias = torch.randn(columns)
-    packed = Codes(*kernels.pack(b, grid(4), 0, 9), b.shape)
-    products = [
-        (Product(Factor(grid(4), -1, seed=3), Factor(grid(2), -1, transposed=True)), a.t(), b.t(), bias),
-        (Product(Factor(grid(8), -1, seed=1), Factor(grid(4), 0, seed=2), grid(16), 6), a.t(), b, None),
-        (Product(Factor(grid(16), 0, transposed=True, seed=5), Factor(grid(4), 0), grid(5), 1), a, packed, None),
-        (Product(Factor(grid(16), 0, transposed=True), Factor(grid(4), 0, seed=7)), a, b, None),
-        (Product(Factor(grid(9), 0, transposed=True), Factor(grid(4), 0)), a, packed, None),
-        (Product(Factor(grid(10), -1, seed=3), Factor(grid(2), -1, transposed=True)), a.t(), b.t(), bias),
-    ]
-    in_one = [multiply(*operands, seed) for operands in products]
-    monkeypatch.setattr(kernels, "one_call", lambda a, b: None)
-    for got, operands in zip(in_one, products, strict=True):
-        assert torch.equal(got, multiply(*operands, seed))

@@ -110,17 +110,16 @@ def test_stash_is_measured(trained: tuple[Path, str]) -> None:
 
 
 def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = {}
-    stash_of = dsq.functional.shared_stash
+    inputs = []
+    share = dsq.functional.share
 
-    def noting(source, x_TK, *args):
-        shapes[id(source)] = (source, x_TK.shape)
-        return stash_of(source, x_TK, *args)
+    def noting(source, how, stash):
+        inputs.append(stash.shape)
+        share(source, how, stash)
 
-    monkeypatch.setattr(dsq.functional, "shared_stash", noting)
+    monkeypatch.setattr(dsq.functional, "share", noting)
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
         "--dsq-levels", "[2,4,2,16]")  # fmt: skip
-    inputs = [shape for _, shape in shapes.values()]
     # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
     # attention read the encoder's output, one tensor for all layers; and the input of the output projection
     assert len(inputs) == 2 * 4 + 2 * 6 + 2
