@@ -93,9 +93,20 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
   const int least = least_ordinary(p.bits, STOCHASTIC);
   const Sink sink{job};
   Random random{job.seed};
+  int64_t begun = -1;  // the block that random.starts begins with
 
   const uint8_t* values(int64_t row, int64_t column) const {
     return (const uint8_t*)job.values + (row * p.columns + column) * item;
+  }
+
+  // Memory is asked for what comes next in even shares of the time: where numbers are drawn, for half of each step of
+  // the chunk at p then, and for the other half of the step at p when values are rounded.
+  INLINE void ask_while_drawing(uintptr_t p) const {
+    for (int s = 0; s < CHUNK / STEP; s++) ask_for<2>(p + s * STEP * item, STEP * item / 2);
+  }
+  INLINE void ask_while_rounding(uintptr_t p) const {
+    const int drawing = STOCHASTIC ? STEP * item / 2 : 0;
+    ask_for<2>(p + drawing, STEP * item - drawing);
   }
 
   INLINE void load_columns(const uint8_t* x, int n, F value[UNITS]) const {
@@ -151,12 +162,16 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     for (int i = n / STEP; i < WIDE / STEP; i++) four[i] = i < steps ? four[i] : four[0];
     FactorsOfGroups<STOCHASTIC, VALUES> factors;
     factors.set(group, p.bits, least);
-    if (STOCHASTIC)
-      for (int c = 0; c * CHUNK < n; c++) {
-        // numbers are drawn while memory answers
-        if (far) ask_for<2>((uintptr_t)(x + c * CHUNK * item) + PAGE, CHUNK * item);
-        random.draw(c, row, column / CHUNK + c);
+    if (STOCHASTIC) {
+      if (begun != column / CHUNK) {
+        begun = column / CHUNK;
+        for (int c = 0; c < WIDE / CHUNK; c++) random.begin(c, begun + c);
       }
+      for (int c = 0; c * CHUNK < n; c++) {
+        if (far) ask_while_drawing((uintptr_t)(x + c * CHUNK * item) + PAGE);
+        random.draw(c, c, row);
+      }
+    }
 
     const Sink out = sink;
     const F most = max_code;
@@ -167,6 +182,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
       if (in_groups && n - at >= STEP && (factors.ordinary || all_ordinary(four[i], least))) {
         auto factors_of = [&](int u) ALWAYS { return factors.of(i * STEP / 16, u); };
         out.ask(to, PAGE);
+        if (STOCHASTIC && far) ask_while_rounding((uintptr_t)x + PAGE);
         ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, numbers, out, to);
       } else {
         uint8_t each[STEP] = {};
@@ -243,8 +259,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     }
   }
 
-  // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile, unless numbers are drawn, which
-  // asks for them.
+  // A step of n columns of rows top..bottom - 1; asks for the values `ahead` meanwhile.
   void rows_of_step(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[STEP],
                     int64_t ahead) const {
     I unusual = {};
@@ -263,7 +278,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     uint8_t* to = out.place(top, column);
     if (n >= STEP && !any(unusual)) {
       for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) {
-        if (!STOCHASTIC) ask_for<2>((uintptr_t)x + ahead_bytes, STEP * item);
+        ask_while_rounding((uintptr_t)x + ahead_bytes);
         out.ask(to, out.step_stride());
         auto factors_of = [&](int u) ALWAYS { return factors[u]; };
         ordinary_step<STOCHASTIC>(x, dtype, factors_of, most, random.drawn[r][half], out, to);
@@ -294,17 +309,19 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
       }
       // the processor foresees steps along a row, but not the step to the next rows
       const int64_t ahead = strip + run < tasks.strips ? run * CHUNK : p.box * p.columns - column;
-      for (int c = 0; c < n; c += CHUNK)
+      for (int c = 0; c < n; c += CHUNK) {
+        if (STOCHASTIC) random.begin(0, strip + c / CHUNK);
         for (int64_t row = top; row < bottom; row += SLOTS) {
           const int64_t until = row + SLOTS < bottom ? row + SLOTS : bottom;
           if (STOCHASTIC)
             for (int64_t r = row; r < until; r++) {
-              ask_for<2>((uintptr_t)values(r, column + c + ahead), CHUNK * item);
-              random.draw((int)(r - row), r, strip + c / CHUNK);
+              ask_while_drawing((uintptr_t)values(r, column + c + ahead));
+              random.draw((int)(r - row), 0, r);
             }
           for (int i = c; i < n && i < c + CHUNK; i += STEP)
             rows_of_step(row, until, column + i, n - i, exponent + i, ahead);
         }
+      }
       begin += run;
     }
   }
