@@ -18,7 +18,7 @@ Units = Literal["exact", "float32"]
 _BOX = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # no slots: products is cached in its __dict__
 class Quantizers:
     """The four formats of a linear layer, and how they are applied."""
 

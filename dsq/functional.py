@@ -26,8 +26,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     """``torch.nn.functional.linear`` with the tensors of its three GEMMs quantised, and a packed stash.
 
     Where a gradient will be wanted for ``weight``, what stays in memory is Q1(x) in its own bits, once for all calls
-    that share ``x``; without one (or under ``no_grad``) nothing stays. Stochastic rounding draws its seed from torch's
-    default generator. Differentiable once.
+    that share ``x``; without one (or under ``no_grad``) nothing stays. For a gradient of ``x`` the weight itself stays,
+    under autocast too, where F.linear keeps a copy: it must not change in place before the backward. Stochastic
+    rounding draws its seed from torch's default generator. Differentiable once.
 
     Args:
         x: (..., K) floating tensor, any number of leading dimensions.
@@ -41,7 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     """
     quantizers = Quantizers.of(precision)
     products = quantizers.products
-    seed = int(torch.randint(2**62, ())) if quantizers.rounding == "stochastic" else None
+    seed = int(torch.randint(2**62, (), device="cpu")) if quantizers.rounding == "stochastic" else None
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
@@ -61,9 +62,12 @@ class _Linear(torch.autograd.Function):
         if packed is not None:
             share(x, how, packed)
             stash = packed
-        kept = stash[:2] if stash is not None else (operands[0].detach() if w_wanted else None, None)
-        ctx.save_for_backward(w_NK if x_wanted else None, *kept)
-        ctx.products, ctx.seed, ctx.stash_shape = products, seed, None if stash is None else stash.shape
+        if stash is not None:
+            codes, exponents, ctx.stash_shape = stash
+        else:
+            codes, exponents = operands[0].detach() if w_wanted else None, None
+        ctx.save_for_backward(w_NK if x_wanted else None, codes, exponents)
+        ctx.products, ctx.seed = products, seed
         return y
 
     @staticmethod

@@ -14,7 +14,7 @@ def forward(
     products: Products, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, packing: bool
 ) -> tuple[Tensor, Codes | None]:
     """y (..., N) of x (..., K), and x (T, K) as the backward wants it, where ``packing`` asks for it."""
-    if kernels.plain(x, w_NK) and (layer := kernels.backend_for(x.device).layer) is not None:
+    if kernels.plain(x, w_NK, bias_N) and (layer := kernels.backend_for(x.device).layer) is not None:
         call = _forward_call(layer, products, x.dtype, x.shape, w_NK.shape, seed is not None)
         if call is not None:
             return call(x, w_NK, bias_N, seed, packing)
@@ -30,7 +30,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """dx (..., K) of dy (..., N), where ``w_NK`` is given for it, and dw (N, K), where ``x1`` is: x, packed or not."""
     layer = kernels.backend_for(dy.device).layer
-    if layer is not None and not isinstance(x1, Tensor) and kernels.plain(dy):
+    if layer is not None and not isinstance(x1, Tensor) and kernels.plain(dy, w_NK):
         w_shape, x_shape = None if w_NK is None else w_NK.shape, None if x1 is None else x1.shape
         call = _backward_call(layer, products, dy.dtype, dy.shape, w_shape, x_shape, seed is not None)
         if call is not None:

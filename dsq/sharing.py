@@ -6,13 +6,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from dsq.kernels import Codes, Factor
+from dsq.kernels import Codes, Factor, plain
 
 
 class _Shared(NamedTuple):
-    source: ref  #: forgets the stash with the tensor
+    source: ref[Tensor]  #: never read: its callback forgets the stash with the tensor
     how: tuple
-    #: nothing is kept alive; while a storage is, it does not matter by which tensor: saved-tensor hooks keep others
+    #: weak, so nothing is kept alive; and of storages, because saved-tensor hooks may keep other tensors of them
     codes: ref[torch.UntypedStorage]
     exponents: ref[torch.UntypedStorage]
     shapes: tuple[torch.Size, torch.Size, torch.Size]
@@ -25,11 +25,11 @@ _stashes: dict[int, _Shared] = {}
 def how_packed(source: Tensor, dtype: torch.dtype, factor: Factor, seed: int | None) -> tuple:
     """What two stashes of ``source`` have in common where one may serve as both.
 
-    A change of the values that autograd is not told of (``x.data``, numpy) while an earlier graph of them lives is not
-    noticed.
+    Noticed are changes in place, and ``x.data = other`` where the other has memory of its own. Not noticed, while an
+    earlier graph lives, are values written past autograd (``x.data.copy_``, numpy).
     """
-    # version and memory: x.data = other leaves the version; a nearest layer must not take a stochastic one's codes
-    memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape)
+    memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape, source.stride())
+    # a nearest layer must not take a stochastic one's codes
     return (source._version, memory, factor.grid, factor.dim, dtype, seed is None)
 
 
@@ -46,8 +46,10 @@ def shared(source: Tensor, how: tuple) -> Codes | None:
 
 
 def share(source: Tensor, how: tuple, stash: Codes) -> None:
-    """Let later layers that are given ``source`` have ``stash``."""
+    """Let later layers that are given ``source`` have ``stash``, unless a mode or a special tensor would see them."""
     codes, exponents, shape = stash
+    if not plain(codes):
+        return
     key = id(source)
     _stashes[key] = _Shared(
         ref(source, lambda _: _stashes.pop(key, None)),

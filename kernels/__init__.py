@@ -10,7 +10,7 @@ native_*.py   its plans, its masks, and the passes of a linear layer in one call
 gpu.py        the GPU's backend: launches the Triton kernels of gpu_kernels.py and gpu_mask_kernels.py
 ops.py        the registered operators, which the rest of dsq calls
 gemm.py       products of quantised operands on the units that hold them exactly
-product.py    what a product is whose factors are quantised on the way, and the three of a layer
+product.py    a product whose factors are quantised on the way, and the three of a linear layer
 """
 
 from . import gpu, native

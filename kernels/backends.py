@@ -32,7 +32,7 @@ class Backend:
     pack: Callable[[Tensor, Grid, Layout, int | None], tuple[Tensor, Tensor]]
     #: (codes, exponents, grid, layout, dtype) -> values
     unpack: Callable[[Tensor, Tensor, Grid, Layout, torch.dtype], Tensor]
-    layer: LayerCalls | None = None  #: None: there are none
+    layer: LayerCalls | None = None  #: a linear layer's passes in one call each; None: kernel by kernel
     pack_mask: PackMask = masks.pack_mask
     unpack_mask: UnpackMask = masks.unpack_mask
     apply_mask: ApplyMask = masks.apply_mask

@@ -51,7 +51,11 @@ class _Backward(ctypes.Structure):
 
 
 def scratch(size: int) -> Tensor:
-    """``size`` bytes or more, the same as in this thread's last call unless they are many."""
+    """``size`` bytes or more, a whole number of cache lines.
+
+    The thread's own memory, which its next call writes over; above _KEPT, new memory, which the caller must hold until
+    the kernel is done with it.
+    """
     size = -(-size // _ALIGNMENT) * _ALIGNMENT
     if size > _KEPT:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
@@ -108,7 +112,7 @@ class NativeLayer(LayerCalls):
                 *(plans, x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()),
                 *(codes_at, exponents_at, memory.data_ptr(), threads(), (seed or 0) & SEED_MASK),
             )
-            if way == "float32":
+            if way == "float32":  # both factors are ready in memory
                 values, depth = memory.view(torch.float32), shape_TK[1]
                 x0_TK = values.as_strided(shape_TK, (depth, 1), output.a.at // 4)
                 w0_KN = values.as_strided((depth, w_shape[0]), (1, depth), output.b.at // 4)
@@ -147,17 +151,18 @@ class NativeLayer(LayerCalls):
         def call(
             dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
         ) -> tuple[Tensor | None, Tensor | None]:
-            dy = dy.contiguous()
+            dy, memory = dy.contiguous(), scratch(room)
             dx = dw = w_at = dx_at = codes_at = exponents_at = dw_at = None
             if w is not None:
                 w, dx = w.contiguous(), torch.empty(*dx_shape, dtype=torch.float32, device="cpu")
                 w_at, dx_at = w.data_ptr(), dx.data_ptr()
             if x is not None:
+                codes, exponents = x.codes.contiguous(), x.exponents.contiguous()  # hooks may have changed their order
                 dw = torch.empty(*dw_shape, dtype=torch.float32, device="cpu")
-                codes_at, exponents_at, dw_at = x.codes.data_ptr(), x.exponents.data_ptr(), dw.data_ptr()
+                codes_at, exponents_at, dw_at = codes.data_ptr(), exponents.data_ptr(), dw.data_ptr()
             run(
                 *(plans, dy.data_ptr(), w_at, codes_at, exponents_at, dx_at, dw_at),
-                *(scratch(room).data_ptr(), threads(), (seed or 0) & SEED_MASK),
+                *(memory.data_ptr(), threads(), (seed or 0) & SEED_MASK),
             )
             return dx, dw
 

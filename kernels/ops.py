@@ -38,12 +38,12 @@ _function_transform = torch._C._functorch.peek_interpreter_stack
 _layout_of = lru_cache(maxsize=4096)(Layout.of)
 
 
-def plain(*tensors: Tensor) -> bool:
+def plain(*tensors: Tensor | None) -> bool:
     """Whether a kernel of ``tensors`` may be called as it is, past the dispatcher, which costs more than a small
     kernel: no compiler, no mode, no function transform and no tensor of a special kind would see the call."""
     special = _compiling() or _dispatch_modes() or _function_transform() is not None
     for x in tensors:
-        special = special or type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor()
+        special = special or (x is not None and (type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor()))
     return not special
 
 

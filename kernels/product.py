@@ -1,4 +1,4 @@
-"""What a product of two matrices is that are quantised on the way, and what the three of a linear layer are."""
+"""A product of two matrices that are quantised on the way; the three products of a linear layer, and their calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,14 +69,14 @@ BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple
 class LayerCalls(Protocol):
     """The passes of a linear layer, each in one call that is made for given shapes.
 
-    They trust their caller: operands are float32, the ways those that gemm.py has units for, and operands of other
-    shapes are read all the same.
+    They trust their caller: factors are float32, codes those of the Layout, the ways those that gemm.py has units for,
+    and operands of other shapes are read all the same.
     """
 
     def forward(
         self, products: Products, way: Way, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
     ) -> ForwardCall:
-        """``way`` is not split."""
+        """``way`` is not split; of "float32", which torch multiplies in the end, the result has no grid."""
         ...
 
     def backward(

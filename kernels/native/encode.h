@@ -99,14 +99,14 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     return (const uint8_t*)job.values + (row * p.columns + column) * item;
   }
 
-  // Memory is asked for what comes next in even shares of the time: where numbers are drawn, for half of each step of
-  // the chunk at p then, and for the other half of the step at p when values are rounded.
-  INLINE void ask_while_drawing(uintptr_t p) const {
-    for (int s = 0; s < CHUNK / STEP; s++) ask_for<2>(p + s * STEP * item, STEP * item / 2);
+  // Values that are soon to be read are asked for. To draw random numbers takes much of the time, so the first half of
+  // each step is asked for then, and the second when another is rounded. Rounding to nearest asks for all of it.
+  INLINE void ask_while_drawing(uintptr_t chunk) const {
+    for (int s = 0; s < CHUNK / STEP; s++) ask_for<2>(chunk + s * STEP * item, STEP * item / 2);
   }
-  INLINE void ask_while_rounding(uintptr_t p) const {
-    const int drawing = STOCHASTIC ? STEP * item / 2 : 0;
-    ask_for<2>(p + drawing, STEP * item - drawing);
+  INLINE void ask_while_rounding(uintptr_t step) const {
+    const int asked = STOCHASTIC ? STEP * item / 2 : 0;
+    ask_for<2>(step + asked, STEP * item - asked);
   }
 
   INLINE void load_columns(const uint8_t* x, int n, F value[UNITS]) const {

@@ -54,15 +54,16 @@ struct Random {
   static constexpr int ROUNDS = 7;
   static constexpr uint64_t MULTIPLIER_0 = 0xD2511F53, MULTIPLIER_1 = 0xCD9E8D57;
 
-  // The first counter words differ by lane alone, the others by row alone: so do the first two rounds' words. This is
-  // the lanes' part of what the third begins with. Each 32-bit word of a counter rides in the low half of a 64-bit
-  // lane, even and odd counters apart, so that the multiplier finds it there; what is left in the high half it ignores.
+  // The first counter words differ by lane alone, the others by row alone: so each word that the third round begins
+  // with is a part that differs by lane, one that differs by row, or the exclusive or of both. These are the lanes'.
+  // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
+  // multiplier finds it there; what is left in the high half it ignores.
   struct Start {
     U64 c0, c1, c2;
   };
 
   uint64_t keys[2 * ROUNDS];
-  Start starts[SLOTS][16 / LANES][2];
+  Start starts[BATCH][16 / LANES][2];
   Numbers drawn[SLOTS][CHUNK / STEP];
 
   explicit Random(uint64_t seed) {
@@ -84,6 +85,7 @@ struct Random {
       }
   }
 
+  // A row's numbers, of the block that `start` was begun with.
   INLINE void draw(int slot, int start, int64_t row) {
     const uint64_t first1 = (uint64_t)(uint32_t)((uint64_t)row >> 32) * MULTIPLIER_1;
     const uint64_t second0 = (uint64_t)(uint32_t)((first1 >> 32) ^ (uint64_t)row ^ keys[0]) * MULTIPLIER_0;

@@ -1,10 +1,12 @@
 """dsq.functional.linear against a float64 statement of its equations, written without dsq."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import dsq
 from dsq.functional import linear
@@ -297,3 +299,36 @@ def test_the_output_may_be_changed_in_place(precision):
     doubled *= 2
     (expected,) = torch.autograd.grad(y.sum(), w)
     torch.testing.assert_close(torch.autograd.grad(doubled.sum(), w)[0], 2 * expected)
+
+
+def test_codes_that_a_hook_gives_back_in_another_order():
+    x, w, b, dy = inputs()
+    turn = lambda t: t.mT.contiguous() if t.dim() > 1 else t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(turn, lambda t: t.mT if t.dim() > 1 else t):
+        y = linear(x, w, b, "[4,4,4,16]")
+    got = torch.autograd.grad(y, (x, w, b), dy)
+    expected = torch.autograd.grad(linear(x.detach().requires_grad_(), w, b, "[4,4,4,16]"), (w, b), dy)
+    assert all(map(torch.equal, got[1:], expected))
+
+
+def test_a_stash_is_not_taken_for_that_of_the_transpose():
+    x = torch.randn(16, 16)
+    w, dy = torch.randn(8, 16, requires_grad=True), torch.randn(16, 8)
+    first = linear(x, w, None, "[4,4,4,16]")
+    x.data = x.data.t()
+    (got,) = torch.autograd.grad(linear(x, w, None, "[4,4,4,16]"), w, dy)
+    assert torch.equal(got, torch.autograd.grad(linear(x.clone(), w, None, "[4,4,4,16]"), w, dy)[0])
+    del first
+
+
+def test_selective_checkpointing_of_layers_that_share_an_input():
+    x, w, _, dy = inputs()
+    other = w.detach().flip(0).requires_grad_()
+
+    def block(x):
+        return linear(x, w, None, "[4,4,4,16]") + linear(x, other, None, "[4,4,4,16]")
+
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    y = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+    got = torch.autograd.grad(y, (x, w, other), dy)
+    assert all(map(torch.equal, got, torch.autograd.grad(block(x), (x, w, other), dy)))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dsq.kernels import native_layer
 
 import dsq
 from dsq import kernels, passes
@@ -41,6 +42,31 @@ def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options,
             if packing and n > 1:
                 assert torch.equal(passes.backward(products, dy, w, None, seed)[0], expected[0])
                 assert torch.equal(passes.backward(products, dy, None, x1, seed)[1], expected[1])
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
+def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
+    monkeypatch.setattr(native_layer, "_KEPT", 0)
+    products = dsq.Quantizers.of(precision).products
+    x, w, dy = torch.randn(4096, 64), torch.randn(512, 64), torch.randn(4096, 512)
+    y, x1 = passes.forward(products, x, w, None, None, packing=True)
+    got = y, *passes.backward(products, dy, w, x1, None)
+    with kernels.use_backend(STEP_BY_STEP):
+        y, x1 = passes.forward(products, x, w, None, None, packing=True)
+        assert all(map(torch.equal, got, (y, *passes.backward(products, dy, w, x1, None))))
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
+def test_tensors_whose_memory_is_not_their_values(precision):
+    products = dsq.Quantizers.of(precision).products
+    x, w, b, dy = (torch.randn(*s) for s in ((8, 32), (4, 32), (4,), (8, 4)))
+    y, x1 = passes.forward(products, x, w, b, None, packing=True)
+    expected = y, *passes.backward(products, dy, w, x1, None)
+    for negated in range(4):
+        lazily = [torch._neg_view(-t) if i == negated else t for i, t in enumerate((x, w, b, dy))]
+        y, x1 = passes.forward(products, *lazily[:3], None, packing=True)
+        got = y, *passes.backward(products, lazily[3], lazily[1], x1, None)
+        assert all(map(torch.equal, got, expected))
 
 
 @pytest.mark.skipif(NATIVE.layer is None, reason="no units for products here")
