@@ -14,7 +14,8 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
     """Turn every ``nn.Linear`` of ``model`` into a ``dsq.Linear`` at the first level of ``config``, in place.
 
     Only the class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose
-    name matches ``config.exclude`` and subclasses of nn.Linear are left alone. Warns where nothing was converted.
+    name matches ``config.exclude`` and subclasses of nn.Linear are left alone. Warns where nothing was converted, or
+    ``config.exclude`` matches nothing that would have been.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -24,9 +25,13 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
         raise TypeError(f"convert takes a torch.nn.Module and a DSQConfig, got {type(model)} and {type(config)}")
     if converted(model):
         raise ValueError("model has been converted before; use dsq.set_level to change its precision")
+    excluded = 0
     for name, module in model.named_modules():
-        if type(module) is nn.Linear and not (config.exclude and re.search(config.exclude, name)):
-            module.__class__ = Linear
+        if type(module) is nn.Linear:
+            if config.exclude is not None and re.search(config.exclude, name):
+                excluded += 1
+            else:
+                module.__class__ = Linear
         elif isinstance(module, nn.TransformerEncoderLayer):
             # its fused evaluation path reads the weights and never calls the Linears
             module.activation_relu_or_gelu = 0
@@ -38,6 +43,8 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
         set_level(model, config, 0)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
+    if config.exclude is not None and not excluded:
+        warnings.warn(f"exclude={config.exclude!r} matches no nn.Linear of the model", stacklevel=2)
     return model
 
 

@@ -13,15 +13,19 @@ gemm.py       products of quantised operands on the units that hold them exactly
 product.py    a product whose factors are quantised on the way, and the three of a linear layer
 """
 
-from . import gpu, native
-from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
-from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
-from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
-from .ops import FLOATS, apply_mask, pack, pack_mask, plain, quantize, relu, unpack, unpack_mask
-from .product import BackwardCall, Codes, Factor, ForwardCall, LayerCalls, Product, Products, Way
+#: Hugging Face's transformers takes this folder of a checkout for its own package "kernels" and asks for the version
+__version__ = "0"
 
-native.register()
-gpu.register()
+if __name__ != "kernels":
+    from . import gpu, native
+    from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
+    from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
+    from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
+    from .ops import FLOATS, apply_mask, pack, pack_mask, plain, quantize, relu, unpack, unpack_mask
+    from .product import BackwardCall, Codes, Factor, ForwardCall, LayerCalls, Product, Products, Way
+
+    native.register()
+    gpu.register()
 
 __all__ = [
     "BIAS",

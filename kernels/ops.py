@@ -33,6 +33,7 @@ def define(schema: str, implementation: Callable, fake: Callable) -> None:
 
 _PLAIN = (Tensor, Parameter)
 _compiling = torch.compiler.is_compiling
+_tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_transform = torch._C._functorch.peek_interpreter_stack
 _layout_of = lru_cache(maxsize=4096)(Layout.of)
@@ -40,8 +41,8 @@ _layout_of = lru_cache(maxsize=4096)(Layout.of)
 
 def plain(*tensors: Tensor | None) -> bool:
     """Whether a kernel of ``tensors`` may be called as it is, past the dispatcher, which costs more than a small
-    kernel: no compiler, no mode, no function transform and no tensor of a special kind would see the call."""
-    special = _compiling() or _dispatch_modes() or _function_transform() is not None
+    kernel: no compiler, no trace, no mode, no function transform and no tensor of a special kind would see the call."""
+    special = _compiling() or _tracing() is not None or _dispatch_modes() or _function_transform() is not None
     for x in tensors:
         special = special or (x is not None and (type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor()))
     return not special

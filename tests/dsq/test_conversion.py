@@ -30,6 +30,8 @@ def test_conversion_is_in_place_and_changes_only_classes():
 def test_exclude_is_a_pattern_on_names():
     net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$"))
     assert list(dsq.converted(net)) == ["1"]
+    with pytest.warns(UserWarning, match="exclude='lm_head' matches no nn.Linear"):
+        assert list(dsq.converted(dsq.convert(model(), dsq.DSQConfig(exclude="lm_head")))) == ["1", "3"]
 
 
 def test_a_lone_linear_and_a_copy_convert():

@@ -332,3 +332,9 @@ def test_selective_checkpointing_of_layers_that_share_an_input():
     y = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
     got = torch.autograd.grad(y, (x, w, other), dy)
     assert all(map(torch.equal, got, torch.autograd.grad(block(x), (x, w, other), dy)))
+
+
+def test_a_trace_of_a_frozen_layer_computes_what_it_computes():
+    x, w, b, _ = (t.detach() for t in inputs())
+    traced = torch.jit.trace(lambda x: linear(x, w, b, "[4,4,4,16]"), x)
+    assert torch.equal(traced(2 * x), linear(2 * x, w, b, "[4,4,4,16]"))

@@ -1,5 +1,9 @@
 """The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from dsq.kernels import REFERENCE, Grid, use_backend
@@ -9,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsq import kernels
 
 GRID = Grid(4, 16)
+ROOT = Path(__file__).parents[2]
 ops = torch.ops.dsq
 
 
@@ -132,3 +137,8 @@ def test_masks_of_tensors_whose_memory_is_not_their_values():
         kernels.unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\) on cpu, got torch.uint8 \(32,\) on cpu"):
         kernels.apply_mask(bits, torch.zeros(257))
+
+
+def test_a_checkout_on_the_path_is_not_taken_for_another_package_of_the_name():
+    code = "import kernels, dsq; assert not hasattr(kernels, 'pack') and kernels.__version__ == '0'"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=False).returncode == 0
