@@ -3,6 +3,9 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from dsq.arguments import whole_number
 from dsq.precision import Precision, check_levels
@@ -70,7 +73,11 @@ class PrecisionScheduler:
         return True
 
     def record(self, updates: int = 1, tokens: int = 0) -> None:
-        """Count work done at the present level."""
+        """Count work done at the present level; a count may be a tensor, as of ``mask.sum()``.
+
+        Raises ValueError where a count is no whole number or under 0.
+        """
+        updates, tokens = _count("updates", updates), _count("tokens", tokens)
         self.work[self.level].updates += updates
         self.work[self.level].tokens += tokens
 
@@ -105,3 +112,9 @@ class PrecisionScheduler:
             for precision, work in zip(self.levels, self.work, strict=True)
         ]
         return {"levels": levels}
+
+
+def _count(name: str, value: Any) -> int:
+    """``value`` as an int: a tensor would change in the states already saved, and is no JSON."""
+    scalar = value.item() if isinstance(value, Tensor) and not value.dim() else value
+    return whole_number(name, scalar, 0)

@@ -1,5 +1,7 @@
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +50,25 @@ def test_work_is_recorded_where_it_was_done():
             {"precision": [4, 4, 4, 16], "updates": 7, "tokens": 9},
         ]
     }
+
+
+def test_counts_may_be_tensors_and_are_kept_as_numbers():
+    scheduler = dsq.PrecisionScheduler(LEVELS)
+    scheduler.record(np.int64(1), torch.ones(3, dtype=torch.bool).sum())
+    state = scheduler.state_dict()
+    scheduler.record(tokens=torch.tensor(4))
+    assert state["work"][0] == (1, 3)
+    assert json.loads(json.dumps(scheduler.history()))["levels"][0]["tokens"] == 7
+
+
+@pytest.mark.parametrize("count", [-5, 1.5, math.nan, True, None, torch.tensor(2.0), torch.tensor([1, 2])])
+def test_a_count_that_is_no_whole_number_is_refused(count):
+    scheduler = dsq.PrecisionScheduler(LEVELS)
+    with pytest.raises(ValueError, match="tokens must be a whole number from 0, got"):
+        scheduler.record(1, count)
+    with pytest.raises(ValueError, match="updates must be a whole number from 0, got"):
+        scheduler.record(count)
+    assert scheduler.state_dict()["work"][0] == (0, 0)
 
 
 def test_a_resumed_scheduler_goes_on_as_an_unbroken_one():
