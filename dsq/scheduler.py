@@ -72,7 +72,7 @@ class PrecisionScheduler:
         self.best, self.stale = math.inf, 0
         return True
 
-    def record(self, updates: int = 1, tokens: int = 0) -> None:
+    def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> None:
         """Count work done at the present level; a count may be a tensor, as of ``mask.sum()``.
 
         Raises ValueError where a count is no whole number or under 0.
@@ -94,16 +94,18 @@ class PrecisionScheduler:
     def load_state_dict(self, state: dict) -> None:
         """Go on from ``state``. Raises ValueError where it is no scheduler's, or belongs to another schedule."""
         expected = self.state_dict()
-        if set(state) != set(expected):
-            raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {sorted(state)}")
-        saved = tuple(Precision(*widths) for widths in state["levels"])
-        if saved != self.levels:
-            raise ValueError(
-                f"levels must be those of the checkpoint, {' '.join(map(str, saved))}, "
-                f"got {' '.join(map(str, self.levels))}"
-            )
-        self.level, self.best, self.stale = state["level"], state["best"], state["stale"]
-        self.work = [Work(*work) for work in state["work"]]
+        if not isinstance(state, dict) or set(state) != set(expected):
+            got = list(state) if isinstance(state, dict) else repr(state)
+            raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {got}")
+        if state["levels"] != expected["levels"]:
+            raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
+        level = whole_number("level", state["level"], 0, len(self.levels) - 1)
+        best = state["best"]
+        if not isinstance(best, (int, float)) or math.isnan(best):
+            raise ValueError(f"best must be a number, got {best!r}")
+        stale = whole_number("stale", state["stale"], 0)
+        work = _work(state["work"], len(self.levels))
+        self.level, self.best, self.stale, self.work = level, best, stale, work
 
     def history(self) -> dict:
         """The work at each level, as plain data: what ``dsq-cost estimate --history`` weighs its mean by."""
@@ -118,3 +120,11 @@ def _count(name: str, value: Any) -> int:
     """``value`` as an int: a tensor would change in the states already saved, and is no JSON."""
     scalar = value.item() if isinstance(value, Tensor) and not value.dim() else value
     return whole_number(name, scalar, 0)
+
+
+def _work(saved: Any, levels: int) -> list[Work]:
+    """``saved`` as the work at each level. Raises ValueError where it is none."""
+    pairs = isinstance(saved, (list, tuple)) and all(isinstance(pair, (list, tuple)) for pair in saved)
+    if not pairs or [len(pair) for pair in saved] != [2] * levels:
+        raise ValueError(f"work must be a pair (updates, tokens) for each of {levels} levels, got {saved!r}")
+    return [Work(_count("updates", updates), _count("tokens", tokens)) for updates, tokens in saved]

@@ -115,9 +115,42 @@ def test_a_string_stands_for_one_level():
         dsq.PrecisionScheduler(3)
 
 
-def test_a_state_that_is_no_schedulers_is_refused():
-    with pytest.raises(ValueError, match=r"state of the scheduler must have the keys \['best', .*, got \[\]"):
-        dsq.PrecisionScheduler(LEVELS).load_state_dict({})
+@pytest.mark.parametrize("state", [{}, {1: 2, "level": 0}, None])
+def test_a_state_that_is_no_schedulers_is_refused(state):
+    with pytest.raises(ValueError, match=r"state of the scheduler must have the keys \['best', .*, got (\[|None)"):
+        dsq.PrecisionScheduler(LEVELS).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("levels", [None, [[2, 2]], 3]),
+        ("level", [7, -1, 1.0, None]),
+        ("best", ["x", None, math.nan]),
+        ("stale", [None, -5]),
+        ("work", [None, [], [1, 2, 3], [(1, 2, 3), (1, 2), (0, 0)], [(0, 0)] * 4]),
+        ("updates", [-1]),
+        ("tokens", [1.5]),
+    ],
+)
+def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
+    scheduler = dsq.PrecisionScheduler(LEVELS)
+    before = scheduler.state_dict()
+    good = {**before, "level": 1, "best": 2.0, "stale": 3}
+    for value in values:
+        work = {"updates": [(value, 0)] * 3, "tokens": [(0, value)] * 3}
+        bad = {**good, "work": work[key]} if key in work else {**good, key: value}
+        with pytest.raises(ValueError, match=f"^{key} must be"):
+            scheduler.load_state_dict(bad)
+        assert scheduler.state_dict() == before
+
+
+def test_a_state_may_come_from_json():
+    scheduler = dsq.PrecisionScheduler(LEVELS)
+    scheduler.record(tokens=5)
+    resumed = dsq.PrecisionScheduler(LEVELS)
+    resumed.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+    assert resumed.state_dict() == scheduler.state_dict()
 
 
 def test_a_loss_with_a_graph_leaves_a_number():
