@@ -29,8 +29,14 @@ class History:
 
     @property
     def unit(self) -> str:
-        """What work is weighed by: tokens where the run counted them, else updates."""
-        return "tokens" if any(level.tokens for level in self.levels) else "updates"
+        """What work is weighed by: tokens where every level with work counted them, else updates."""
+        return "updates" if any(level.updates and not level.tokens for level in self.levels) else "tokens"
+
+    @property
+    def weighing(self) -> str:
+        """The unit, and why it is not tokens where some level counted them."""
+        partly = self.unit == "updates" and any(level.tokens for level in self.levels)
+        return f"{self.unit}, as not every level counted its tokens" if partly else self.unit
 
     @property
     def shares(self) -> list[float]:

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> Report:
         shown = {"format": "", "precision": "", "share": ".1%"} | {
             k: v for k, v in shown.items() if k not in ("format", "precision")
         }
-        report.notes.append(f"mean: weighed by each level's share of {history.unit}.")
+        report.notes.append(f"mean: weighed by each level's share of {history.weighing}.")
         if excluded:
             report.notes.append(excluded)
     return replace(report, sections=[replace(report.sections[0], shown=shown)])

@@ -86,6 +86,19 @@ def test_history_without_tokens_weighs_updates_and_may_name_its_format(tmp_path)
     assert (history.unit, history.format) == ("updates", Format("fixed", box=32, box_axis="last"))
 
 
+def test_history_with_tokens_at_some_levels_weighs_updates_and_says_so(tmp_path):
+    levels = [
+        {"precision": [2, 2, 2, 16], "updates": 10, "tokens": 0},
+        {"precision": [16, 4, 4, 16], "updates": 30, "tokens": 500},
+        {"precision": [16, 16, 16, 16]},
+    ]
+    history = load_history(write(tmp_path, {"levels": levels}), Format("bfp"))
+    assert history.shares == [0.25, 0.75, 0]
+    assert history.weighing == "updates, as not every level counted its tokens"
+    history = load_history(write(tmp_path, {"levels": levels[1:]}), Format("bfp"))  # no work at the last: no matter
+    assert (history.shares, history.weighing) == ([1, 0], "tokens")
+
+
 @pytest.mark.parametrize(
     "data, message",
     [
