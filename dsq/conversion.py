@@ -21,8 +21,7 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
     model has been converted before.
     """
     config = DSQConfig() if config is None else config
-    if not isinstance(model, nn.Module) or not isinstance(config, DSQConfig):
-        raise TypeError(f"convert takes a torch.nn.Module and a DSQConfig, got {type(model)} and {type(config)}")
+    _check_types("convert", model, config)
     if converted(model):
         raise ValueError("model has been converted before; use dsq.set_level to change its precision")
     excluded = 0
@@ -56,8 +55,10 @@ def converted(model: nn.Module) -> dict[str, Linear]:
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     """Set every converted layer of ``model`` to the precision of ``config.levels[level]``.
 
-    Raises ValueError for a level that the config has not, or a model without converted layers.
+    Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError for a level that the config
+    has not, or a model without converted layers.
     """
+    _check_types("set_level", model, config)
     level = whole_number("level", level, 0, len(config.levels) - 1)
     layers = converted(model)
     if not layers:
@@ -65,3 +66,8 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     quantizers = config.at(level)
     for module in layers.values():
         module.quantizers = quantizers
+
+
+def _check_types(function: str, model: nn.Module, config: DSQConfig) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(config, DSQConfig):
+        raise TypeError(f"{function} takes a torch.nn.Module and a DSQConfig, got {type(model)} and {type(config)}")
