@@ -58,7 +58,7 @@ def test_a_level_that_is_not_there_is_named(level):
 
 @pytest.mark.parametrize("config", ["[2,2,2,16]", dsq.DSQConfig, None])
 def test_set_level_takes_a_config_and_nothing_else(config):
-    with pytest.raises(TypeError, match="set_level takes a torch.nn.Module and a DSQConfig, got"):
+    with pytest.raises(TypeError, match=r"set_level takes a torch\.nn\.Module and a DSQConfig, got"):
         dsq.set_level(dsq.convert(model()), config, 0)
 
 
