@@ -28,11 +28,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 _APPLIED = "_dsq_stash"  # attribute of the root module: {policy name: controller}
+_ROOTS: WeakSet[nn.Module] = WeakSet()  # the modules that have it: a submodule does not know the models around it
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,9 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
 
     Raises:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
-        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied; a model under
-            torch.compile; an option out of range; a model in which the policy finds nothing to stash.
+        ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied to the model, a
+            submodule or a model around it; a model under torch.compile; an option out of range; a model in which the
+            policy finds nothing to stash.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -159,6 +162,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     controller.undo.callback(_forget, model, policy)
     controller.undo.callback(model.register_forward_pre_hook(_refuse_compile, prepend=True).remove)
     applied(model)[policy] = controller
+    _ROOTS.add(model)
     return controller
 
 
@@ -182,6 +186,7 @@ def _forget(model: nn.Module, policy: str) -> None:
     here.pop(policy, None)
     if not here:
         model.__dict__.pop(_APPLIED, None)
+        _ROOTS.discard(model)
 
 
 def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
@@ -198,17 +203,21 @@ def compatible(one: str, other: str) -> bool:
 
 
 def _check_others(model: nn.Module, entry: Policy) -> None:
-    for name, module in model.named_modules():
+    around = [root for root in _ROOTS if root is not model and any(module is model for module in root.modules())]
+    places = [(model, "this model")]
+    places += [(module, f"this submodule {name!r} of the model") for name, module in model.named_modules() if name]
+    places += [(root, "a model around this one") for root in around]
+    for module, where in places:
         for other in module.__dict__.get(_APPLIED, ()):
-            where = f"submodule {name!r} of the model" if name else "model"
-            if other == entry.name:
-                raise ValueError(
-                    f"policy {other!r} is already applied to this {where}; call remove() on its controller first"
-                )
-            if not compatible(entry.name, other):
-                partners = [p for p in policies() if compatible(entry.name, p)]
-                goes_with = ", ".join(partners) or "none"
-                raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
+            _check_pair(entry, other, where)
+
+
+def _check_pair(entry: Policy, other: str, where: str) -> None:
+    if other == entry.name:
+        raise ValueError(f"policy {other!r} is already applied to {where}; call remove() on its controller first")
+    if not compatible(entry.name, other):
+        goes_with = ", ".join(p for p in policies() if compatible(entry.name, p)) or "none"
+        raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
 
 
 _COMPILE_MESSAGE = (

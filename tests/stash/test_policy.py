@@ -249,6 +249,19 @@ def test_twice_and_together():
     apply(outer, "gact")
 
 
+def test_a_policy_around_a_submodule_counts_as_one_inside_does():
+    model = nn.Sequential(small(), small())
+    controller = apply(model, "bfp")
+    with pytest.raises(ValueError, match="policy 'bfp' is already applied to a model around this one; call remove"):
+        apply(model[0], "bfp")
+    with pytest.raises(ValueError, match="'gact' cannot share a model with 'bfp'"):
+        apply(model[0], "gact")
+    apply(model[0], "selective")
+    controller.remove()
+    apply(model[0], "bfp")
+    apply(model[1], "gact")  # beside it, not inside
+
+
 def test_compiled_models_are_refused():
     model = small()
     with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
