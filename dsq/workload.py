@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.conversion import converted
@@ -31,7 +32,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     attention, packed projections), with whether each side needs a gradient; norms, softmax, activations, residual sums,
     embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
     tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer,
-    those that `dsq.convert` would convert. Convolutions are not described.
+    those that `dsq.convert` would convert. Convolutions are not described. The model's buffers stay as they are.
 
     Args:
         model: the module, in the mode (train or eval) to be described.
@@ -39,19 +40,23 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     Returns:
         JSON-able dict that `dsq-cost --workload FILE` reads.
     Raises:
-        TypeError: `model` is no module. ValueError: no tensor among the inputs, or no matrix product in the forward.
+        TypeError: `model` is no module. ValueError: no tensor among the inputs, an empty first one, or no
+            matrix product in the forward.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace takes a torch.nn.Module, got {type(model)}")
     tensors = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise ValueError("trace needs at least one tensor among the example inputs")
+    first = tensors[0]
+    if not first.numel():
+        raise ValueError(f"trace needs a batch with at least one token, got a tensor of shape {tuple(first.shape)}")
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # BatchNorm counts what it sees
     recorder = _Recorder(model)
     with recorder.hooks(model), recorder, torch.enable_grad():
-        model(*inputs, **keywords)
+        functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):
         raise ValueError(f"the forward of {type(model).__name__} multiplies no matrices: there is nothing to cost")
-    first = tensors[0]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     unseen = parameters - recorder.counted_parameters
     if unseen > 0:

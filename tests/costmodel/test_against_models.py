@@ -173,5 +173,25 @@ def test_trace_names_bad_arguments():
         dsq.workload.trace("model", torch.zeros(1))
     with pytest.raises(ValueError, match="at least one tensor"):
         dsq.workload.trace(nn.Linear(2, 2))
+    for shape in ((0, 2), (2, 0)):
+        with pytest.raises(ValueError, match=rf"at least one token, got a tensor of shape \({shape[0]}, {shape[1]}\)"):
+            dsq.workload.trace(nn.Linear(2, 2), torch.zeros(shape))
     with pytest.raises(ValueError, match="multiplies no matrices"):
         dsq.workload.trace(nn.ReLU(), torch.zeros(2, 2))
+
+
+def test_trace_leaves_the_model_as_it_was():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return super().forward(x)
+
+    model = nn.Sequential(Counting(), nn.BatchNorm1d(4))
+    before, calls = {name: value.clone() for name, value in model.state_dict().items()}, model[0].calls
+    dsq.workload.trace(model, torch.randn(8, 4))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model[0].calls is calls
