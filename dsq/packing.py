@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dsq import kernels
+from dsq.arguments import whole_number
 from dsq.formats import BFP, FixedPoint, Format, Identity
 
 Rounding = Literal["nearest", "stochastic"]
@@ -23,15 +24,15 @@ def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "neares
         seed: 64-bit seed of stochastic rounding.
     Raises:
         TypeError: ``x`` is no floating tensor, or ``fmt`` no format.
-        ValueError: ``dim`` or ``rounding`` is out of range.
+        ValueError: ``dim`` is no whole number; ``dim`` or ``rounding`` is out of range.
     """
-    _check(x, fmt, rounding, seed)
+    dim = _check(x, fmt, dim, rounding, seed)
     if fmt.grid is None:
         return x.detach()
     return kernels.quantize(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single answer to ==
 class Packed:
     """A tensor in the bits of its format: what ``pack`` gives."""
 
@@ -62,14 +63,15 @@ def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", 
     A value costs ``bits`` bits, a box one byte more: 4.5 bits a value at 4 bits and boxes of 16. Formats wider than 16
     bits keep ``x`` itself. Arguments and errors are those of ``quantize``.
     """
-    _check(x, fmt, rounding, seed)
+    dim = _check(x, fmt, dim, rounding, seed)
     codes, exponents = x.detach(), None
     if fmt.grid is not None:
         codes, exponents = kernels.pack(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
     return Packed(codes, exponents, fmt, x.shape, dim, x.dtype)
 
 
-def _check(x: Tensor, fmt: Format, rounding: Rounding, seed: int) -> None:
+def _check(x: Tensor, fmt: Format, dim: int, rounding: Rounding, seed: int) -> int:
+    """``dim`` as an int. Raises what ``quantize`` promises; only the kernel knows whether ``dim`` is in range."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if not isinstance(fmt, (BFP, FixedPoint, Identity)):
@@ -78,3 +80,4 @@ def _check(x: Tensor, fmt: Format, rounding: Rounding, seed: int) -> None:
         raise TypeError(f"seed must be an int, got {seed!r}")
     if rounding not in get_args(Rounding):
         raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")
+    return whole_number("dim", dim)

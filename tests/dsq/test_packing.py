@@ -89,6 +89,21 @@ def test_bad_arguments_are_named(call, error, named):
         call()
 
 
+@pytest.mark.parametrize("function", [dsq.quantize, dsq.pack])
+@pytest.mark.parametrize("dim", [None, "a", 1.0, True])
+def test_dim_is_a_whole_number(function, dim):
+    with pytest.raises(ValueError, match=f"^dim must be a whole number, got {dim!r}$"):
+        function(torch.ones(4, 4), dsq.BFP(4), dim)
+
+
+def test_a_packed_tensor_equals_itself_alone():
+    x = torch.randn(4, 32)
+    packed = dsq.pack(x, dsq.BFP(4))
+    assert packed == packed
+    assert packed != dsq.pack(x, dsq.BFP(4))
+    assert len({packed, packed}) == 1
+
+
 def test_a_seed_has_64_bits_under_a_dispatch_mode_too():
     x, seed = torch.randn(8, 32), 2**63 + 1
     plain = dsq.quantize(x, dsq.BFP(4), rounding="stochastic", seed=seed)
