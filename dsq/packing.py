@@ -16,6 +16,9 @@ Rounding = Literal["nearest", "stochastic"]
 def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Tensor:
     """``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``; detached: autograd sees a constant.
 
+    One NaN or infinity makes its whole box NaN; with one exponent (FixedPoint), the whole tensor. Formats wider than 16
+    bits give ``x`` itself, not a copy: a later change in place shows in both.
+
     Args:
         x: floating tensor of any shape; float64 is rounded to float32 first.
         fmt: BFP, FixedPoint or Identity.
@@ -61,7 +64,8 @@ def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", 
     """``x`` packed into the bits of ``fmt``: ``pack(x, ...).unpack()`` equals ``quantize(x, ...)`` bit for bit.
 
     A value costs ``bits`` bits, a box one byte more: 4.5 bits a value at 4 bits and boxes of 16. Formats wider than 16
-    bits keep ``x`` itself. Arguments and errors are those of ``quantize``.
+    bits keep ``x`` itself, not a copy: what changes ``x`` in place later changes what is unpacked. NaN, infinity,
+    arguments and errors are as for ``quantize``.
     """
     dim = _check(x, fmt, dim, rounding, seed)
     codes, exponents = x.detach(), None
