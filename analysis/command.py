@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 #: the paper's schedule: from 2 bits up
@@ -24,6 +26,21 @@ def guarded(prog: str, work: Callable[[], None]) -> int:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def refuse_used(out: Path, otherwise: str = "") -> None:
+    """Raise ValueError where --out is there and more than an empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory{otherwise}")
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder --out, before the work whose results go there. Raises ValueError where none can be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror}; give a directory that can be written to") from None
 
 
 def add_levels(parser: argparse.ArgumentParser) -> None:

@@ -33,7 +33,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from analysis.command import OneLineParser, guarded
+from analysis.command import OneLineParser, guarded, make_folder
 from analysis.memory import keep_freed_memory
 from analysis.stash_picture import draw
 from analysis.stash_setups import CASES, SETUPS, Case, Setup, attach
@@ -143,8 +143,8 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
 def compare(args: argparse.Namespace) -> None:
     """Measure, row by row; write the CSV after each."""
     setups = chosen(args)
+    make_folder(args.out)
     keep_freed_memory()
-    args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "compare_stash.csv"
     rows = {(r["model"], r["setup"]): r for r in pd.read_csv(file).to_dict("records")} if file.exists() else {}
     benches: dict[str, Bench] = {}

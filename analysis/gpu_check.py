@@ -24,16 +24,16 @@ from pathlib import Path
 import torch
 from dsq.kernels import Grid, Layout, gemm_bf16, gpu
 
+from analysis.command import OneLineParser, guarded, make_folder
 from analysis.gpu_agreement import Case, cases, disagreements, mask_disagreements
 from analysis.gpu_tables import Row, print_table, write_csv
 
+PROG = "python -m analysis.gpu_check"
 NOT_ON_GPU = "not run on a GPU (Triton's interpreter on the CPU)"
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="only this part (may be given again); default: all"
     )
@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     if importlib.util.find_spec("triton") is None:
         print("gpu_check: triton is not installed", file=sys.stderr)
         return 2
+    if args.out and (refused := guarded(PROG, lambda: make_folder(args.out))):
+        return refused
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which no module has done yet

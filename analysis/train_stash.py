@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.command import OneLineParser, guarded
+from analysis.command import OneLineParser, guarded, make_folder
 from analysis.glue import Table, read_table
 from analysis.models import encoder
 from dsq import stash
@@ -212,7 +212,7 @@ def _work(args: argparse.Namespace) -> None:
     if args.width < 4 or args.width % 4:
         raise ValueError(f"--width {args.width}: accepted are multiples of 4, the number of heads")
     data = read(args.data, args.task)
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out)
     csv = args.out / "accuracy.csv"
     done = pd.read_csv(csv).to_dict("records") if csv.exists() else []
     known = {(row["run"], row["seed"]) for row in done}

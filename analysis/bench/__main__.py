@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
-from analysis.command import OneLineParser, guarded
+from analysis.command import OneLineParser, guarded, make_folder
 
 from .racing import Race
 from .report import save, text
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
+    make_folder(out)
     if threads is not None:
         import torch
 

@@ -51,7 +51,6 @@ def verdict(race: Race) -> str:
 
 def save(races: Sequence[Race], folder: Path, name: str) -> list[Path]:
     """Write ``name``.csv and ``name``.png into ``folder``; the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     csv, png = folder / f"{name}.csv", folder / f"{name}.png"
     table(races).to_csv(csv, index=False, float_format="%.6g")
     picture(races, png)

@@ -34,7 +34,6 @@ def run(out: Path) -> None:
         table[f"{figure} saved"] = table[figure].iloc[0] - table[figure]
     print(f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, forward and backward")
     print(table.to_markdown(index=False, floatfmt=".1f"))
-    out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "stash.csv", index=False, float_format="%.3f")
     print(f"written: {out / 'stash.csv'}")
 
