@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from analysis import run_picture, translate
-from analysis.command import OneLineParser, add_levels, guarded
+from analysis.command import OneLineParser, add_levels, guarded, make_folder, refuse_used
 from analysis.corpus.generate import write
 from analysis.results import table
 
@@ -42,16 +42,18 @@ TRAINING = {
 
 def demo(out: Path, levels: str) -> None:
     corpus = out / "corpus"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out {out}: there already; give a new or empty directory")
+    training = tuple(word for pair in TRAINING.items() for word in pair)
+    recipe = translate.Recipe(
+        data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=("--cpu", *training)
+    )
+    refuse_used(out)
+    translate.check(recipe)
+    make_folder(out)
     # a second thread gains such a small model little, and costs it much where another process wants the core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"writing a German-English corpus to {corpus}", flush=True)
     write(corpus, SENTENCES, HELD_OUT, SEED)
-    training = tuple(word for pair in TRAINING.items() for word in pair)
-    results = translate.run(
-        translate.Recipe(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=("--cpu", *training))
-    )
+    results = translate.run(recipe)
     _show_translations(corpus, out / "run")
     print(f"\n{table(results)}\n\nall figures: {out / 'run' / 'results.json'}")
     if levels != "none":

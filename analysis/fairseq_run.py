@@ -5,13 +5,30 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _RECORD = re.compile(r"\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
+#: what no recipe leaves to the user: it reads checkpoints where it had them put, and validations in the log
+OWN = ("--save-dir", "--log-format", "--disable-validation")
+
+
+def check_training(arguments: list[str], users: Sequence[str], own: tuple[str, ...]) -> None:
+    """Raise ValueError for flags that dsq-train would not read, before anything is written.
+
+    Args:
+        arguments: all that dsq-train will be given.
+        users: the user's part of them; may hold neither OWN nor the recipe's `own`.
+    """
+    taken = {word.partition("=")[0] for word in users}.intersection(OWN + own)
+    if taken:
+        raise ValueError(f"{', '.join(sorted(taken))}: the recipe relies on its own choice here; leave out")
+    from fairseq_plugin import commands  # takes seconds to import
+
+    commands.check_training(arguments)
 
 
 def fairseq(command: str, arguments: list[str], log: Path, watch: Callable[[str], None] | None = None) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.command import OneLineParser, add_levels, guarded
-from analysis.fairseq_run import fairseq, progress, records
+from analysis.command import OneLineParser, add_levels, guarded, make_folder, refuse_used
+from analysis.fairseq_run import check_training, fairseq, progress, records
 from analysis.parallel import ParallelText
 from analysis.subwords import train_bpe
 
@@ -57,6 +57,8 @@ FIXED = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", 
 FIXED += ["--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"]
 FIXED += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
 FIXED += ["--no-epoch-checkpoints", "--no-progress-bar", "--log-format", "json"]
+#: what it does not leave to the user: the data decide
+OWN = ("--num-classes", "--criterion", "--init-token", "--separator-token")
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,10 @@ def read_table(folder: Path, task: str, split: str) -> Table:
 def prepare(tables: dict[str, Table], vocab: int, out: Path) -> None:
     """Write ``out/binary``, as fairseq's sentence_prediction reads it: input0, input1 if there are pairs, label."""
     pieces = out / "pieces"
-    pieces.mkdir(parents=True)
     sentences = [sentence for column in tables["train"].inputs for sentence in column]
-    bpe = train_bpe(ParallelText(sentences, [], 0), vocab, pieces / "bpe")
+    bpe = train_bpe(ParallelText(sentences, [], 0), vocab)
+    pieces.mkdir()
+    (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
     words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
     special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
     (pieces / "dict.txt").write_text("".join(f"{word} 1\n" for word in words if word not in special), encoding="utf-8")
@@ -107,15 +110,17 @@ def _write(path: Path, lines: list[str]) -> None:
 
 def run(data: Path, task: str, out: Path, vocab: int, levels: str, training: list[str]) -> dict[str, Any]:
     """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes."""
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"--out {out}: there already; give a new or empty directory")
+    refuse_used(out)
     tables = {"train": read_table(data, task, "train"), "valid": read_table(data, task, "dev")}
     classes = sorted(set(tables["train"].labels))
-    prepare(tables, vocab, out)
     place = [str(out / "binary"), "--save-dir", str(out / "checkpoints"), "--num-classes", str(len(classes))]
     defaults = [word for pair in TRAINING.items() for word in pair]
     dsq_flags = [] if levels == "none" else ["--dsq-levels", levels]
-    fairseq("train", [*place, *FIXED, *defaults, *dsq_flags, *training], out / "train.log", watch=_show)
+    arguments = [*place, *FIXED, *defaults, *dsq_flags, *training]
+    check_training(arguments, training, OWN)
+    make_folder(out)
+    prepare(tables, vocab, out)
+    fairseq("train", arguments, out / "train.log", watch=_show)
     validations = list(records(out / "train.log", "valid"))
     accuracies = [(int(one["valid_num_updates"]), float(one["valid_accuracy"])) for one in validations]
     results = {

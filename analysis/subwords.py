@@ -1,5 +1,6 @@
 """One BPE vocabulary for both languages, by the sentencepiece library."""
 
+import io
 from pathlib import Path
 
 import sentencepiece
@@ -7,15 +8,16 @@ import sentencepiece
 from analysis.parallel import ParallelText
 
 
-def train_bpe(text: ParallelText, size: int, prefix: Path) -> sentencepiece.SentencePieceProcessor:
-    """Learn `size` subwords from both sides of text; writes prefix.model and prefix.vocab.
+def train_bpe(text: ParallelText, size: int) -> sentencepiece.SentencePieceProcessor:
+    """Learn `size` subwords from both sides of text.
 
     Raises ValueError for a size that this text cannot give.
     """
+    model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([*text.source, *text.target]),
-            model_prefix=str(prefix),
+            model_writer=model,
             model_type="bpe",
             vocab_size=size,
             character_coverage=1.0,
@@ -23,8 +25,10 @@ def train_bpe(text: ParallelText, size: int, prefix: Path) -> sentencepiece.Sent
         )
     except (RuntimeError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"--vocab {size}: sentencepiece cannot learn so many subwords of this text ({why})") from None
-    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+        raise ValueError(
+            f"--vocab {size}: sentencepiece cannot learn this number of subwords of this text ({why})"
+        ) from None
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 def write_pieces(

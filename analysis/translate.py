@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.command import LEVELS, OneLineParser, add_levels, guarded
-from analysis.fairseq_run import fairseq, hypotheses, progress
+from analysis.command import LEVELS, OneLineParser, add_levels, guarded, make_folder, refuse_used
+from analysis.fairseq_run import check_training, fairseq, hypotheses, progress
 from analysis.parallel import ParallelText, read_parallel
 from analysis.results import collect, table, write_json
 from analysis.subwords import train_bpe, write_pieces
@@ -50,6 +50,8 @@ TRAINING = {
 #: what the recipe relies on
 FIXED = ["--task", "translation", "--share-all-embeddings", "--no-epoch-checkpoints", "--no-progress-bar"]
 FIXED += ["--log-format", "json"]
+#: what it does not leave to the user: the direction is --source's and --target's; checkpoint_best.pt translates
+OWN = ("--task", "--source-lang", "-s", "--target-lang", "-t", "--no-save", "--checkpoint-suffix")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Recipe:
         return self.out / f"{command}.log"
 
 
+def check(recipe: Recipe) -> None:
+    """Raise ValueError where dsq-train could not be given these flags, before anything is written."""
+    check_training(_training(recipe), recipe.training, OWN)
+
+
 def run(recipe: Recipe) -> dict[str, Any]:
     """The whole recipe; returns what it writes to RUN/results.json.
 
@@ -82,11 +89,12 @@ def run(recipe: Recipe) -> dict[str, Any]:
     """
     seconds: dict[str, float] = {}
     started = time.perf_counter()
-    if recipe.out.exists() and (not recipe.out.is_dir() or any(recipe.out.iterdir())) and not recipe.resume:
-        raise ValueError(f"--out {recipe.out}: there already; give a new or empty directory, or --resume")
+    if not recipe.resume:
+        refuse_used(recipe.out, ", or --resume")
     text = read_parallel(recipe.data, recipe.source, recipe.target, recipe.prefix, recipe.columns)
     if recipe.lowercase:
         text = {split: _lower(part) for split, part in text.items()}
+    make_folder(recipe.out)
     if not (recipe.out / "binary" / f"test.{recipe.source}-{recipe.target}.{recipe.target}.idx").exists():
         _prepare(recipe, text)
     seconds["prepare"] = time.perf_counter() - started
@@ -107,8 +115,9 @@ def _prepare(recipe: Recipe, text: dict[str, ParallelText]) -> None:
     sizes = ", ".join(f"{split} {len(part)}" for split, part in text.items())
     print(f"preparing {recipe.source}-{recipe.target}: {sizes} sentence pairs, {recipe.vocab} subwords", flush=True)
     pieces = recipe.out / "pieces"
-    pieces.mkdir(parents=True, exist_ok=True)
-    bpe = train_bpe(text["train"], recipe.vocab, pieces / "bpe")
+    bpe = train_bpe(text["train"], recipe.vocab)
+    pieces.mkdir(exist_ok=True)
+    (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
     for split, part in text.items():
         write_pieces(part, bpe, pieces / split, (recipe.source, recipe.target))
     languages = ["--source-lang", recipe.source, "--target-lang", recipe.target, "--joined-dictionary"]
@@ -119,10 +128,15 @@ def _prepare(recipe: Recipe, text: dict[str, ParallelText]) -> None:
 def _train(recipe: Recipe) -> None:
     precision = "in floating point" if recipe.levels == "none" else f"from {recipe.levels.replace('] [', '] to [')}"
     print(f"training {precision}", flush=True)
+    fairseq("train", _training(recipe), recipe.log("train"), watch=_show)
+
+
+def _training(recipe: Recipe) -> list[str]:
+    """dsq-train's arguments."""
     levels = [] if recipe.levels == "none" else ["--dsq-levels", recipe.levels]
     defaults = [word for pair in TRAINING.items() for word in pair]
     place = [str(recipe.out / "binary"), "--save-dir", str(recipe.checkpoints)]
-    fairseq("train", [*place, *FIXED, *defaults, *levels, *recipe.training], recipe.log("train"), watch=_show)
+    return [*place, *FIXED, *defaults, *levels, *recipe.training]
 
 
 def _show(line: str) -> None:
@@ -169,24 +183,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def check_dsq_flags(levels: str, training: list[str]) -> None:
-    """Exit with one line, before anything is written, where a --dsq-* flag has no use."""
-    import fairseq_plugin  # noqa: F401 - fairseq's shims come first
-    from fairseq_plugin.flags import add_flags, config_of
-
-    flags = OneLineParser(prog=PROG, add_help=False, allow_abbrev=False)
-    add_flags(flags)
-    given, _ = flags.parse_known_args([*([] if levels == "none" else ["--dsq-levels", levels]), *training])
-    config_of(given)
-
-
 def main(arguments: list[str] | None = None) -> int:
     given, training = parser().parse_known_args(arguments)
 
     def work() -> None:
-        check_dsq_flags(given.levels, training)
         columns = tuple(given.columns.split(","))
         recipe = Recipe(**{**vars(given), "columns": columns, "training": tuple(training)})
+        check(recipe)
         print(table(run(recipe)))
 
     return guarded(PROG, work)

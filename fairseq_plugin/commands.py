@@ -5,10 +5,12 @@ status 2; what went wrong inside, in a traceback.
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 INSTALL = (
     'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
@@ -32,6 +34,27 @@ def generate() -> None:
     _run("generate")
 
 
+def check_training(arguments: list[str]) -> None:
+    """Raise ValueError, in dsq-train's own words, where it would not read ``arguments``; nothing runs or is written."""
+    if not _installed():
+        raise ValueError(INSTALL)
+    options = importlib.import_module("fairseq.options")
+    from fairseq_plugin.flags import config_of
+
+    with mock.patch.object(argparse.ArgumentParser, "error", _raise):
+        config_of(options.parse_args_and_arch(options.get_training_parser(), arguments))
+
+
+def _raise(_: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _installed() -> bool:
+    import fairseq_plugin
+
+    return hasattr(fairseq_plugin, "shims")
+
+
 def _run(command: str) -> None:
     prog = f"dsq-{command}"
     sys.argv[0] = prog
@@ -47,11 +70,9 @@ def _run(command: str) -> None:
 
 
 def _fairseq_main(command: str) -> Callable[[], None]:
-    import importlib
-
     import fairseq_plugin
 
-    if not hasattr(fairseq_plugin, "shims"):
+    if not _installed():
         print(f"dsq-{command}: error: {INSTALL}", file=sys.stderr)
         raise SystemExit(2)
     if not any(argument.split("=")[0] == "--user-dir" for argument in sys.argv[1:]):

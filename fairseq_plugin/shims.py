@@ -10,12 +10,13 @@ Import this before anything of fairseq, and in every process: workers that are s
 4. checkpoint_last.pt is copied in place: a run killed during the copy has no checkpoint to go on from.
 5. --bf16 is taken for --tpu.
 6. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
-7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on.
+7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
 """
 
 import argparse
 import functools
 import importlib.util
+import logging
 import os
 import shutil
 import warnings
@@ -26,6 +27,7 @@ from unittest import mock
 from fairseq_plugin import startup
 
 startup.apply()
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it speaks when it is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -122,14 +122,14 @@ def test_a_forgotten_prefix_is_suggested(tmp_path):
 def test_pieces_say_the_text_again(tmp_path):
     write(tmp_path, 200, 20, seed=1)
     text = read_parallel(tmp_path, "de", "en")
-    bpe = train_bpe(text["train"], 300, tmp_path / "bpe")
+    bpe = train_bpe(text["train"], 300)
     assert bpe.get_piece_size() == 300
     write_pieces(text["valid"], bpe, tmp_path / "pieces", ("de", "en"))
     for side, lines in (("de", text["valid"].source), ("en", text["valid"].target)):
         pieces = (tmp_path / f"pieces.{side}").read_text().splitlines()
         assert ["".join(line.split()).replace("▁", " ").strip() for line in pieces] == lines
     with pytest.raises(ValueError, match=r"--vocab 90000: .* value <="):
-        train_bpe(text["train"], 90000, tmp_path / "bpe")
+        train_bpe(text["train"], 90000)
 
 
 def test_hypotheses_come_back_in_the_order_of_the_text(tmp_path):
@@ -209,6 +209,10 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
         (["--dsq-patience", "none"], "--dsq-patience"),
         (["--data", "/nowhere"], "--data /nowhere"),
         (["--columns"], "--columns"),
+        (["--nosuchflag", "3"], "unrecognized arguments: --nosuchflag 3"),
+        (["--lr", "high"], "--lr"),
+        (["--save-dir", "elsewhere"], "--save-dir: the recipe relies on its own choice"),
+        (["-s", "en", "--no-save", "--log-format=simple"], "--log-format, --no-save, -s: "),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(flags, named, corpus, tmp_path, capsys):
@@ -222,6 +226,19 @@ def test_bad_input_is_one_line_and_writes_nothing(flags, named, corpus, tmp_path
     assert named in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_subwords_that_cannot_be_learnt_do_not_stop_the_next_try(corpus, tmp_path, capsys):
+    arguments = ["--data", str(corpus), "--out", str(tmp_path)]
+    assert translate.main([*arguments, "--vocab", "0"]) == 2
+    assert "--vocab 0: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_reads_the_levels_before_it_writes_anything(tmp_path, capsys):
+    assert demo.main(["--out", str(tmp_path / "run"), "--dsq-levels", "[16,4,4,16] [2,2,2,16]"]) == 2
+    assert "--dsq-levels: levels must be precisions that never decrease" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_demo_writes_nothing_over(tmp_path, capsys):
