@@ -99,13 +99,13 @@ def _explain(error: BaseException, command: str) -> str | None:
     text = str(error)
     if isinstance(error, InputError):
         return text
+    if isinstance(error, OSError) and _is_of_output(error):
+        return f"--save-dir or --destdir: {error.filename} cannot be written to: give another directory"
     if isinstance(error, FileNotFoundError) and command == "preprocess":
         return f"{error.filename or text} does not exist: give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
     if isinstance(error, FileNotFoundError):
         missing = f"{error.filename} does not exist" if error.filename else text
         return f"data: {missing}: give a directory that dsq-preprocess wrote"
-    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
-        return f"--save-dir or --destdir: {error.filename} cannot be written to: give another directory"
     if text.startswith("Model file not found: "):
         return f"--path: {text.partition(': ')[2]} does not exist: give a checkpoint that dsq-train wrote"
     if "Torch not compiled with CUDA enabled" in text:
@@ -117,6 +117,16 @@ def _explain(error: BaseException, command: str) -> str | None:
             + "; give its own --arch and data, or another --save-dir"
         )
     return None
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether --save-dir or --destdir cannot be written to; one that cannot be made, as in /proc, "does not exist"."""
+    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
+        return True
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--save-dir", "--destdir", dest="folder", type=Path)
+    folder = parser.parse_known_args()[0].folder
+    return bool(folder and error.filename) and Path(error.filename) in (folder, *folder.parents)
 
 
 if __name__ == "__main__":

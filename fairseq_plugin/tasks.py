@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fairseq import options
+from fairseq import checkpoint_utils, options
 from fairseq.logging import metrics
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from fairseq.trainer import Trainer
@@ -19,9 +19,9 @@ from hydra.core.config_store import ConfigStore
 
 import dsq
 from fairseq_plugin import stash
-from fairseq_plugin.flags import DSQFlags, add_flags, config_of
+from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of
 from fairseq_plugin.history import write_history
-from fairseq_plugin.model import prepare, state_of
+from fairseq_plugin.model import named_if_unreadable, prepare, state_of
 from fairseq_plugin.state import DSQState
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,10 @@ class DSQTask(FairseqTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         build = super().build_model
         takes_it = "from_checkpoint" in inspect.signature(build).parameters
-        model = build(cfg, from_checkpoint) if takes_it else build(cfg)
+        try:
+            model = build(cfg, from_checkpoint) if takes_it else build(cfg)
+        except (ValueError, AssertionError, ZeroDivisionError) as error:  # how fairseq's models refuse their flags
+            raise InputError(f"the flags of --arch, such as its sizes: {error}; give others") from error
         prepare(model, self.dsq_config, reset=self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         if self.dsq_state is not None:
@@ -112,6 +115,7 @@ def extend_fairseq() -> None:
     for name in list(TASK_REGISTRY):
         _extend_task(name)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
+    checkpoint_utils.load_checkpoint_to_cpu = named_if_unreadable(checkpoint_utils.load_checkpoint_to_cpu)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run
+from tests.fairseq_plugin.harness import LEVELS, MODEL, run, sentence_pairs, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,36 @@ def test_save_dir_that_is_a_file(capsys, data: Path, tmp_path: Path) -> None:
     assert f"--save-dir or --destdir: {tmp_path / 'run'}" in said
     assert "cannot be written to" in said
     assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_output_where_no_folder_can_be_made(capsys, data: Path, tmp_path: Path) -> None:
+    expected = "--save-dir or --destdir: /proc/none cannot be written to"
+    assert expected in refusal(capsys, "train", data, *MODEL, "--save-dir", "/proc/none/run")
+    write_pairs(tmp_path / "train", sentence_pairs(3, 0))
+    given = ["-s", "de", "-t", "xx", "--trainpref", tmp_path / "train", "--destdir", "/proc/none"]
+    assert expected in refusal(capsys, "preprocess", *given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--share-all-embeddings", "--encoder-embed-dim", 40], "requires a joined dictionary"),
+        (["--encoder-attention-heads", 3], "embed_dim must be divisible by num_heads"),
+    ],
+)
+def test_sizes_that_no_model_can_have(capsys, data: Path, tmp_path: Path, given: list[object], why: str) -> None:
+    said = refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path, *given)
+    assert "the flags of --arch, such as its sizes: " in said
+    assert why in said
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, this is text\n", b"PK\x03\x04 cut short"])
+def test_a_file_that_is_no_checkpoint(capsys, data: Path, tmp_path: Path, content: bytes) -> None:
+    junk = tmp_path / "junk.pt"
+    junk.write_bytes(content)
+    expected = f"--restore-file/--path: {junk} cannot be read"
+    assert expected in refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path, "--restore-file", junk)
+    assert expected in refusal(capsys, "generate", data, "--path", junk)
 
 
 def test_missing_checkpoint(capsys, data: Path, tmp_path: Path) -> None:
