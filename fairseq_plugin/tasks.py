@@ -52,6 +52,8 @@ class DSQTask(FairseqTask):
         try:
             model = build(cfg, from_checkpoint) if takes_it else build(cfg)
         except (ValueError, AssertionError, ZeroDivisionError) as error:  # how fairseq's models refuse their flags
+            if not str(error):
+                raise
             raise InputError(f"the flags of --arch, such as its sizes: {error}; give others") from error
         prepare(model, self.dsq_config, reset=self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
