@@ -51,12 +51,11 @@ class _Backward(ctypes.Structure):
 
 
 def scratch(size: int) -> Tensor:
-    """``size`` bytes or more, a whole number of cache lines.
+    """``size`` bytes or more.
 
     The thread's own memory, which its next call writes over; above _KEPT, new memory, which the caller must hold until
     the kernel is done with it.
     """
-    size = -(-size // _ALIGNMENT) * _ALIGNMENT
     if size > _KEPT:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
     kept = getattr(_thread, "scratch", None)
@@ -93,7 +92,7 @@ class NativeLayer(LayerCalls):
             made.stash = plan(stash.grid, layout, torch.float32, torch.float32, stochastic, self._isa)
             made.stash_seed = stash.seed
             code_shape, exponent_shape = layout.code_shape(stash.grid.bits), layout.exponent_shape(stash.grid.box)
-        sizes = (*x_shape[:-1], w_shape[0])
+        sizes, by_torch = (*x_shape[:-1], w_shape[0]), way == "float32"
         run, threads, plans = self._library.dsq_layer_forward, torch.get_num_threads, ctypes.byref(made)
 
         def call(
@@ -101,7 +100,8 @@ class NativeLayer(LayerCalls):
         ) -> tuple[Tensor, Codes | None]:
             x, w, bias = x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous()
             y = torch.empty(*sizes, dtype=torch.float32, device="cpu")  # whatever the defaults are
-            memory = scratch(room)
+            # values of float32 are many: what holds them is given back, for the stash to have
+            memory = torch.empty(room // 4, dtype=torch.float32, device="cpu") if by_torch else scratch(room)
             packed = codes_at = exponents_at = None
             if packing:
                 codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
@@ -112,10 +112,10 @@ class NativeLayer(LayerCalls):
                 *(plans, x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()),
                 *(codes_at, exponents_at, memory.data_ptr(), threads(), (seed or 0) & SEED_MASK),
             )
-            if way == "float32":  # both factors are ready in memory
-                values, depth = memory.view(torch.float32), shape_TK[1]
-                x0_TK = values.as_strided(shape_TK, (depth, 1), output.a.at // 4)
-                w0_KN = values.as_strided((depth, w_shape[0]), (1, depth), output.b.at // 4)
+            if by_torch:
+                depth = shape_TK[1]
+                x0_TK = memory.as_strided(shape_TK, (depth, 1), output.a.at // 4)
+                w0_KN = memory.as_strided((depth, w_shape[0]), (1, depth), output.b.at // 4)
                 y_TN = y.view(shape_TK[0], w_shape[0])
                 if bias is None:
                     torch.mm(x0_TK, w0_KN, out=y_TN)
