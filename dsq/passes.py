@@ -7,14 +7,15 @@ from torch import Tensor
 
 from dsq import kernels
 from dsq.gemm import choose, multiply, packed
-from dsq.kernels import BackwardCall, Codes, ForwardCall, LayerCalls, Products
+from dsq.kernels import BackwardCall, Codes, ForwardCall, NativeLayer, Products
 
 
 def forward(
     products: Products, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, packing: bool
 ) -> tuple[Tensor, Codes | None]:
     """y (..., N) of x (..., K), and x (T, K) as the backward wants it, where ``packing`` asks for it."""
-    if kernels.plain(x, w_NK, bias_N) and (layer := kernels.backend_for(x.device).layer) is not None:
+    layer = kernels.backend_for(x.device).layer
+    if layer is not None and kernels.plain(x, w_NK, bias_N):
         call = _forward_call(layer, products, x.dtype, x.shape, w_NK.shape, seed is not None)
         if call is not None:
             return call(x, w_NK, bias_N, seed, packing)
@@ -47,7 +48,7 @@ def backward(
 
 @lru_cache(maxsize=4096)
 def _forward_call(
-    layer: LayerCalls,
+    layer: NativeLayer,
     products: Products,
     dtype: torch.dtype,
     x_shape: torch.Size,
@@ -61,7 +62,7 @@ def _forward_call(
 
 @lru_cache(maxsize=4096)
 def _backward_call(
-    layer: LayerCalls,
+    layer: NativeLayer,
     products: Products,
     dtype: torch.dtype,
     dy_shape: torch.Size,

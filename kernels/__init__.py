@@ -21,8 +21,9 @@ if __name__ != "kernels":
     from .backends import REFERENCE, Backend, backend_for, register_backend, use_backend
     from .gemm import gemm_bf16, gemm_boxes, has_gemm_bf16, has_gemm_boxes
     from .grid import BIAS, MAX_BITS, NAN_EXPONENT, Grid, Layout
+    from .native_layer import BackwardCall, ForwardCall, NativeLayer
     from .ops import FLOATS, apply_mask, pack, pack_mask, plain, quantize, relu, unpack, unpack_mask
-    from .product import BackwardCall, Codes, Factor, ForwardCall, LayerCalls, Product, Products, Way
+    from .product import Codes, Factor, Product, Products, Way
 
     native.register()
     gpu.register()
@@ -39,8 +40,8 @@ __all__ = [
     "Factor",
     "ForwardCall",
     "Grid",
-    "LayerCalls",
     "Layout",
+    "NativeLayer",
     "Product",
     "Products",
     "Way",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import masks, reference
 from .grid import Grid, Layout
-from .product import LayerCalls
+from .native_layer import NativeLayer
 
 #: (values, low, high, nan_is_open) -> bits
 PackMask = Callable[[Tensor, float, float, bool], Tensor]
@@ -32,7 +32,7 @@ class Backend:
     pack: Callable[[Tensor, Grid, Layout, int | None], tuple[Tensor, Tensor]]
     #: (codes, exponents, grid, layout, dtype) -> values
     unpack: Callable[[Tensor, Tensor, Grid, Layout, torch.dtype], Tensor]
-    layer: LayerCalls | None = None  #: a linear layer's passes in one call each; None: kernel by kernel
+    layer: NativeLayer | None = None  #: a linear layer's passes in one call each; None: kernel by kernel
     pack_mask: PackMask = masks.pack_mask
     unpack_mask: UnpackMask = masks.unpack_mask
     apply_mask: ApplyMask = masks.apply_mask

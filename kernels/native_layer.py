@@ -6,13 +6,14 @@ For a small layer separate calls cost more than their work. What lies between th
 import ctypes
 import math
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .grid import Layout
 from .native_plan import SEED_MASK, Plan, plan
-from .product import BackwardCall, Codes, Factor, ForwardCall, LayerCalls, Product, Products, Way
+from .product import Codes, Factor, Product, Products, Way
 
 _ALIGNMENT = 64
 _WAYS: tuple[Way, ...] = ("codes", "bfloat16", "float32")  #: enum Way of layer.cpp
@@ -75,8 +76,19 @@ class _Room:
         return at
 
 
-class NativeLayer(LayerCalls):
-    """By ``library``, with the kernels of instruction set ``isa`` for what goes on around the GEMMs."""
+#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
+ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
+#: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
+BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
+
+
+class NativeLayer:
+    """The passes of a linear layer by ``library``, each in one call that is made for given shapes.
+
+    The kernels around the GEMMs are those of instruction set ``isa``. The calls trust their caller: factors are
+    float32, codes those of the Layout, the ways those that gemm.py has units for, and operands of other shapes are read
+    all the same.
+    """
 
     def __init__(self, library: ctypes.CDLL, isa: int) -> None:
         self._library, self._isa = library, isa
@@ -84,6 +96,7 @@ class NativeLayer(LayerCalls):
     def forward(
         self, products: Products, way: Way, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
     ) -> ForwardCall:
+        """``way`` is not split; of "float32", which torch multiplies in the end, the result has no grid."""
         shape_TK, stash = _matrix(x_shape), products.stash
         output, room = self._product(products.output, way, shape_TK, w_shape, False, stochastic)
         made, code_shape, exponent_shape = _Forward(output), (), ()
@@ -134,6 +147,7 @@ class NativeLayer(LayerCalls):
         x_shape: torch.Size | None,
         stochastic: bool,
     ) -> BackwardCall:
+        """``ways`` (of dx, of dw) are "codes" or "bfloat16". What is not used is None, as is its shape."""
         shape_TN = _matrix(dy_shape)
         made, room, dx_shape, dw_shape = _Backward(), 0, (), ()
         if w_shape is not None:

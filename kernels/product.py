@@ -1,8 +1,7 @@
-"""A product of two matrices that are quantised on the way; the three products of a linear layer, and their calls."""
+"""A product of two matrices that are quantised on the way, and the three of a linear layer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,35 +57,3 @@ class Products(NamedTuple):
     def stash(self) -> Factor:
         """How x is kept for the backward."""
         return self.weight_gradient.b
-
-
-#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
-ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
-#: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
-BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
-
-
-class LayerCalls(Protocol):
-    """The passes of a linear layer, each in one call that is made for given shapes.
-
-    They trust their caller: factors are float32, codes those of the Layout, the ways those that gemm.py has units for,
-    and operands of other shapes are read all the same.
-    """
-
-    def forward(
-        self, products: Products, way: Way, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
-    ) -> ForwardCall:
-        """``way`` is not split; of "float32", which torch multiplies in the end, the result has no grid."""
-        ...
-
-    def backward(
-        self,
-        products: Products,
-        ways: tuple[Way, Way],
-        dy_shape: torch.Size,
-        w_shape: torch.Size | None,
-        x_shape: torch.Size | None,
-        stochastic: bool,
-    ) -> BackwardCall:
-        """``ways`` (of dx, of dw) are "codes" or "bfloat16". What is not used is None, as is its shape."""
-        ...
