@@ -1,26 +1,8 @@
-"""The grid of a block format: what a kernel needs to know to quantise and to pack."""
+"""How a packed tensor lies in memory."""
 
 from dataclasses import dataclass
-
-#: widest code that packs; wider formats keep the value as it is
-MAX_BITS = 16
-#: the exponent is stored in 8 bits, biased, so it spans -BIAS .. 254 - BIAS
-BIAS = 127
-#: stored exponent of a box that holds a NaN or an infinity: the whole box decodes to NaN
-NAN_EXPONENT = 255
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Values of a box with exponent E lie on ``code * 2**(E - (bits - 2))`` with ``|code| <= 2**(bits-1) - 1``."""
-
-    bits: int  #: width of a code, sign included: 2..16
-    box: int  #: values along the box axis that share an exponent; 0: one box holds the whole tensor
-    exponent: int | None = None  #: with box 0, an exponent that does not follow the values (a static binary point)
-
-    @property
-    def max_code(self) -> int:
-        return (1 << (self.bits - 1)) - 1
+from functools import lru_cache
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +20,7 @@ class Layout:
     along_rows: bool
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def of(shape: tuple[int, ...], dim: int) -> "Layout":
         """The layout of a tensor of ``shape`` with boxes along ``dim`` (negative counts from the end)."""
         rank = max(len(shape), 1)
@@ -46,22 +29,24 @@ class Layout:
         dim %= rank
         if dim == rank - 1:
             columns = shape[-1] if shape else 1
-            return Layout(1, _product(shape[:-1]), columns, along_rows=False)
-        return Layout(_product(shape[:dim]), shape[dim], _product(shape[dim + 1 :]), along_rows=True)
+            return Layout(1, prod(shape[:-1]), columns, along_rows=False)
+        return Layout(prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :]), along_rows=True)
 
     def code_shape(self, bits: int) -> tuple[int, int]:
+        """Shape of the bitstreams, in bytes."""
         return (self.outer * self.rows, -(-self.columns * bits // 8))
 
-    def exponent_shape(self, box: int) -> tuple[int, ...]:
+    def code_bytes(self, bits: int) -> int:
+        rows, row_bytes = self.code_shape(bits)
+        return rows * row_bytes
+
+    def box_shape(self, box: int) -> tuple[int, ...]:
+        """The boxes of ``box`` values, in the tensor's order; (1,) where one holds the whole tensor (0)."""
         if box == 0:
             return (1,)
         if self.along_rows:
             return (self.outer, -(-self.rows // box), self.columns)
         return (self.outer * self.rows, -(-self.columns // box))
 
-
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
+    def boxes(self, box: int) -> int:
+        return prod(self.box_shape(box))

@@ -1,0 +1,144 @@
+"""What every number format states about itself: bits, grid, what it stores, what it costs. No tensors, no torch.
+
+Adding a format takes two files: a dataclass here, entered by ``@register``, and its codec in kernels/reference. Widths
+may be numpy arrays where a property is only arithmetic on them, as in the cost model's sweeps.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Self, TypeVar
+
+from dsq.arguments import whole_number
+from dsq.formats.layout import Layout
+
+#: widest code that packs; a wider format keeps the value in floating point
+MAX_PACKED_BITS = 16
+#: widest format
+WIDEST = 32
+#: values to a box of a block format, unless told
+BOX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What one multiply-accumulate costs: ``K * (m1 * m2)**p``, in fixed-point 32 x 32 multiply-accumulates."""
+
+    K: float
+    p: float
+    source: str
+
+    def cost(self, m1: Any, m2: Any) -> Any:
+        """Cost at operand widths ``m1`` and ``m2``: ints, or numpy arrays of them."""
+        return self.K * (1.0 * m1 * m2) ** self.p
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A number format: ``bits`` a code, and a scale shared by the values of a box.
+
+    Raises ValueError for bits out of range, as subclasses do for fields of their own.
+    """
+
+    #: what configs, flags and dsq-cost call it
+    name: ClassVar[str]
+    #: what its multiplications cost
+    law: ClassVar[Law]
+    #: bytes stored once a tensor besides codes and scales
+    tensor_bytes: ClassVar[int] = 0
+
+    bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", whole_number("bits", self.bits, 2, WIDEST))
+
+    @property
+    def box(self) -> int:
+        """Values along the box axis that share a scale; 0: one scale serves the tensor."""
+        return 0
+
+    @property
+    def packs(self) -> bool:
+        """Whether values become codes; else they stay in floating point."""
+        return self.bits <= MAX_PACKED_BITS
+
+    @property
+    def largest_code(self) -> int:
+        return int((1 << (self.bits - 1)) - 1)
+
+    @property
+    def smallest_code(self) -> int:
+        return -self.largest_code
+
+    @property
+    def significand_bits(self) -> int:
+        """Bits that hold the magnitude of any value on the grid, its power of two aside."""
+        return self.bits - 1
+
+    @property
+    def exact_in_bfloat16(self) -> bool:
+        """Whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
+        return self.packs and self.significand_bits <= 8
+
+    @property
+    def scale_bits(self) -> int:
+        """Width of a scale."""
+        return 8
+
+    def scale_bytes(self, layout: Layout) -> int:
+        """Bytes of the scales of a tensor of this layout."""
+        return -(-layout.boxes(self.box) * self.scale_bits // 8) + self.tensor_bytes
+
+    def scale_shape(self, layout: Layout) -> tuple[int, ...]:
+        """Shape of the uint8 tensor of scales that the kernels write, one a box in the tensor's order."""
+        return layout.box_shape(self.box)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Bytes of a tensor of this layout, packed."""
+        return layout.code_bytes(self.bits) + self.scale_bytes(layout)
+
+    def at(self, bits: int) -> Self:
+        """The same format at another width."""
+        return replace(self, bits=bits)
+
+    def __str__(self) -> str:
+        """The text that ``parse_format`` reads back."""
+        return f"{self.name}:" + ",".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        )
+
+
+#: the formats a tensor can be quantised to, by name
+FORMATS: dict[str, type[Format]] = {}
+F = TypeVar("F", bound=type[Format])
+
+
+def register(format_class: F) -> F:
+    """Enter a format under its name."""
+    assert format_class.name not in FORMATS, f"format {format_class.name} registered twice"
+    FORMATS[format_class.name] = format_class
+    return format_class
+
+
+def options(name: str) -> dict[str, Any]:
+    """The fields of the format besides ``bits``, with their defaults. Raises ValueError for an unknown name."""
+    return {field.name: field.default for field in fields(format_class(name)) if field.name != "bits"}
+
+
+def format_class(name: str) -> type[Format]:
+    """The format called ``name``. Raises ValueError for an unknown one."""
+    if name not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
+    return FORMATS[name]
+
+
+@lru_cache(maxsize=1024)  # a registered operator has its format as text
+def parse_format(text: str) -> Format:
+    """The format written ``bfp:bits=4,box=16``, as ``str`` gives it. Raises ValueError for anything else."""
+    name, _, rest = text.partition(":")
+    try:
+        arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}
+        return format_class(name)(**arguments)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"format must be written as in bfp:bits=4,box=16, got {text!r} ({error})") from None

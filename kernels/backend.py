@@ -1,0 +1,132 @@
+"""What a device must do, as one record of functions (Backend); kernels/reference says what each must compute.
+
+Shape suffixes: M rows, N columns, K the contraction; T tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dsq.formats import Format, Layout
+
+#: what kernels read and write
+FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+
+
+class Codes(NamedTuple):
+    """A packed matrix: codes and scales as ``pack`` gives them, and the shape of the values."""
+
+    codes: Tensor
+    scales: Tensor
+    shape: torch.Size
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a matrix enters a product."""
+
+    format: Format | None  #: None: as it is
+    axis: int  #: of its boxes
+    transposed: bool = False  #: its transpose is multiplied
+    seed: int = 0  #: added to the product's seed: random numbers of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # a key of caches: by identity, which is quick
+class MatMul:
+    """``a b``, each operand quantised first, and the result perhaps after."""
+
+    a: Operand
+    b: Operand
+    result: Format | None = None  #: boxes along the last axis
+    result_seed: int = 0
+    exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
+
+    def contracted(self) -> tuple[int, int]:
+        """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
+        return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
+
+
+class LinearMatMuls(NamedTuple):
+    """The three products of a linear layer (equations: dsq.linear)."""
+
+    output: MatMul  #: of x and w
+    input_gradient: MatMul  #: of dy and w
+    weight_gradient: MatMul  #: of dy and the packed x
+
+    @property
+    def stash(self) -> Operand:
+        """How x is kept for the backward."""
+        return self.weight_gradient.b
+
+
+class Gemm(NamedTuple):
+    """One way to multiply: a kernel, and what it takes."""
+
+    name: str
+    #: dtype of either operand as ``run`` takes it; None: packed (Codes)
+    a_dtype: torch.dtype | None
+    b_dtype: torch.dtype | None
+    #: (product, dtype of the tensors) -> whether this kernel can do it, with exact products of values
+    fits: Callable[[MatMul, torch.dtype], bool]
+    #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32 (or the operands' dtype); values come
+    #: quantised, and transposed where the product says so; codes come as they were packed
+    run: Callable[[MatMul, Any, Any, Tensor | None], Tensor]
+
+
+#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
+ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
+#: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
+BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
+
+
+class FusedLinear(Protocol):
+    """The passes of a linear layer in one call each, made for given shapes; float32 tensors.
+
+    The calls trust their caller: formats are of the backend's own, codes those of the Layout, and the kernels named are
+    ones that fit the products.
+    """
+
+    def forward(
+        self, matmuls: LinearMatMuls, gemm: str, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
+    ) -> ForwardCall | None:
+        """None: the passes are to be run kernel by kernel."""
+
+    def backward(
+        self,
+        matmuls: LinearMatMuls,
+        gemms: tuple[str, str],
+        dy_shape: torch.Size,
+        w_shape: torch.Size | None,
+        x_shape: torch.Size | None,
+        stochastic: bool,
+    ) -> BackwardCall | None:
+        """``gemms`` of dx and of dw; what is not wanted is None, as is its shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The kernels of one kind of device. Tensors come contiguous, detached and checked."""
+
+    name: str
+    #: the formats that quantise, pack and unpack take here; the reference does the others
+    formats: frozenset[type[Format]]
+    #: (x, format, layout, seed, dtype) -> values
+    quantize: Callable[[Tensor, Format, Layout, int | None, torch.dtype], Tensor]
+    #: (x, format, layout, seed) -> codes, scales
+    pack: Callable[[Tensor, Format, Layout, int | None], tuple[Tensor, Tensor]]
+    #: (codes, scales, format, layout, dtype) -> values (outer, rows, columns)
+    unpack: Callable[[Tensor, Tensor, Format, Layout, torch.dtype], Tensor]
+    #: (values (N,), low, high, nan_is_open) -> bits
+    pack_mask: Callable[[Tensor, float, float, bool], Tensor]
+    #: (bits, count, closed, open, dtype) -> values
+    unpack_mask: Callable[[Tensor, int, float, float, torch.dtype], Tensor]
+    #: (bits, values) -> values
+    apply_mask: Callable[[Tensor, Tensor], Tensor]
+    #: (values, in place) -> ReLU of them, bits of the result's mask
+    relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
+    #: the ways it can multiply; the last fits any product
+    gemms: tuple[Gemm, ...]
+    linear: FusedLinear | None = field(default=None)
