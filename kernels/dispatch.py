@@ -107,9 +107,7 @@ def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Ten
     return codes, scales
 
 
-def unpack(
-    codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype
-) -> Tensor:
+def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
     """The values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
     _check_types(dtype)
     if plain(codes):

@@ -1,6 +1,5 @@
 """A product of two matrices: quantise, multiply, quantise. The backend says how it can multiply."""
 
-
 import torch
 from torch import Tensor
 
