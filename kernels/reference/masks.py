@@ -4,6 +4,8 @@ Bit i % 8 of byte i // 8 belongs to value i; the bits past the last value are 0.
 float32. Shape suffix: N values.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,3 +40,9 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """``x`` (floating, any shape) where the bit is 1, else 0."""
     return torch.where(unpack_mask(bits, x.numel(), False, True, torch.bool).view_as(x), x, torch.zeros_like(x))
+
+
+def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
+    """PyTorch's ReLU of ``x``, and the mask of the result: above 0, or NaN."""
+    y = F.relu(x, in_place)
+    return y, pack_mask(y.contiguous().view(-1), 0.0, math.nan, True)

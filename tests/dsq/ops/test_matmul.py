@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from dsq.kernels import Factor, Product
 
 import dsq
-from dsq import kernels
 from dsq.functional import linear
-from dsq.gemm import choose, split
+from dsq.kernels.backend import MatMul, Operand
+from dsq.kernels.dispatch import backend_for, gemm_for
+from dsq.kernels.triton.gemm import split
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
@@ -19,7 +19,7 @@ def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
 
 
 def weight_gradient(a_bits, b_bits, exact=True):
-    return Product(Factor(dsq.BFP(a_bits).grid, 0, transposed=True), Factor(dsq.BFP(b_bits).grid, 0), exact=exact)
+    return MatMul(Operand(dsq.BFP(a_bits), 0, transposed=True), Operand(dsq.BFP(b_bits), 0), exact=exact)
 
 
 def test_the_choice_follows_the_formats_and_the_device():
@@ -32,9 +32,9 @@ def test_the_choice_follows_the_formats_and_the_device():
     assert way(16, 16) == way(32, 4) == "float32"
     assert way(4, 4, exact=False) == way(16, 4, exact=False) == "float32"
     assert way(4, 4, torch.float16) == "float32"
-    output = Product(Factor(dsq.BFP(16).grid, -1), Factor(dsq.BFP(4).grid, -1, transposed=True))
+    output = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), -1, transposed=True))
     assert choose(output, torch.float32, "cpu") == on_codes
-    boxes_elsewhere = Product(Factor(dsq.BFP(16).grid, -1), Factor(dsq.BFP(4).grid, 0, transposed=True))
+    boxes_elsewhere = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), 0, transposed=True))
     assert choose(boxes_elsewhere, torch.float32, "cpu") == "float32"
 
 
