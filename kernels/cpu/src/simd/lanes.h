@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "job.h"
+#include "../codec/job.h"
 
 #ifdef DSQ_X86
 #include <immintrin.h>
@@ -35,10 +35,10 @@ template <class V> INLINE V read(const void* p) {
 }
 template <class V> INLINE void write(void* p, V v) { memcpy(p, &v, sizeof v); }
 
-// Asks for the lines of `bytes` at p, wherever that is, for a cache level (3: the nearest), perhaps to write them. The
-// processor foresees what is read along a row, but not across the end of a page, and what is written less well.
+// Prefetches `bytes` at p (any address) into a cache level (3: the nearest), perhaps to write them. The hardware
+// prefetcher follows reads along a row, but not across the end of a page, and writes less well.
 constexpr int PAGE = 4096;
-template <int CACHE, bool TO_WRITE = false> INLINE void ask_for(uintptr_t p, int bytes) {
+template <int CACHE, bool TO_WRITE = false> INLINE void prefetch(uintptr_t p, int bytes) {
   for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const void*)(p + at), TO_WRITE, CACHE);
 }
 

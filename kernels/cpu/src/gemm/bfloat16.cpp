@@ -1,38 +1,36 @@
 // C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16, which takes subnormal values as zero).
-#include "entries.h"
-#include "panels.h"
+#include "../threads.h"
+#include "gemm.h"
+#include "packing.h"
 
 namespace {
 
 constexpr int ROWS = 14, COLUMNS = 32;  // of C in a register tile: 28 accumulators, 2 registers of B, 1 of A
 constexpr int DEPTH = 256;              // steps of a panel: B's takes 16 KiB and stays in the first-level cache
-constexpr int TASK_PANELS = 16;         // panels of A that a task multiplies with one panel of B
+constexpr int TASK_PANELS = 16;         // panels of A that a task multiplies by one panel of B
 constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
 
-struct Operand {
-  const uint16_t* data;
-  int64_t line_stride, depth_stride;  // in values; one of them is 1
-  int64_t lines;
-};
-
-template <int width> void pack(const Operand& x, int64_t line, int64_t k, int depth, uint32_t* panel) {
-  const int lines = least(width, x.lines - line);
-  const uint16_t* from = x.data + line * x.line_stride + k * x.depth_stride;
+// Packs the `width` vectors of x, which has `vectors`, from vector `first` on, over `depth` steps from k on.
+template <int width>
+void pack(const Bfloat16Operand& x, int64_t vectors, int64_t first, int64_t k, int depth, uint32_t* panel) {
+  const int present = least(width, vectors - first);
+  const uint16_t* from = x.data + first * x.vector_stride + k * x.depth_stride;
   if (x.depth_stride == 1)
-    return panel_of_lines<width>(
-        [&](int i, int first) {
-          const int there = i < lines ? depth - 2 * first : 0;
-          return _mm512_maskz_loadu_epi16(first32(there), there > 0 ? from + i * x.line_stride + 2 * first : from);
+    return pack_vectors<width>(
+        [&](int i, int element) {
+          const int left = i < present ? depth - 2 * element : 0;
+          return _mm512_maskz_loadu_epi16(first32(left), left > 0 ? from + i * x.vector_stride + 2 * element : from);
         },
         (depth + 1) / 2, panel);
-  const __mmask32 there = first32(lines);
-  panel_of_rows<width>([&](int i) { return _mm512_maskz_loadu_epi16(there, from + i * x.depth_stride); }, depth, panel);
+  const __mmask32 mask = first32(present);
+  pack_steps<width>([&](int i) { return _mm512_maskz_loadu_epi16(mask, from + i * x.depth_stride); }, depth, panel);
 }
 
-// `start`, where there is one, is added: C itself, or a bias row (start_stride 0).
+// A tile of C, `rows` high and `columns` wide, from a panel of A and one of B; `start`, where there is one, is added: C
+// itself, or a bias row (start_stride 0).
 template <int rows>
-void tile(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t stride, int columns, const float* start,
-          int64_t start_stride) {
+void microkernel(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t stride, int columns,
+                 const float* start, int64_t start_stride) {
   __m512 left[rows], right[rows];
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
   for (int p = 0; p < pairs; p++, a += ROWS, b += COLUMNS) {
@@ -56,43 +54,41 @@ void tile(const uint32_t* a, const uint32_t* b, int pairs, float* c, int64_t str
   }
 }
 
-typedef void (*Tile)(const uint32_t*, const uint32_t*, int, float*, int64_t, int, const float*, int64_t);
-const Tile TILES[ROWS + 1] = {nullptr, tile<1>, tile<2>, tile<3>,  tile<4>,  tile<5>,  tile<6>, tile<7>,
-                              tile<8>, tile<9>, tile<10>, tile<11>, tile<12>, tile<13>, tile<14>};
+typedef void (*Microkernel)(const uint32_t*, const uint32_t*, int, float*, int64_t, int, const float*, int64_t);
+const Microkernel MICROKERNELS[ROWS + 1] = {
+    nullptr,         microkernel<1>,  microkernel<2>,  microkernel<3>,  microkernel<4>,
+    microkernel<5>,  microkernel<6>,  microkernel<7>,  microkernel<8>,  microkernel<9>,
+    microkernel<10>, microkernel<11>, microkernel<12>, microkernel<13>, microkernel<14>};
 
 }  // namespace
 
-EXPORT int dsq_has_gemm_bf16() {
+bool gemm_bfloat16_usable() {
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
 }
 
-// Bytes of scratch memory that a product (rows x depth) (depth x columns) needs.
-EXPORT int64_t dsq_gemm_bf16_scratch(int64_t rows, int64_t columns, int64_t depth) {
-  const int64_t blocks = ceil_div(depth, DEPTH);
-  return 4 * blocks * (ceil_div(rows, ROWS) * A_PANEL + ceil_div(columns, COLUMNS) * B_PANEL);
+int64_t gemm_bfloat16_scratch(GemmSize size) {
+  const int64_t blocks = ceil_div(size.depth, DEPTH);
+  return 4 * blocks * (ceil_div(size.rows, ROWS) * A_PANEL + ceil_div(size.columns, COLUMNS) * B_PANEL);
 }
 
-// c (rows x columns, contiguous) = a (rows x depth) b (depth x columns) + bias (columns, or null). Both a and b have a
-// unit stride; depth is at least 1.
-EXPORT void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, const uint16_t* b, int64_t b_depth,
-                          int64_t b_column, const float* bias, float* c, int64_t rows, int64_t columns, int64_t depth,
-                          uint32_t* scratch, int threads) {
-  const Operand A{a, a_row, a_depth, rows}, B{b, b_column, b_depth, columns};
+void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, float* c, GemmSize size,
+                   uint32_t* scratch, int threads) {
+  const int64_t rows = size.rows, columns = size.columns, depth = size.depth;
   const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
   uint32_t* b_scratch = scratch + a_panels * blocks * A_PANEL;
   if (rows * columns * depth < 1 << 20) threads = 1;
 
-  share_out((a_panels + b_panels) * blocks, threads, [&](int64_t i) {
+  parallel_for((a_panels + b_panels) * blocks, threads, [&](int64_t i) {
     const int64_t panel = i / blocks, k = i % blocks;
     const int steps = least(DEPTH, depth - k * DEPTH);
-    if (panel < a_panels) return pack<ROWS>(A, panel * ROWS, k * DEPTH, steps, scratch + i * A_PANEL);
+    if (panel < a_panels) return pack<ROWS>(a, rows, panel * ROWS, k * DEPTH, steps, scratch + i * A_PANEL);
     const int64_t j = panel - a_panels;
-    pack<COLUMNS>(B, j * COLUMNS, k * DEPTH, steps, b_scratch + (j * blocks + k) * B_PANEL);
+    pack<COLUMNS>(b, columns, j * COLUMNS, k * DEPTH, steps, b_scratch + (j * blocks + k) * B_PANEL);
   });
 
   const int64_t chunks = ceil_div(a_panels, TASK_PANELS);
-  share_out(b_panels * chunks, threads, [&](int64_t task) {
+  parallel_for(b_panels * chunks, threads, [&](int64_t task) {
     const int64_t j = task / chunks, first = task % chunks * TASK_PANELS;
     const int width = least(COLUMNS, columns - j * COLUMNS);
     for (int64_t k = 0; k < blocks; k++) {
@@ -101,7 +97,8 @@ EXPORT void dsq_gemm_bf16(const uint16_t* a, int64_t a_row, int64_t a_depth, con
         float* corner = c + i * ROWS * columns + j * COLUMNS;
         const float* start = k ? corner : bias ? bias + j * COLUMNS : nullptr;
         const uint32_t *a_panel = scratch + (i * blocks + k) * A_PANEL, *panel = b_scratch + (j * blocks + k) * B_PANEL;
-        TILES[least(ROWS, rows - i * ROWS)](a_panel, panel, pairs, corner, columns, width, start, k ? columns : 0);
+        MICROKERNELS[least(ROWS, rows - i * ROWS)](a_panel, panel, pairs, corner, columns, width, start,
+                                                   k ? columns : 0);
       }
     }
   });

@@ -32,8 +32,8 @@ struct Factors {
   F up_or_shift, step_or_most;
 };
 
-// A step's exponents, one for each column, from those of its groups.
-INLINE void each_of_groups(const uint8_t group[4], uint8_t each[STEP]) {
+// A tile's exponents, one for each column, from those of its groups.
+INLINE void each_of_groups(const uint8_t group[4], uint8_t each[TILE]) {
   for (int g = 0; g < 4; g++) memset(each + 16 * g, group[g], 16);
 }
 
@@ -49,7 +49,7 @@ INLINE I not_ordinary(I exponent, int least) {
 
 // Factors of the groups of 16 columns of a batch.
 template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
-  static constexpr int GROUPS = WIDE / 16;
+  static constexpr int GROUPS = BATCH_COLUMNS / 16;
   alignas(64) float up_or_shift[GROUPS], step_or_most[GROUPS];
   bool ordinary;  // all of them
 
@@ -65,15 +65,15 @@ template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
     }
     ordinary = !any(unusual);
   }
-  // Of a unit of the step whose first group this is.
-  INLINE Factors of(int64_t group, int unit) const {
-    const int64_t g = group + unit * LANES / 16;
+  // Of a vector of the tile whose first group this is.
+  INLINE Factors of(int64_t group, int vector) const {
+    const int64_t g = group + vector * LANES / 16;
     return {splat(up_or_shift[g]), splat(step_or_most[g])};
   }
 };
 
-// What takes LANES values under any stored exponents to codes and back. Both ways reach beyond a float's exponents:
-// each is two factors. All NaN at NAN_EXPONENT, so that no loop needs to ask.
+// What takes LANES values under any stored exponents to codes and back. Either direction may pass the range of a
+// float's exponent, so each is two factors. All are NaN at NAN_EXPONENT, so that no loop has to test for it.
 struct AnyFactors {
   F up, up_more, down, down_more;
 
@@ -95,9 +95,9 @@ INLINE I with_sign_of(F x, I code) {
 }
 #endif
 
-// Codes of t, which are values by their step (times 2^FRACTION_BITS), in a unit of a step. Those of a NaN are any
+// Codes of t, which are values by their step (times 2^FRACTION_BITS), in a vector of a tile. Those of a NaN are any
 // numbers.
-template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int unit) {
+template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int vector) {
   if constexpr (!STOCHASTIC) return nearest(clamp(t, max_code));
 #if LANES == 16
   // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction),
@@ -105,12 +105,12 @@ template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers
   constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
   __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
   __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
-  return with_sign_of(t, (I)(((U)whole + random.complement(unit)) >> 16));
+  return with_sign_of(t, (I)(((U)whole + random.complement(vector)) >> 16));
 #else
   F a = clamp(absolute(t), max_code);
   I whole = __builtin_convertvector(a, I);
   F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
-  F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(unit), F);
+  F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(vector), F);
   whole -= uniform < fraction;
   I sign = (I)t >> 31;
   return (whole ^ sign) - sign;

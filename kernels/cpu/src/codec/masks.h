@@ -2,7 +2,7 @@
 // through whose bit is 1; and ReLU, which is a value's side and the value at once.
 #pragma once
 
-#include "lanes.h"
+#include "../simd/lanes.h"
 
 namespace {
 
@@ -96,7 +96,7 @@ INLINE void spread(uint32_t bits, I closed, I open, uint8_t* out) {
 template <class T> void unmask_values(const MaskJob& job, I closed, I open, int64_t begin, int64_t end) {
   T* const out = (T*)job.values;
   for (; begin + WORD <= end; begin += WORD) {
-    ask_for<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
+    prefetch<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
     spread(read<uint32_t>(job.bits + begin / 8), closed, open, out + begin);
   }
   if (begin == end) return;
@@ -131,8 +131,8 @@ template <class T> void apply_to_values(const MaskJob& job, int64_t begin, int64
   const T* const x = (const T*)job.source;
   T* const out = (T*)job.values;
   for (; begin + WORD <= end; begin += WORD) {
-    ask_for<3>((uintptr_t)(x + begin) + PAGE, sizeof(T[WORD]));
-    ask_for<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
+    prefetch<3>((uintptr_t)(x + begin) + PAGE, sizeof(T[WORD]));
+    prefetch<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
     let_through(read<uint32_t>(job.bits + begin / 8), x + begin, out + begin);
   }
   for (; begin < end; begin++) out[begin] = job.bits[begin / 8] >> begin % 8 & 1 ? x[begin] : 0;
@@ -153,8 +153,8 @@ void relu(const MaskJob& job, int64_t begin, int64_t end) {
   const float* const x = (const float*)job.source;
   float* const y = (float*)job.values;
   for (; begin + WORD <= end; begin += WORD) {
-    ask_for<3>((uintptr_t)(x + begin) + PAGE, sizeof(float[WORD]));
-    ask_for<3, true>((uintptr_t)(y + begin) + PAGE, sizeof(float[WORD]));
+    prefetch<3>((uintptr_t)(x + begin) + PAGE, sizeof(float[WORD]));
+    prefetch<3, true>((uintptr_t)(y + begin) + PAGE, sizeof(float[WORD]));
     write(job.bits + begin / 8, rectify(x + begin, y + begin));
   }
   if (begin == end) return;

@@ -1,22 +1,23 @@
-// Panels: the operands of a GEMM laid out as its register tiles read them (AVX-512). A panel holds `width` lines (rows
-// of A, columns of B) over some steps of the contraction, in elements of 32 bits: two steps' values of 16 bits, or four
-// steps' of 8, as the dot-product instructions take them. One element of every line, then the next of every line.
+// Packing into panels, the order in which a GEMM's microkernel reads its operands (AVX-512). A panel holds `width`
+// vectors (rows of A, columns of B) over some steps of the contraction, in elements of 32 bits: two steps' values of 16
+// bits, or four steps' of 8, as the dot-product instructions take them. One element of every vector, then the next.
 #pragma once
 
 #include <immintrin.h>
+#include <stdint.h>
 #include <string.h>
-
-#include "job.h"
 
 namespace {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask64 first64(int count) { return count >= 64 ? ~0ull : count <= 0 ? 0 : (1ull << count) - 1; }
 
-// row(k) gives 32 lines' values at depth k; those past the last line are zeros.
-template <int width, class Row> inline void panel_of_rows(const Row& row, int depth, uint32_t* panel) {
+// From memory whose rows hold one step of every vector: row(k) gives 32 vectors' values of 16 bits at step k, zeros
+// past the last vector.
+template <int width, class Row> inline void pack_steps(const Row& row, int depth, uint32_t* panel) {
   const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,  //
                                        39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -50,13 +51,14 @@ inline void transpose16(__m512i r[16]) {
   }
 }
 
-// line(i, first) gives 16 elements of line i from element `first` on; those past its last are zeros.
-template <int width, class Line> inline void panel_of_lines(const Line& line, int elements, uint32_t* panel) {
+// From memory whose rows hold one vector: vector(i, first) gives 16 elements of vector i from element `first` on, zeros
+// past its last.
+template <int width, class Vector> inline void pack_vectors(const Vector& vector, int elements, uint32_t* panel) {
   for (int first = 0; first < width; first += 16) {
     const __mmask16 stored = first16(width - first);
     for (int at = 0; at < elements; at += 16) {
       __m512i r[16];
-      for (int i = 0; i < 16; i++) r[i] = line(first + i, at);
+      for (int i = 0; i < 16; i++) r[i] = vector(first + i, at);
       transpose16(r);
       for (int e = 0; e < 16 && at + e < elements; e++)
         _mm512_mask_storeu_epi32(panel + (at + e) * width + first, stored, r[e]);

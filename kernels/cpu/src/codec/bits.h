@@ -1,30 +1,30 @@
 // Codes to and from bitstreams: little-endian, `bits` to a code, two's complement.
 #pragma once
 
-#include "steps.h"
+#include "tile.h"
 
 namespace {
 
-// ---- a step's codes, one in each 32-bit lane, as whole bytes or pairs of them, in order ----
+// ---- a tile's codes, one in each 32-bit lane, as whole bytes or pairs of them, in order ----
 
-INLINE void narrow(const I code[UNITS], int16_t out[STEP]) {
+INLINE void narrow(const I code[VECTORS], int16_t out[TILE]) {
 #if LANES == 16
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  for (int i = 0; i < UNITS; i += 2)
+  for (int i = 0; i < VECTORS; i += 2)
     write(out + 16 * i, _mm512_permutexvar_epi64(order, _mm512_packs_epi32((__m512i)code[i], (__m512i)code[i + 1])));
 #elif LANES == 8
-  for (int i = 0; i < UNITS; i += 2)
+  for (int i = 0; i < VECTORS; i += 2)
     write(out + 8 * i, _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)code[i], (__m256i)code[i + 1]), 0xd8));
 #elif defined DSQ_X86
-  for (int i = 0; i < UNITS; i += 2) write(out + 4 * i, _mm_packs_epi32((__m128i)code[i], (__m128i)code[i + 1]));
+  for (int i = 0; i < VECTORS; i += 2) write(out + 4 * i, _mm_packs_epi32((__m128i)code[i], (__m128i)code[i + 1]));
 #else
-  for (int i = 0; i < UNITS; i++) write(out + LANES * i, __builtin_convertvector(code[i], I16));
+  for (int i = 0; i < VECTORS; i++) write(out + LANES * i, __builtin_convertvector(code[i], I16));
 #endif
 }
 
 #if LANES == 16
-// Within each 128 bits: four codes of each unit in turn.
-INLINE __m512i narrow_to_bytes(const I code[UNITS]) {
+// Within each 128 bits: four codes of each vector in turn.
+INLINE __m512i narrow_to_bytes(const I code[VECTORS]) {
   __m512i low = _mm512_packs_epi32((__m512i)code[0], (__m512i)code[1]);
   __m512i high = _mm512_packs_epi32((__m512i)code[2], (__m512i)code[3]);
   return _mm512_packs_epi16(low, high);
@@ -48,30 +48,30 @@ INLINE __m128i narrow_to_bytes(const I code[4]) {
 
 // Any width: codes pair up in 32-bit lanes, pairs in 64-bit lanes, those in 128 bits, the upper one shifted down to
 // where the lower one ends. Eight codes fill `bits` bytes.
-INLINE void pack_any(const int16_t code[STEP], int bits, uint8_t* out) {
+INLINE void pack_any(const int16_t code[TILE], int bits, uint8_t* out) {
   const uint32_t one = (1u << bits) - 1, ones = one | one << 16;
   const uint64_t two = (1ull << 2 * bits) - 1;
   const int shift = 4 * bits;  // at most 60: width 16 does not come here
-  alignas(64) uint64_t four[STEP / 4];
-  for (int i = 0; i < STEP; i += 2 * LANES) {
+  alignas(64) uint64_t four[TILE / 4];
+  for (int i = 0; i < TILE; i += 2 * LANES) {
     U pair = read<U>(code + i) & ones;
     pair = (pair & one) | ((pair >> (16 - bits)) & ~one);
     U64 quad = (U64)pair;
     quad = (quad & two) | ((quad >> (32 - 2 * bits)) & ~two);
     write(four + i / 4, quad);
   }
-  uint8_t bytes[STEP * 2 + 16], *to = bytes;
-  for (int i = 0; i < STEP / 4; i += 2, to += bits) {
+  uint8_t bytes[TILE * 2 + 16], *to = bytes;
+  for (int i = 0; i < TILE / 4; i += 2, to += bits) {
     uint64_t words[2] = {four[i] | four[i + 1] << shift, four[i + 1] >> (64 - shift)};
     memcpy(to, words, sizeof words);
   }
-  memcpy(out, bytes, (size_t)(STEP / 8 * bits));
+  memcpy(out, bytes, (size_t)(TILE / 8 * bits));
 }
 
-// Packs a step. WIDTH is the width where it has a way of its own, else 0.
-template <int WIDTH> INLINE void pack_step(const I code[UNITS], int bits, uint8_t* out) {
+// Packs a tile. WIDTH: the width, where it has code of its own, else 0.
+template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint8_t* out) {
   if constexpr (WIDTH == 0) {
-    alignas(64) int16_t pair[STEP];
+    alignas(64) int16_t pair[TILE];
     narrow(code, pair);
     pack_any(pair, bits, out);
   } else if constexpr (WIDTH == 16) {
@@ -136,14 +136,14 @@ template <int WIDTH> INLINE void pack_step(const I code[UNITS], int bits, uint8_
     }
 #else
   } else {
-    int16_t c[STEP];
+    int16_t c[TILE];
     narrow(code, c);
     if constexpr (WIDTH == 8)
-      for (int i = 0; i < STEP; i++) out[i] = (uint8_t)c[i];
+      for (int i = 0; i < TILE; i++) out[i] = (uint8_t)c[i];
     else if constexpr (WIDTH == 4)
-      for (int i = 0; i < STEP / 2; i++) out[i] = (uint8_t)((c[2 * i] & 15) | c[2 * i + 1] << 4);
+      for (int i = 0; i < TILE / 2; i++) out[i] = (uint8_t)((c[2 * i] & 15) | c[2 * i + 1] << 4);
     else
-      for (int i = 0; i < STEP; i += 4)
+      for (int i = 0; i < TILE; i += 4)
         out[i / 4] = (uint8_t)((c[i] & 3) | (c[i + 1] & 3) << 2 | (c[i + 2] & 3) << 4 | c[i + 3] << 6);
 #endif
   }
@@ -161,8 +161,8 @@ INLINE void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
 }
 #endif
 
-// What turns a step's bytes into codes, whatever their width: each lane fetches the bytes that hold its code, shifts
-// the code to the top, and back with its sign. Reads up to 16 bytes beyond the step's.
+// What turns a tile's bytes into codes, whatever their width: each lane fetches the bytes that hold its code, shifts
+// the code to the top, and back with its sign. Reads up to 16 bytes beyond the tile's.
 class Unpacker {
  public:
   explicit Unpacker(int bits) : bits_(bits) {
@@ -185,41 +185,41 @@ class Unpacker {
   }
 
   // The codes as floats.
-  INLINE void step(const uint8_t* in, F code[UNITS]) const {
+  INLINE void tile(const uint8_t* in, F code[VECTORS]) const {
 #if LANES == 16
     // 16 codes of 2 or 4 bits look their floats up, in a table that repeats: only 4 bits of a lane count
     if (bits_ == 4) {
-      EACH_UNIT(u) {
-        const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadu_si64(in + 8 * u));
+      EACH_VECTOR(v) {
+        const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadu_si64(in + 8 * v));
         const __m512i pairs = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
-        code[u] = (F)_mm512_permutexvar_ps(pairs, four_bits());
+        code[v] = (F)_mm512_permutexvar_ps(pairs, four_bits());
       }
     } else if (bits_ == 2) {
-      EACH_UNIT(u) {
-        const __m512i word = _mm512_broadcastd_epi32(_mm_loadu_si32(in + 4 * u));
-        code[u] = (F)_mm512_permutexvar_ps(_mm512_srlv_epi32(word, even_lanes()), two_bits());
+      EACH_VECTOR(v) {
+        const __m512i word = _mm512_broadcastd_epi32(_mm_loadu_si32(in + 4 * v));
+        code[v] = (F)_mm512_permutexvar_ps(_mm512_srlv_epi32(word, even_lanes()), two_bits());
       }
     } else if (bits_ == 8) {
-      EACH_UNIT(u) code[u] = (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(in + 16 * u)));
+      EACH_VECTOR(v) code[v] = (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(in + 16 * v)));
     } else if (bits_ == 16) {
-      EACH_UNIT(u) code[u] = (F)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(read<__m256i>(in + 32 * u)));
+      EACH_VECTOR(v) code[v] = (F)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(read<__m256i>(in + 32 * v)));
     } else {
-      EACH_UNIT(u) {
-        __m512i bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(words_, in + 2 * u * bits_));
+      EACH_VECTOR(v) {
+        __m512i bytes = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(words_, in + 2 * v * bits_));
         __m512i top = _mm512_sllv_epi32(_mm512_permutexvar_epi16(fetch_, bytes), left_);
-        code[u] = (F)_mm512_cvtepi32_ps(_mm512_srav_epi32(top, right_));
+        code[v] = (F)_mm512_cvtepi32_ps(_mm512_srav_epi32(top, right_));
       }
     }
 #elif LANES == 8
-    EACH_UNIT(u) {
-      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + u * bits_));
+    EACH_VECTOR(v) {
+      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + v * bits_));
       __m256i top = _mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_);
-      code[u] = (F)_mm256_cvtepi32_ps(_mm256_srav_epi32(top, right_));
+      code[v] = (F)_mm256_cvtepi32_ps(_mm256_srav_epi32(top, right_));
     }
 #else
-    int16_t pair[STEP];
-    for (int i = 0; i < STEP; i += 8) unpack_eight(in + i / 8 * bits_, bits_, pair + i);
-    EACH_UNIT(u) code[u] = __builtin_convertvector(__builtin_convertvector(read<I16>(pair + LANES * u), I), F);
+    int16_t pair[TILE];
+    for (int i = 0; i < TILE; i += 8) unpack_eight(in + i / 8 * bits_, bits_, pair + i);
+    EACH_VECTOR(v) code[v] = __builtin_convertvector(__builtin_convertvector(read<I16>(pair + LANES * v), I), F);
 #endif
   }
 

@@ -1,7 +1,7 @@
-// The random numbers of stochastic rounding: Philox4x32-7, laid out as kernels/philox.py says.
+// The random numbers of stochastic rounding: Philox4x32-7, laid out as kernels/reference/philox.py says.
 #pragma once
 
-#include "steps.h"
+#include "tile.h"
 
 namespace {
 
@@ -34,14 +34,14 @@ INLINE U64 interleave_low_halves(U64 even, U64 odd) {
 #endif
 }
 
-// A step's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2]. What is
+// A tile's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2]. What is
 // kept of a number k is 2^16 - 1 - k, which rounding has more use for.
 struct Numbers {
   alignas(64) uint32_t words[2][16];
 
-  // 2^16 - 1 - k of a unit's columns; the uniform number is (k + 1/2) / 2^16.
-  INLINE U complement(int unit) const {
-    const int column = unit * LANES;
+  // 2^16 - 1 - k of a vector's columns; the uniform number is (k + 1/2) / 2^16.
+  INLINE U complement(int vector) const {
+    const int column = vector * LANES;
     const U word = read<U>(words[column / 32] + column % 16);
     return column / 16 % 2 ? word >> 16 : word & 0xffff;
   }
@@ -64,7 +64,7 @@ struct Random {
 
   uint64_t keys[2 * ROUNDS];
   Start starts[BATCH][16 / LANES][2];
-  Numbers drawn[SLOTS][CHUNK / STEP];
+  Numbers drawn[SLOTS][CHUNK / TILE];
 
   explicit Random(uint64_t seed) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -74,7 +74,7 @@ struct Random {
     }
   }
 
-  // Makes ready to draw from `start` the numbers of a block's rows.
+  // Prepares `start` for drawing the numbers of a block's rows.
   INLINE void begin(int start, int64_t block) {
     for (int part = 0; part < 16 / LANES; part++)
       for (int odd = 0; odd < 2; odd++) {
