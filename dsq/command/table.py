@@ -1,5 +1,7 @@
-"""Records as an aligned table for people."""
+"""Records as an aligned table for people, and as CSV for programs."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,3 +40,18 @@ def _is_text(records: Sequence[Record], name: str) -> bool:
 
 def _is_missing(value: Any) -> bool:
     return value is None or value != value  # only NaN differs from itself
+
+
+def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
+    """``records`` as CSV with a head: every field that any of them has; empty where one lacks it, or it is None or NaN.
+
+    ``spec``: the format of floats.
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for record in records:
+        values = [record.get(name) for name in names]
+        writer.writerow(["" if _is_missing(v) else f"{v:{spec}}" if isinstance(v, float) else v for v in values])
+    return text.getvalue()

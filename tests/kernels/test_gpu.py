@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from dsq.kernels import REFERENCE, Grid, Layout, gpu
-
-from analysis.gpu_agreement import Case, disagreements, mask_disagreements
+from dsq.kernels.conformance import Case, disagreements, mask_disagreements
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
 ROOT = Path(__file__).parents[2]
@@ -20,7 +19,7 @@ CPU = torch.device("cpu")
 
 def test_every_case_gives_the_bits_of_the_reference(tmp_path):
     # a process of its own: Triton reads TRITON_INTERPRET once, when it is imported
-    command = [sys.executable, "-m", "analysis.gpu_check", "--part", "agreement", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "analysis.gpu.check", "--part", "agreement", "--out", str(tmp_path)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +61,7 @@ def test_one_wrong_bit_of_a_mask_is_a_disagreement(operation):
 def compiled():
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing")
-    from analysis.gpu_compile import compiling
+    from analysis.gpu.compile import compiling
 
     def compile_one(launch):
         with compiling() as kernels:

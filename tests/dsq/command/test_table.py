@@ -2,7 +2,7 @@
 
 import math
 
-from dsq.command.table import table
+from dsq.command.table import as_csv, table
 
 RECORDS = [{"name": "a", "stash_MiB": 1.25, "note": None, "n": 1}, {"name": "bc", "stash_MiB": math.nan, "n": 1000}]
 
@@ -28,3 +28,9 @@ def test_without_columns_all_are_shown_as_they_are():
 def test_nothing_is_the_head_alone():
     assert table([], {"name": ""}).splitlines()[0].strip() == "name"
     assert table([]) == ""
+
+
+def test_csv_has_every_field_of_any_record():
+    assert as_csv([{"a": 'x,"', "b": 1 / 3}, {"b": math.nan, "c": True, "a": None}], ".3g") == (
+        'a,b,c\n"x,""",0.333,\n,,True\n'
+    )
