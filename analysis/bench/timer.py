@@ -45,6 +45,6 @@ def in_turns(
     number = {name: repeats or max(1, round(TURN_SECONDS / max(clock(call, 1), 1e-7))) for name, call in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds):
-        for name in reversed(calls) if turn % 2 else calls:
+        for name in reversed(number) if turn % 2 else number:
             seconds[name].append(clock(calls[name], number[name]))
     return seconds

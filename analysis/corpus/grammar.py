@@ -5,17 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from analysis.corpus.lexicon import Adjective, Noun, Verb
+from analysis.corpus.lexicon import Adjective, Noun, Verb, with_s
 
 CASES = ("nominative", "accusative", "dative", "genitive")
-#: endings by case, for m, f, n and plural
-DEFINITE = dict(zip(CASES, ("der die das die", "den die das die", "dem der dem den", "des der des der"), strict=True))
-THIS = dict(zip(CASES, ("er e es e", "en e es e", "em er em en", "es er es er"), strict=True))
-EIN = dict(zip(CASES, ("- e - e", "en e - e", "em er em en", "es er es er"), strict=True))
+
+
+def _by_case(*rows: str) -> dict[str, list[str]]:
+    """Endings (or words) by case; in each for m, f, n and plural, "-" for none."""
+    return {case: [form.strip("-") for form in row.split()] for case, row in zip(CASES, rows, strict=True)}
+
+
+DEFINITE = _by_case("der die das die", "den die das die", "dem der dem den", "des der des der")
+THIS = _by_case("er e es e", "en e es e", "em er em en", "es er es er")
+EIN = _by_case("- e - e", "en e - e", "em er em en", "es er es er")
 #: of adjectives: after der and dieser, after ein and the like, after viele
-WEAK = dict(zip(CASES, ("e e e en", "en e e en", "en en en en", "en en en en"), strict=True))
-MIXED = dict(zip(CASES, ("er e es en", "en e es en", "en en en en", "en en en en"), strict=True))
-STRONG = dict(zip(CASES, ("- - - e", "- - - e", "- - - en", "- - - er"), strict=True))
+WEAK = _by_case("e e e en", "en e e en", "en en en en", "en en en en")
+MIXED = _by_case("er e es en", "en e es en", "en en en en", "en en en en")
+MANY = _by_case("- - - e", "- - - e", "- - - en", "- - - er")
+#: determiner -> German stem, its endings, those of an adjective after it; English singular and plural
+DETERMINERS = {
+    "the": ("", DEFINITE, WEAK, "the the"),
+    "this": ("dies", THIS, WEAK, "this these"),
+    "a": ("ein", EIN, MIXED, "a a"),
+    "many": ("viel", THIS, MANY, "many many"),
+    "no": ("kein", EIN, MIXED, "a any"),  # the English verb is negated
+}
 #: English -> nominative, accusative, dative; English object; German and English possessive. it: by German gender
 PRONOUNS = {
     "I": ("ich mich mir", "me", "mein", "my"),
@@ -27,6 +41,7 @@ PRONOUNS = {
     "it n": ("es es ihm", "it", "sein", "its"),
     "they": ("sie sie ihnen", "them", "ihr", "their"),
 }
+DETERMINERS |= {key: (de, EIN, MIXED, f"{en} {en}") for key, (_, _, de, en) in PRONOUNS.items()}
 #: finite forms for ich, er and wir
 FINITE = {
     "haben": "habe hat haben",
@@ -41,14 +56,13 @@ FINITE = {
 }
 #: modal -> English auxiliary, or "verb to" where English takes do
 MODALS = {"können": "can", "sollen": "should", "dürfen": "may", "wollen": "want to", "müssen": "have to"}
-CONTRACTIONS = {"in dem": "im", "von dem": "vom", "zu dem": "zum", "zu der": "zur"}
 
 
 @dataclass(frozen=True)
 class NounPhrase:
     noun: Noun
     plural: bool = False
-    determiner: str = "the"  #: the, this, a (many in the plural), no, or a key of PRONOUNS: its possessive
+    determiner: str = "the"  #: of DETERMINERS; a pronoun stands for its possessive
     adjective: Adjective | None = None
     modifier: tuple[str, str] = ("", "")  #: first part of a compound in both languages
     owner: NounPhrase | None = None
@@ -105,28 +119,17 @@ def german_phrase(phrase: Phrase, case: str) -> str:
         return PRONOUNS[phrase.key][0].split()[CASES.index(case)]
     column = 3 if phrase.plural else "mfn".index(phrase.noun.gender)
     if isinstance(phrase, Gap):
-        return _ending(DEFINITE, case, column)
-    match phrase.determiner:
-        case "the":
-            determiner, endings = _ending(DEFINITE, case, column), WEAK
-        case "this":
-            determiner, endings = "dies" + _ending(THIS, case, column), WEAK
-        case "a" if phrase.plural:
-            determiner, endings = "viel" + _ending(THIS, case, column), STRONG
-        case other:
-            stem = {"a": "ein", "no": "kein"}.get(other) or PRONOUNS[other][2]
-            determiner, endings = stem + _ending(EIN, case, column), MIXED
-    adjective = [phrase.adjective.stem + _ending(endings, case, column)] if phrase.adjective else []
-    words = [determiner, *adjective, _german_noun(phrase, case)]
+        return DEFINITE[case][column]
+    stem, endings, adjective_endings, _ = DETERMINERS[phrase.determiner]
+    words = [stem + endings[case][column]]
+    if phrase.adjective:
+        words.append(phrase.adjective.stem + adjective_endings[case][column])
+    words.append(_german_noun(phrase, case))
     if phrase.owner:
         words.append(german_phrase(phrase.owner, "genitive"))
     if phrase.relative:
         words.append(f", {german_final(phrase.relative)} ,")
     return " ".join(words)
-
-
-def _ending(table: dict[str, str], case: str, column: int) -> str:
-    return table[case].split()[column].strip("-")
 
 
 def _german_noun(phrase: NounPhrase, case: str) -> str:
@@ -199,20 +202,10 @@ def english_phrase(phrase: Phrase, subject: bool = False) -> str:
     if isinstance(phrase, Pronoun):
         return phrase.key.split()[0] if subject else PRONOUNS[phrase.key][1]
     noun = phrase.noun.en_plural if phrase.plural else phrase.noun.en
-    match phrase.determiner, phrase.plural:
-        case _ if phrase.owner:
-            owner = english_phrase(phrase.owner)
-            determiner = owner + ("'" if phrase.owner.plural and owner.endswith("s") else "'s")
-        case ("the", _):
-            determiner = "the"
-        case ("this", plural):
-            determiner = "these" if plural else "this"
-        case ("a", plural):
-            determiner = "many" if plural else "a"
-        case ("no", plural):  # the verb is negated
-            determiner = "any" if plural else "a"
-        case (other, _):
-            determiner = PRONOUNS[other][3]
+    determiner = DETERMINERS[phrase.determiner][3].split()[phrase.plural]
+    if phrase.owner:
+        owner = english_phrase(phrase.owner)
+        determiner = owner + ("'" if owner.endswith("s") and phrase.owner.plural else "'s")
     words = [determiner, phrase.adjective.en if phrase.adjective else "", phrase.modifier[1], noun]
     relative = ["that", english(phrase.relative)] if phrase.relative else []
     return " ".join(filter(None, (*words, *relative)))
@@ -238,11 +231,7 @@ def _english_verb(clause: Clause, inverted: bool) -> tuple[str, str]:
 
 
 def _third_person(base: str) -> str:
-    if base == "have":
-        return "has"
-    if base[-1] == "y" and base[-2] not in "aeou":
-        return base[:-1] + "ies"
-    return base + ("es" if base.endswith(("s", "sh", "ch", "x", "o")) else "s")
+    return "has" if base == "have" else with_s(base)
 
 
 def english(clause: Clause, front: str = "", inverted: bool = False) -> str:
@@ -263,8 +252,7 @@ def english(clause: Clause, front: str = "", inverted: bool = False) -> str:
 
 def as_text(words: str, end: str = ".") -> str:
     """A sentence as it is printed: commas, contractions, a or an, capitals."""
-    text = re.sub(r"[\s,]*,\s*", ", ", words).rstrip(", ")
-    for apart, joined in CONTRACTIONS.items():
-        text = re.sub(rf"\b{apart}\b", joined, text)
+    text = re.sub(r"[\s,]*,\s*", ", ", words).strip(", ")
+    text = re.sub(r"\b([Ii])n dem\b", r"\1m", text)
     text = re.sub(r"\ba (?=[aeiou])", "an ", text)
     return text[0].upper() + text[1:] + end

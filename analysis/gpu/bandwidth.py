@@ -35,7 +35,7 @@ def bandwidth(values: int = VALUES) -> Iterator[Row]:
         half = run.moved // 2
         source, target = (torch.empty(half, dtype=torch.uint8, device="cuda") for _ in range(2))
         source.random_(0, 256)
-        calls = {"kernel": run.call, "copy": partial(target.copy_, source)}
+        calls: dict[str, Call] = {"kernel": run.call, "copy": partial(target.copy_, source)}
         seconds = in_turns(calls, rounds=15, repeats=10, warm=3, clock=gpu_clock)
         kernel_ms, copy_ms = (1000 * median(seconds[name]) for name in calls)
         yield {

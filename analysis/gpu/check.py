@@ -17,7 +17,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def _products() -> Iterator[Record]:
 PARTS = {"agreement": agreement, "bandwidth": _bandwidth, "step": _step}
 
 
-def _report(part: str, rows: list[Record]) -> None:
+def _report(part: str, rows: Sequence[Record]) -> None:
     print(f"\n{part}")
     if part == "agreement":
         wrong = [row for row in rows if row["disagree"]]

@@ -135,7 +135,7 @@ def compare(args: argparse.Namespace) -> None:
     make_folder(args.out)
     keep_freed_memory()
     file = args.out / "compare_stash.csv"
-    rows = {(r["model"], r["setup"]): r for r in pd.read_csv(file).to_dict("records")} if file.exists() else {}
+    rows = {(r["model"], r["setup"]): r for r in read(file)} if file.exists() else {}
     benches: dict[str, Bench] = {}
     for setup in setups:
         for case in dict.fromkeys((setup.case.replace(", SDPA", ""), setup.case)):
@@ -149,10 +149,15 @@ def compare(args: argparse.Namespace) -> None:
         print(table([made], SHOWN, markdown=True).splitlines()[-1], flush=True)
         gc.collect()
     results = pd.read_csv(file)
-    text = table(results.to_dict("records"), SHOWN, markdown=True)
+    text = table(read(file), SHOWN, markdown=True)
     write_text(args.out / "compare_stash.md", text + "\n")
     draw(results, args.out / "compare_stash.png")
     print(f"\n{text}\n\ntable, CSV and picture: {args.out}/compare_stash.*")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The rows of the CSV."""
+    return [{str(name): value for name, value in row.items()} for row in pd.read_csv(file).to_dict("records")]
 
 
 def in_order(rows: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -214,12 +214,12 @@ def _work(args: argparse.Namespace) -> None:
     data = read(args.data, args.task)
     make_folder(args.out)
     csv = args.out / "accuracy.csv"
-    done = pd.read_csv(csv).to_dict("records") if csv.exists() else []
+    done: list[dict[str, Any]] = pd.read_csv(csv).to_dict("records") if csv.exists() else []  # type: ignore[assignment]
     known = {(row["run"], row["seed"]) for row in done}
     for seed in args.seeds:
         for name in args.runs:
             if (name, seed) not in known:
-                done.append(run(name, seed, args, data))  # type: ignore[arg-type]
+                done.append(run(name, seed, args, data))
                 write_text(csv, as_csv(done, ""))
     text = means(pd.DataFrame(done))
     write_text(args.out / "table.md", text + "\n")
