@@ -1,38 +1,6 @@
-"""dsq: dynamic stashing quantization for PyTorch."""
+"""dsq: dynamic stashing quantization for PyTorch. Public names are in __init__.pyi and loaded when asked for: formats
+and precisions come without torch."""
 
-from pathlib import Path
+import lazy_loader
 
-if not (Path(__file__).parent / "kernels").is_dir():
-    # a source checkout: kernels/ lies beside dsq/, where an installed wheel has it inside (see pyproject.toml)
-    __path__.append(str(Path(__file__).parent.parent))
-
-from dsq import functional, kernels, stash, workload
-from dsq.config import DSQConfig, Quantizers
-from dsq.conversion import convert, converted, set_level
-from dsq.formats import BFP, FixedPoint, Identity
-from dsq.linear import Linear
-from dsq.packing import Packed, pack, quantize
-from dsq.precision import Precision, parse_levels
-from dsq.scheduler import PrecisionScheduler
-
-__all__ = [
-    "BFP",
-    "DSQConfig",
-    "FixedPoint",
-    "Identity",
-    "Linear",
-    "Packed",
-    "Precision",
-    "PrecisionScheduler",
-    "Quantizers",
-    "convert",
-    "converted",
-    "functional",
-    "kernels",
-    "pack",
-    "parse_levels",
-    "quantize",
-    "set_level",
-    "stash",
-    "workload",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,16 +1,138 @@
-"""dsq.Linear: the module around dsq.functional.linear."""
+"""A linear layer at [q0, q1, q2, q3]: dynamic stashing quantization (DSQ, section 3, figure 2).
+
+    forward    y  = Q0(x) Q0(w)^T + b              stash Q1(x), packed
+    backward   dx = Q3(Q2(dy) Q1(w))
+               dw = Q3(dy)^T Q1(x)
+               db = sum of dy over tokens
+
+Shape suffixes: T tokens (all leading dimensions), K in-features, N out-features. Boxes run along the contraction axis
+of the product that consumes the tensor: K for y, N for dx, T for dw. Q1(w) is made again in the backward from the
+weight, which still exists then: the same numbers, and no bytes in the stash.
+
+Quantizers -> LinearMatMuls (below) -> dsq.ops.linear_passes -> dsq.kernels
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.config import Quantizers
-from dsq.functional import linear
+from dsq.formats import BFP, Format
+from dsq.kernels.backend import Codes, LinearMatMuls, MatMul, Operand
+from dsq.ops import linear_passes
+from dsq.packing import Rounding
 from dsq.precision import Precision
+
+BoxAxis = Literal["contraction", "last"]
+Units = Literal["exact", "float32"]
+
+
+@dataclass(frozen=True)
+class Quantizers:
+    """The four formats of a linear layer, and how they are applied."""
+
+    q0: Format  #: the forward product: x and w
+    q1: Format  #: the stash: x and w as the backward reads them
+    q2: Format  #: the gradient dy entering the product for dx
+    q3: Format  #: the gradient dy entering the product for dw, and dx leaving the layer
+    rounding: Rounding = "nearest"
+    box_axis: BoxAxis = "contraction"
+    units: Units = "exact"
+    matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a format that no kernel stores."""
+        for q in (self.q0, self.q1, self.q2, self.q3):
+            if q.scale_bits != 8:
+                raise ValueError(f"exponent_bits must be 8 in a format that is computed with, got {q.scale_bits}")
+        q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
+        tokens = 0 if self.box_axis == "contraction" else -1
+        exact = self.units == "exact"
+        matmuls = LinearMatMuls(  # a seed an operand: random numbers of its own
+            MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
+            MatMul(Operand(q2, -1, seed=4), Operand(q1, tokens, seed=3), result=q3, result_seed=6, exact=exact),
+            MatMul(Operand(q3, tokens, transposed=True, seed=5), Operand(q1, tokens, seed=2), exact=exact),
+        )
+        object.__setattr__(self, "matmuls", matmuls)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
+        return self  # a copied model keeps the caches of its kernels
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(self.q0.bits, self.q1.bits, self.q2.bits, self.q3.bits)
+
+    @staticmethod
+    def of(precision: "Precision | str | Quantizers") -> "Quantizers":
+        """BFP at ``precision`` with every default; quantizers pass through."""
+        if isinstance(precision, Quantizers):
+            return precision
+        return _bfp(precision if isinstance(precision, Precision) else Precision.parse(precision))
+
+
+@lru_cache
+def _bfp(precision: Precision) -> Quantizers:
+    q0, q1, q2, q3 = map(BFP, precision)
+    return Quantizers(q0, q1, q2, q3)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
+    """``torch.nn.functional.linear`` with the tensors of its three products quantised, and a packed stash.
+
+    Where a gradient will be wanted for ``weight``, what stays in memory is Q1(x) in its own bits, once for all calls
+    that share ``x``; without one (or under ``no_grad``) nothing stays. For a gradient of ``x`` the weight itself stays,
+    under autocast too, where F.linear keeps a copy: it must not change in place before the backward. Stochastic
+    rounding draws its seed from torch's default generator. Differentiable once.
+
+    Args:
+        x: (..., K) floating tensor, any number of leading dimensions.
+        weight: (N, K), of the dtype of ``x`` (autocast aside, which converts both as it does for F.linear).
+        bias: (N,) or None.
+        precision: Quantizers, or four widths (BFP, boxes of 16, nearest-even): "[16,4,4,16]".
+    Returns:
+        (..., N) tensor of the dtype of ``x``.
+    Raises:
+        TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
+    """
+    quantizers = Quantizers.of(precision)
+    seed = int(torch.randint(2**62, (), device="cpu")) if quantizers.rounding == "stochastic" else None
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
+        return y
+    return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, matmuls: LinearMatMuls, seed: int | None
+    ) -> Tensor:
+        x_wanted, w_wanted = ctx.needs_input_grad[:2]
+        y, stash = linear_passes.forward(matmuls, x, w_NK, bias_N, seed, stashing=w_wanted)
+        codes, scales, ctx.stash_shape = stash if isinstance(stash, Codes) else (stash, None, None)
+        ctx.save_for_backward(w_NK if x_wanted else None, codes, scales)
+        ctx.matmuls, ctx.seed = matmuls, seed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("dsq.functional.linear is differentiable once: create_graph=True is not supported")
+        w_NK, x1, scales = ctx.saved_tensors
+        if scales is not None:
+            x1 = Codes(x1, scales, ctx.stash_shape)
+        dx, dw_NK = linear_passes.backward(ctx.matmuls, dy, w_NK, x1, ctx.seed)
+        db_N = linear_passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None
+        return dx, dw_NK, db_N, None, None
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` whose three GEMMs run quantised and whose stash is packed; same parameters, same state dict.
+    """``nn.Linear`` whose three products run quantised and whose stash is packed; same parameters, same state dict.
 
     In training mode and in evaluation alike the forward runs at q0; ``eval_full_precision`` makes evaluation run in
     floating point. Shapes and errors are those of ``dsq.functional.linear``.

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dsq import kernels
 from dsq.arguments import whole_number
-from dsq.formats import BFP, FixedPoint, Format, Identity
+from dsq.formats import Format
+from dsq.kernels import dispatch
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -21,7 +21,7 @@ def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "neares
 
     Args:
         x: floating tensor of any shape; float64 is rounded to float32 first.
-        fmt: BFP, FixedPoint or Identity.
+        fmt: BFP, FixedPoint or another of dsq.formats.
         dim: the axis along which the boxes of a BFP run.
         rounding: "nearest" (ties to even) or "stochastic" (unbiased; the same ``seed`` gives the same bits anywhere).
         seed: 64-bit seed of stochastic rounding.
@@ -30,17 +30,17 @@ def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "neares
         ValueError: ``dim`` is no whole number; ``dim`` or ``rounding`` is out of range.
     """
     dim = _check(x, fmt, dim, rounding, seed)
-    if fmt.grid is None:
+    if not fmt.packs:
         return x.detach()
-    return kernels.quantize(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
+    return dispatch.quantize(x, fmt, dim, seed if rounding == "stochastic" else None)
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single answer to ==
 class Packed:
     """A tensor in the bits of its format: what ``pack`` gives."""
 
-    codes: Tensor  #: uint8 bitstream, a row of bytes for each row of the tensor (kernels.Layout); Identity: the values
-    exponents: Tensor | None  #: uint8, one a box; None where values are kept as they are
+    codes: Tensor  #: uint8 bitstream, a row of bytes for each row of the tensor (dsq.formats.Layout), or the values
+    scales: Tensor | None  #: uint8, what the boxes share; None where values are kept as they are
     fmt: Format
     shape: torch.Size
     dim: int
@@ -49,15 +49,14 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes that the packed tensor occupies."""
-        return self.codes.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
+        return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def unpack(self, dtype: torch.dtype | None = None) -> Tensor:
         """The quantised values, in ``dtype`` (default: that of the packed tensor)."""
         dtype = dtype or self.dtype
-        grid = self.fmt.grid
-        if grid is None or self.exponents is None:
+        if self.scales is None:
             return self.codes.to(dtype)
-        return kernels.unpack(self.codes, self.exponents, grid, tuple(self.shape), self.dim, dtype)
+        return dispatch.unpack(self.codes, self.scales, self.fmt, tuple(self.shape), self.dim, dtype)
 
 
 def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Packed:
@@ -68,18 +67,20 @@ def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", 
     arguments and errors are as for ``quantize``.
     """
     dim = _check(x, fmt, dim, rounding, seed)
-    codes, exponents = x.detach(), None
-    if fmt.grid is not None:
-        codes, exponents = kernels.pack(x, fmt.grid, dim, seed if rounding == "stochastic" else None)
-    return Packed(codes, exponents, fmt, x.shape, dim, x.dtype)
+    codes, scales = x.detach(), None
+    if fmt.packs:
+        codes, scales = dispatch.pack(x, fmt, dim, seed if rounding == "stochastic" else None)
+    return Packed(codes, scales, fmt, x.shape, dim, x.dtype)
 
 
 def _check(x: Tensor, fmt: Format, dim: int, rounding: Rounding, seed: int) -> int:
     """``dim`` as an int. Raises what ``quantize`` promises; only the kernel knows whether ``dim`` is in range."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
-    if not isinstance(fmt, (BFP, FixedPoint, Identity)):
-        raise TypeError(f"fmt must be a BFP, FixedPoint or Identity, got {fmt!r}")
+    if not isinstance(fmt, Format):
+        raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
+    if fmt.scale_bits != 8:
+        raise ValueError(f"exponent_bits must be 8 in a format that is computed with, got {fmt.scale_bits}")
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     if rounding not in get_args(Rounding):

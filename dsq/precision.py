@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 
-from dsq.formats import NARROWEST, WIDEST
+from dsq.formats.base import NARROWEST, WIDEST
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [2,2,2,16] [16,4,4,16]"

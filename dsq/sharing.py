@@ -6,15 +6,19 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from dsq.kernels import Codes, Factor, plain
+from dsq.kernels.backend import Codes, Operand
+from dsq.kernels.dispatch import plain
+
+#: what two stashes of one tensor have in common where one may serve as both
+StashKey = tuple[object, ...]
 
 
 class _Shared(NamedTuple):
     source: ref[Tensor]  #: never read: its callback forgets the stash with the tensor
-    how: tuple
+    key: StashKey
     #: weak, so nothing is kept alive; and of storages, because saved-tensor hooks may keep other tensors of them
     codes: ref[torch.UntypedStorage]
-    exponents: ref[torch.UntypedStorage]
+    scales: ref[torch.UntypedStorage]
     shapes: tuple[torch.Size, torch.Size, torch.Size]
 
 
@@ -22,7 +26,7 @@ class _Shared(NamedTuple):
 _stashes: dict[int, _Shared] = {}
 
 
-def how_packed(source: Tensor, dtype: torch.dtype, factor: Factor, seed: int | None) -> tuple:
+def stash_key(source: Tensor, dtype: torch.dtype, stash: Operand, seed: int | None) -> StashKey:
     """What two stashes of ``source`` have in common where one may serve as both.
 
     Noticed are changes in place, and ``x.data = other`` where the other has memory of its own. Not noticed, while an
@@ -30,33 +34,33 @@ def how_packed(source: Tensor, dtype: torch.dtype, factor: Factor, seed: int | N
     """
     memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape, source.stride())
     # a nearest layer must not take a stochastic one's codes
-    return (source._version, memory, factor.grid, factor.dim, dtype, seed is None)
+    return (source._version, memory, stash.format, stash.axis, dtype, seed is None)
 
 
-def shared(source: Tensor, how: tuple) -> Codes | None:
+def shared(source: Tensor, key: StashKey) -> Codes | None:
     """The stash of an earlier layer that was given ``source``, the tensor object itself, where it is still alive."""
     found = _stashes.get(id(source))
-    if found is None or found.how != how:
+    if found is None or found.key != key:
         return None
-    codes, exponents = found.codes(), found.exponents()
-    if codes is None or exponents is None:
+    codes, scales = found.codes(), found.scales()
+    if codes is None or scales is None:
         return None
-    code_shape, exponent_shape, shape = found.shapes
-    return Codes(_bytes(codes, code_shape), _bytes(exponents, exponent_shape), shape)
+    code_shape, scale_shape, shape = found.shapes
+    return Codes(_bytes(codes, code_shape), _bytes(scales, scale_shape), shape)
 
 
-def share(source: Tensor, how: tuple, stash: Codes) -> None:
+def share(source: Tensor, key: StashKey, stash: Codes) -> None:
     """Let later layers that are given ``source`` have ``stash``, unless a mode or a special tensor would see them."""
-    codes, exponents, shape = stash
+    codes, scales, shape = stash
     if not plain(codes):
         return
-    key = id(source)
-    _stashes[key] = _Shared(
-        ref(source, lambda _: _stashes.pop(key, None)),
-        how,
+    source_id = id(source)
+    _stashes[source_id] = _Shared(
+        ref(source, lambda _: _stashes.pop(source_id, None)),
+        key,
         ref(codes.untyped_storage()),
-        ref(exponents.untyped_storage()),
-        (codes.shape, exponents.shape, shape),
+        ref(scales.untyped_storage()),
+        (codes.shape, scales.shape, shape),
     )
 
 

@@ -4,7 +4,7 @@ Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,6 +22,18 @@ class Codes(NamedTuple):
     codes: Tensor
     scales: Tensor
     shape: torch.Size
+
+
+def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
+    """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
+    shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+    if codes.device != scales.device:
+        raise ValueError(f"codes and scales must be on one device, got {codes.device} and {scales.device}")
+    if (codes.shape, scales.shape) != shapes or codes.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(
+            f"codes and scales must be uint8 of shapes {shapes[0]} and {shapes[1]}, got "
+            f"{codes.dtype} {tuple(codes.shape)} and {scales.dtype} {tuple(scales.shape)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +78,14 @@ class Gemm(NamedTuple):
     """One way to multiply: a kernel, and what it takes."""
 
     name: str
-    #: dtype of either operand as ``run`` takes it; None: packed (Codes)
-    a_dtype: torch.dtype | None
-    b_dtype: torch.dtype | None
     #: (product, dtype of the tensors) -> whether this kernel can do it, with exact products of values
     fits: Callable[[MatMul, torch.dtype], bool]
-    #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32 (or the operands' dtype); values come
+    #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32, or in the operands' dtype; values come
     #: quantised, and transposed where the product says so; codes come as they were packed
     run: Callable[[MatMul, Any, Any, Tensor | None], Tensor]
+    packed: bool = False  #: ``run`` takes Codes, else values
+    a_dtype: torch.dtype | None = None  #: of the values that ``run`` takes; None: their own
+    b_dtype: torch.dtype | None = None
 
 
 #: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
@@ -106,7 +118,7 @@ class FusedLinear(Protocol):
         """``gemms`` of dx and of dw; what is not wanted is None, as is its shape."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a key of caches
 class Backend:
     """The kernels of one kind of device. Tensors come contiguous, detached and checked."""
 
@@ -127,6 +139,6 @@ class Backend:
     apply_mask: Callable[[Tensor, Tensor], Tensor]
     #: (values, in place) -> ReLU of them, bits of the result's mask
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
-    #: the ways it can multiply; the last fits any product
+    #: the ways it can multiply, those to be preferred first; the last fits any product
     gemms: tuple[Gemm, ...]
-    linear: FusedLinear | None = field(default=None)
+    linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel

@@ -127,7 +127,7 @@ def _slope_label(axes: Axes, ridge: float, bandwidth: float, label: str) -> None
 def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, taken: list[Bbox]) -> None:
     """Write the label near the point where it overlaps nothing in `taken`, with a thin line to the point."""
     assert isinstance(axes.figure.canvas, FigureCanvasAgg)
-    renderer = axes.figure.canvas.get_renderer()  # type: ignore[no-untyped-call]
+    renderer = axes.figure.canvas.get_renderer()
     for distance in (14, 30, 48, 68, 90, 114, 140, 170):
         for dx, dy in ((-1, -0.5), (-1, 0.6), (1, -0.5), (1, 0.6), (-0.3, -1.2), (0.3, -1.2), (-0.3, 1.2), (0.3, 1.2)):
             text = axes.annotate(

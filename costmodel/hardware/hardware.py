@@ -1,4 +1,4 @@
-"""Hardware profiles: TOML data files (of this folder, or a user's own), each figure with its source.
+"""Hardware profiles: TOML data files (profiles/*.toml, or a user's own), each figure with its source.
 
     name = "..."
     [bandwidth]   gb_per_s = 2039    source = "..."     DRAM

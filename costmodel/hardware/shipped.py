@@ -15,4 +15,4 @@ def profile_text(name: str) -> str:
 
 
 def _folder() -> Traversable:
-    return resources.files("costmodel.hardware")
+    return resources.files("costmodel.hardware") / "profiles"

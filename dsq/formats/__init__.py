@@ -1,4 +1,4 @@
-"""Number formats: a file a format. They know numbers of bits, neither tensors nor torch, so the cost model has them too.
+"""Number formats: a file a format. They know numbers of bits, neither tensors nor torch: the cost model has them too.
 
 base.py         what every format states; the registry
 layout.py       how a packed tensor lies in memory

@@ -1,7 +1,6 @@
 """How a packed tensor lies in memory."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 
@@ -20,7 +19,6 @@ class Layout:
     along_rows: bool
 
     @staticmethod
-    @lru_cache(maxsize=4096)
     def of(shape: tuple[int, ...], dim: int) -> "Layout":
         """The layout of a tensor of ``shape`` with boxes along ``dim`` (negative counts from the end)."""
         rank = max(len(shape), 1)

@@ -1,126 +1,116 @@
-"""The oracle: every kernel in plain PyTorch, in float64, on any device. Other backends must give the same bits.
+"""The oracle of quantise, pack and unpack, in float64, on any device. Other backends must give the same bits.
 
-    E    = max floor(log2|x|) over a box, at least -127; 255 - 127 where the box holds a NaN or an infinity
-    t    = x * 2**(bits - 2 - E)                           exact in float64
-    code = clip(round(t), -(2**(bits-1) - 1), 2**(bits-1) - 1)
-    x'   = code * 2**(E - (bits - 2))
+A format's codec is two functions: the scales of a tensor's boxes, and the step that a scale stands for. The rest is
+the same for all:
+
+    t    = x / step
+    code = clip(round(t), smallest code, largest code)
+    x'   = code * step
 
 ``round`` is to nearest, ties to even; or stochastic: away from zero when a uniform number lies below the fraction of
-``|t|``. Shape suffixes: O outer, R rows, C columns (kernels.grid.Layout).
+``|t|``. A box that holds a NaN or an infinity has the step NaN, and codes of 0. Shape suffixes: O outer, R rows, C
+columns (dsq.formats.Layout), B boxes.
 """
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from .grid import BIAS, NAN_EXPONENT, Grid, Layout
-from .philox import uniform
+from dsq.formats import Format, Layout
+from dsq.kernels.reference import bitstream
+from dsq.kernels.reference.philox import uniform
+
+Values = TypeVar("Values", bound=Format)
 
 
-def quantize(x: Tensor, grid: Grid, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
+class Codec(NamedTuple):
+    """What a format is to the kernels."""
+
+    #: (x (O, R, C) float64, format, layout) -> uint8 scales of the format's scale_shape
+    scales: Callable[[Tensor, Format, Layout], Tensor]
+    #: (scales, format, layout) -> float64 steps, one a box (layout.box_shape)
+    steps: Callable[[Tensor, Format, Layout], Tensor]
+    #: (x, step) -> t, in the precision that every backend has for it
+    divide: Callable[[Tensor, Tensor], Tensor] = torch.div
+
+
+#: every file of kernels/reference that enters a codec is imported by ``codec_of``
+CODECS: dict[type[Format], Codec] = {}
+
+
+def codec_of(fmt: Format) -> Codec:
+    """The codec of the format. Raises TypeError where it has none."""
+    if type(fmt) not in CODECS:
+        package = __name__.rpartition(".")[0]
+        for module in iter_modules(import_module(package).__path__):
+            import_module(f"{package}.{module.name}")
+    if type(fmt) not in CODECS:
+        raise TypeError(f"format {fmt} has no codec in kernels/reference")
+    return CODECS[type(fmt)]
+
+
+def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
-    x_ORC, exponents = _exponents(x, grid, layout)
-    return _decode(_encode(x_ORC, exponents, grid, layout, seed), exponents, grid, layout, dtype).view(x.shape)
+    codes_ORC, step_ORC, _ = _encode(x, fmt, layout, seed)
+    return _decode(codes_ORC, step_ORC, dtype).view(x.shape)
 
 
-def pack(x: Tensor, grid: Grid, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Codes and exponents of ``x`` as uint8 tensors of ``layout.code_shape`` and ``layout.exponent_shape``."""
-    x_ORC, exponents = _exponents(x, grid, layout)
-    codes = _encode(x_ORC, exponents, grid, layout, seed)
-    return _pack_bits(codes.view(layout.outer * layout.rows, layout.columns), grid.bits), exponents
+def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
+    codes_ORC, _, scales = _encode(x, fmt, layout, seed)
+    return bitstream.pack(codes_ORC.view(layout.outer * layout.rows, layout.columns), fmt.bits), scales
 
 
-def unpack(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: torch.dtype) -> Tensor:
+def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    codes_ORC = _unpack_bits(codes, grid.bits, layout.columns).view(layout.outer, layout.rows, layout.columns)
-    return _decode(codes_ORC, exponents, grid, layout, dtype)
+    codes_ORC = bitstream.unpack(codes, fmt.bits, layout.columns).view(layout.outer, layout.rows, layout.columns)
+    return _decode(codes_ORC, spread(codec_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
 
 
-def _exponents(x: Tensor, grid: Grid, layout: Layout) -> tuple[Tensor, Tensor]:
-    """``x`` as (outer, rows, columns) in float64 (rounded to float32 first), and each box's stored exponent."""
-    x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
-    largest = _box_max(x_ORC.abs(), grid, layout)
-    finite = torch.isfinite(largest)
-    if grid.exponent is None:
-        stored = torch.frexp(torch.where(finite, largest, 0.0)).exponent - 1 + BIAS
-        stored = torch.where(largest == 0, 0, stored.clamp(min=0))
-    else:
-        stored = torch.full_like(largest, grid.exponent + BIAS)
-    stored = torch.where(finite, stored, NAN_EXPONENT)
-    return x_ORC, stored.to(torch.uint8).view(layout.exponent_shape(grid.box))
-
-
-def _box_max(a_ORC: Tensor, grid: Grid, layout: Layout) -> Tensor:
-    if grid.box == 0:
-        return a_ORC.amax().view(1) if a_ORC.numel() else a_ORC.new_zeros(1)
+def box_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """``reduce(values of a box, dim)`` of every box, in ``layout.box_shape``; a short last box is filled with zeros."""
+    if fmt.box == 0:
+        return reduce(x_ORC.flatten(), 0).view(1) if x_ORC.numel() else x_ORC.new_zeros(1)
     dim = 1 if layout.along_rows else 2
-    boxes = -(-a_ORC.shape[dim] // grid.box)
-    padding = boxes * grid.box - a_ORC.shape[dim]
-    padded = torch.nn.functional.pad(a_ORC, (0, 0, 0, padding) if layout.along_rows else (0, padding))
-    return padded.unflatten(dim, (boxes, grid.box)).amax(dim + 1)
+    size = x_ORC.shape[dim]
+    box = min(fmt.box, max(size, 1))  # a box longer than the tensor needs no memory for what is not there
+    boxes = -(-size // box)
+    padding = boxes * box - size
+    padded = torch.nn.functional.pad(x_ORC, (0, 0, 0, padding) if layout.along_rows else (0, padding))
+    return reduce(padded.unflatten(dim, (boxes, box)), dim + 1).view(layout.box_shape(fmt.box))
 
 
-def _per_value(exponents: Tensor, grid: Grid, layout: Layout) -> Tensor:
-    """Stored exponents, int64, spread to a shape that broadcasts against (outer, rows, columns)."""
-    wide = exponents.long()
-    if grid.box == 0:
-        return wide.view(1, 1, 1)
+def spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    """A number a box, spread to a shape that broadcasts against (outer, rows, columns)."""
+    if fmt.box == 0:
+        return box_B.view(1, 1, 1)
     if layout.along_rows:
-        return wide.repeat_interleave(grid.box, dim=1)[:, : layout.rows]
-    spread = wide.repeat_interleave(grid.box, dim=1)[:, : layout.columns]
-    return spread.view(layout.outer, layout.rows, layout.columns)
+        return box_B.repeat_interleave(min(fmt.box, max(layout.rows, 1)), dim=1)[:, : layout.rows]
+    wide = box_B.repeat_interleave(min(fmt.box, max(layout.columns, 1)), dim=1)[:, : layout.columns]
+    return wide.reshape(layout.outer, layout.rows, layout.columns)
 
 
-def _encode(x_ORC: Tensor, exponents: Tensor, grid: Grid, layout: Layout, seed: int | None) -> Tensor:
-    stored = _per_value(exponents, grid, layout)
-    t = x_ORC * _power_of_two(grid.bits - 2 - (stored - BIAS))
+def _encode(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes (O, R, C) as int64, the step of each, and the stored scales."""
+    codec = codec_of(fmt)
+    x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
+    scales = codec.scales(x_ORC, fmt, layout)
+    step_ORC = spread(codec.steps(scales, fmt, layout), fmt, layout)
+    t = codec.divide(x_ORC, step_ORC)
     if seed is None:
         rounded = torch.round(t)
     else:
         u_RC = uniform(layout.outer * layout.rows, layout.columns, seed, t.device)
-        whole = t.abs().clamp(max=grid.max_code).floor()
-        rounded = torch.copysign(whole + (u_RC.view(t.shape) < t.abs() - whole), t)
-    rounded = rounded.clamp(-grid.max_code, grid.max_code)
-    return torch.where(stored == NAN_EXPONENT, 0.0, rounded).to(torch.int64)
+        size = torch.where(t < 0, -t.clamp(min=fmt.smallest_code), t.clamp(max=fmt.largest_code))
+        whole = size.floor()
+        rounded = torch.copysign(whole + (u_RC.view(t.shape) < size - whole), t)
+    rounded = rounded.clamp(fmt.smallest_code, fmt.largest_code)
+    return torch.where(step_ORC.isnan(), 0.0, rounded).to(torch.int64), step_ORC, scales
 
 
-def _decode(codes: Tensor, exponents: Tensor, grid: Grid, layout: Layout, dtype: torch.dtype) -> Tensor:
-    stored = _per_value(exponents, grid, layout)
-    values = codes * _power_of_two(stored - BIAS - (grid.bits - 2))
-    return torch.where(stored == NAN_EXPONENT, torch.nan, values).to(torch.float32).to(dtype)
-
-
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """2.0**exponent, built from the bits of a float64: exact, which pow and exp2 need not be."""
-    return ((exponent + 1023) << 52).view(torch.float64)
-
-
-def _pack_bits(codes_RC: Tensor, bits: int) -> Tensor:
-    """Eight codes fill ``bits`` bytes; byte j holds the bits [8j, 8j + 8) of the little-endian stream."""
-    rows, columns = codes_RC.shape
-    groups = -(-columns // 8)
-    padded = torch.nn.functional.pad(codes_RC, (0, groups * 8 - columns)).view(rows, groups, 8) & ((1 << bits) - 1)
-    packed = torch.empty(rows, groups, bits, dtype=torch.uint8, device=codes_RC.device)
-    for j in range(bits):
-        byte = torch.zeros_like(padded[..., 0])
-        for i in range(8):
-            shift = i * bits - 8 * j
-            if -bits < shift < 8:
-                byte |= padded[..., i] << shift if shift >= 0 else padded[..., i] >> -shift
-        packed[..., j] = (byte & 0xFF).to(torch.uint8)
-    return packed.view(rows, groups * bits)[:, : -(-columns * bits // 8)].contiguous()
-
-
-def _unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
-    rows = packed.shape[0]
-    groups = -(-columns // 8)
-    padded = torch.nn.functional.pad(packed, (0, groups * bits - packed.shape[1])).view(rows, groups, bits).long()
-    codes = torch.empty(rows, groups, 8, dtype=torch.int64, device=packed.device)
-    sign = 1 << (bits - 1)
-    for i in range(8):
-        code = torch.zeros_like(codes[..., 0])
-        for j in range(bits):
-            shift = 8 * j - i * bits
-            if -8 < shift < bits:
-                code |= padded[..., j] << shift if shift >= 0 else padded[..., j] >> -shift
-        codes[..., i] = ((code & (2 * sign - 1)) ^ sign) - sign
-    return codes.view(rows, groups * 8)[:, :columns]
+def _decode(codes_ORC: Tensor, step_ORC: Tensor, dtype: torch.dtype) -> Tensor:
+    return (codes_ORC * step_ORC).to(torch.float32).to(dtype)

@@ -4,6 +4,8 @@ Bit i % 8 of byte i // 8 belongs to value i; the bits past the last value are 0.
 float32. Shape suffix: N values.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,10 +33,16 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
     """``count`` values of ``dtype`` (bool or floating): ``open`` where the bit is 1, else ``closed``."""
     open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
-    values = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
-    return torch.where(open_N, *values)
+    open_value, closed_value = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
+    return torch.where(open_N, open_value, closed_value)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """``x`` (floating, any shape) where the bit is 1, else 0."""
     return torch.where(unpack_mask(bits, x.numel(), False, True, torch.bool).view_as(x), x, torch.zeros_like(x))
+
+
+def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
+    """PyTorch's ReLU of ``x``, and the mask of the result: above 0, or NaN."""
+    y = F.relu(x, in_place)
+    return y, pack_mask(y.contiguous().view(-1), 0.0, math.nan, True)

@@ -1,4 +1,4 @@
-"""The GPU kernels in Triton: the arithmetic of kernels.reference on tiles, to the same bits.
+"""The GPU kernels in Triton: the arithmetic of kernels/reference on tiles, to the same bits.
 
 A program works on a tile of T rows by C columns, in one of three ways:
 
@@ -15,7 +15,8 @@ Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box,
 import triton
 import triton.language as tl
 
-from .gpu_tiles import (
+from dsq.kernels.reference.power_of_two import NAN_EXPONENT as _NAN_EXPONENT
+from dsq.kernels.triton.tiles import (
     BIAS,
     MAGIC,
     MAGIC_BITS,
@@ -29,7 +30,6 @@ from .gpu_tiles import (
     store_float,
     uniform,
 )
-from .grid import NAN_EXPONENT as _NAN_EXPONENT
 
 NAN_EXPONENT = tl.constexpr(_NAN_EXPONENT)
 

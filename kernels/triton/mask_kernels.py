@@ -1,4 +1,4 @@
-"""Masks of one bit a value in Triton, as kernels.masks defines them.
+"""Masks of one bit a value in Triton, as kernels/reference/masks.py defines them.
 
 Suffixes: B bytes of bits a program, V the eight values of a byte.
 """
@@ -6,7 +6,7 @@ Suffixes: B bytes of bits a program, V the eight values of a byte.
 import triton
 import triton.language as tl
 
-from .gpu_tiles import load_float, store_float
+from dsq.kernels.triton.tiles import load_float, store_float
 
 
 @triton.jit

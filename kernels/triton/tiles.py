@@ -10,10 +10,10 @@ Suffixes: T tile rows, C tile columns, V codes of a word, W words of a tile row,
 import triton
 import triton.language as tl
 
-from .grid import BIAS as _BIAS
-from .philox import BLOCK as _BLOCK
-from .philox import LANES as _LANES
-from .philox import ROUNDS as _ROUNDS
+from dsq.kernels.reference.philox import BLOCK as _BLOCK
+from dsq.kernels.reference.philox import LANES as _LANES
+from dsq.kernels.reference.philox import ROUNDS as _ROUNDS
+from dsq.kernels.reference.power_of_two import BIAS as _BIAS
 
 # a kernel reads a global only as a tl.constexpr
 BIAS = tl.constexpr(_BIAS)
@@ -66,7 +66,7 @@ def store_float(pointer, value, mask):
 
 @triton.jit
 def uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The uniform numbers (k + 1/2) / 2**16 of kernels.philox: each counter is computed once, for its eight values.
+    """Uniform numbers (k + 1/2) / 2**16, those of the reference; a counter is computed once, for its eight values.
     Where the rows of ``width`` were laid end to end (FLAT), they are told apart again."""
     if FLAT:
         row_T = col0_T // width

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from dsq.kernels import REFERENCE, native, relu, use_backend
+
+from dsq.kernels.cpu import backend as cpu
+from dsq.kernels.cpu.library import instruction_sets
+from dsq.kernels.dispatch import relu, use_backend
+from dsq.kernels.reference.backend import REFERENCE
 
 from tests.threads import threads
 
-BACKENDS = {"reference": REFERENCE} | {isa: native.backend(isa) for isa in native.instruction_sets()}
+BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in instruction_sets()}
 EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
@@ -75,7 +79,7 @@ def test_values_whose_bit_is_set_are_let_through(backend, dtype):
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
 
 
-@pytest.mark.parametrize("isa", native.instruction_sets())
+@pytest.mark.parametrize("isa", instruction_sets())
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
     for count in LENGTHS:
@@ -84,19 +88,19 @@ def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
         bits = REFERENCE.pack_mask(expected, 0.0, NAN, True)
         for in_place in (False, True):
             version = x._version
-            with use_backend(native.backend(isa)):
+            with use_backend(cpu.backend(isa)):
                 y, found = relu(x, in_place)
             assert (y is x) == in_place == (x._version > version)
             assert y.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
             assert torch.equal(found, bits)
 
 
-@pytest.mark.parametrize("isa", native.instruction_sets())
+@pytest.mark.parametrize("isa", instruction_sets())
 def test_subnormal_values_are_open_whatever_the_thread_has_set(isa):
     x = torch.full((64,), 2.0**-24, dtype=torch.float16)
     torch.set_flush_denormal(True)
     try:
-        bits = native.backend(isa).pack_mask(x, 0.0, NAN, True)
+        bits = cpu.backend(isa).pack_mask(x, 0.0, NAN, True)
     finally:
         torch.set_flush_denormal(False)
     assert bits.tolist() == [255] * 8

@@ -1,0 +1,215 @@
+"""What every backend must pass: the reference's bits for codecs and masks, products exact to the order of their sums.
+
+from dsq.kernels.conformance import failures
+assert not list(failures(backend, torch.device("cpu")))
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsq.formats import BFP, FixedPoint, Format, Layout, options
+from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand
+from dsq.kernels.reference.backend import REFERENCE
+from dsq.kernels.reference.gemm import FLOAT64
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One tensor, one format, one rounding."""
+
+    shape: tuple[int, ...]
+    dim: int
+    format: Format
+    dtype: torch.dtype = torch.float32  #: of the tensor
+    out: torch.dtype = torch.float32  #: of the quantised and the unpacked values
+    seed: int | None = None  #: None rounds to nearest
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        types = "->".join(str(t).removeprefix("torch.") for t in (self.dtype, self.out))
+        return f"{shape} dim {self.dim} {self.format} {types} seed {self.seed}"
+
+
+def cases(formats: Iterable[type[Format]], rows: int = 21, columns: int = 140) -> Iterator[Case]:
+    """Of each format every width, axis, rounding and type, and the shapes that tiles, boxes and bytes do not divide."""
+    for kind in sorted(formats, key=lambda kind: kind.name):
+        if "box" in options(kind.name):
+            yield from _cases_of_boxes(kind, rows, columns)
+        elif kind is FixedPoint:
+            yield from _cases_of_one_box(rows, columns)
+
+
+def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> Iterator[Case]:
+    ragged, even = (rows, columns), (2, 16 * (rows // 16), 128 * max(columns // 128, 1))
+    for bits in range(2, 17):
+        into, out = FLOATS[bits % 3], FLOATS[(bits // 3) % 3]
+        for dim in (-1, -2):
+            yield Case(ragged, dim, format(bits, 16), into, out, seed=bits)
+            yield Case(even, dim, format(bits, 16), out, into)
+    for bits in (2, 4, 8, 16):
+        yield Case(even, -1, format(bits, 16), seed=2**40 + bits)
+        yield Case((rows, 8 * columns), -1, format(bits, 8), torch.bfloat16, torch.bfloat16)
+    for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
+        yield Case(ragged, -1, format(4, box), seed=-box)
+        yield Case(ragged, -2, format(3, box), torch.bfloat16)
+    for shape, dim in [
+        ((), -1),
+        ((1,), 0),
+        ((300,), 0),
+        ((rows, 1), 0),
+        ((1, columns), 0),
+        ((0, 16), -1),
+        ((16, 0), 0),
+    ]:
+        yield Case(shape, dim, format(4, 16))
+    for dim in range(3):
+        yield Case((2, *ragged), dim, format(4, 16), seed=dim)
+    yield Case((4, rows, 2, 40), 1, format(4, 16), torch.float64, torch.float64)
+
+
+def _cases_of_one_box(rows: int, columns: int) -> Iterator[Case]:
+    for exponent in (None, 3, -127, 127):
+
+        def format(bits: int, exponent: int | None = exponent) -> Format:
+            return FixedPoint(bits, None if exponent is None else bits - 2 - exponent)
+
+        yield Case((rows, columns), -1, format(8))
+        yield Case((3, rows, columns), 0, format(16), torch.float16, torch.bfloat16, seed=1)
+        yield Case((rows, 128), -1, format(4), torch.bfloat16, torch.float16, seed=2)
+    for shape in ((), (1,), (300,), (rows, 1), (1, columns), (0, 16), (16, 0)):
+        yield Case(shape, -1, FixedPoint(5), seed=3)
+    yield Case((rows, 40), 1, FixedPoint(4), torch.float64, torch.float64)
+
+
+def edges(case: Case) -> Tensor:
+    """A tensor whose patches hold ordinary values over many binades, ties, subnormals, zeros of both signs, the largest
+    values, and NaN and infinities (one patch in eight, so that most boxes are finite)."""
+    generator = torch.Generator().manual_seed(case.format.bits)
+    layout = Layout.of(case.shape, -1)
+    uniform = torch.rand(layout.rows, layout.columns, generator=generator, dtype=torch.float64)
+    limits = torch.finfo(torch.float32 if case.dtype == torch.float64 else case.dtype)
+    lowest, highest = torch.tensor([limits.tiny * 0.9, limits.max]).double().log2().floor().tolist()
+
+    row, column = (torch.arange(n).div(p, rounding_mode="floor") for n, p in zip(uniform.shape, (5, 48), strict=True))
+    patch = (row[:, None] * 3 + column[None, :] * 5) % 8
+    binade = lowest + (row[:, None] * 37 + column[None, :] * 61) % int(highest - lowest)
+    centred = 2 * uniform - 1
+    ordinary = centred * torch.exp2(binade)
+    ties = (centred * 2**case.format.bits).round() * torch.exp2(binade.clamp(max=highest - 16))
+    subnormal = (centred * 300).round() * limits.smallest_normal * limits.eps
+    zero = torch.copysign(torch.zeros_like(centred), centred)
+    largest = torch.where(uniform < 0.5, limits.max, limits.min)
+    broken = torch.where(uniform < 0.05, torch.nan, torch.where(uniform > 0.95, torch.inf, centred))
+    x = torch.stack([ordinary, ties, subnormal, zero, largest, broken, ordinary, ties]).gather(0, patch[None])[0]
+    if case.format.box == 0:  # one NaN would hide every other value
+        x = torch.where(x.isfinite(), x, 0.0)
+    return x.reshape(case.shape).to(case.dtype)
+
+
+def disagreements(backend: Backend, case: Case, device: torch.device) -> list[str]:
+    """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: empty where every bit
+    agrees."""
+    x, layout = edges(case), Layout.of(case.shape, case.dim)
+    codes, scales = REFERENCE.pack(x, case.format, layout, case.seed)
+    y = REFERENCE.quantize(x, case.format, layout, case.seed, case.out)
+    z = REFERENCE.unpack(codes, scales, case.format, layout, case.out)
+
+    on_device = x.to(device)
+    found_codes, found_scales = backend.pack(on_device, case.format, layout, case.seed)
+    found_y = backend.quantize(on_device, case.format, layout, case.seed, case.out)
+    found_z = backend.unpack(codes.to(device), scales.to(device), case.format, layout, case.out)
+    pairs = [
+        ("codes", codes, found_codes),
+        ("scales", scales, found_scales),
+        ("quantize", y, found_y),
+        ("unpack", z, found_z),
+    ]
+    return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
+
+
+def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of masks: what was tried, and the operations in which ``backend`` differs from the reference ("" for none)."""
+    for dtype in (*FLOATS, torch.float64, torch.bool):
+        for count in (0, 1, 8, 31, 2048, 4100):
+            x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
+            for low, high, nan_is_open in ((0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)):
+                bits = REFERENCE.pack_mask(x, low, high, nan_is_open)
+                found = backend.pack_mask(x.to(device), low, high, nan_is_open)
+                y = REFERENCE.unpack_mask(bits, count, low, 1 / 0.9, dtype)
+                found_y = backend.unpack_mask(bits.to(device), count, low, 1 / 0.9, dtype)
+                pairs = [("pack", bits, found), ("unpack", y, found_y)]
+                if dtype is not torch.bool:
+                    found_x = backend.apply_mask(bits.to(device), x.to(device))
+                    pairs.append(("apply", REFERENCE.apply_mask(bits, x), found_x))
+                wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected, got.cpu()))
+                yield f"mask of {count} {dtype} between {low} and {high}", wrong
+
+
+def gemm_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of products: what was tried, and the kernels whose result is further from the sum of the exact products of the
+    quantised values than float32's rounding of the sums explains ("" for none)."""
+    generator = torch.Generator().manual_seed(0)
+    for (rows, depth, columns), transposed in itertools.product(
+        [(1, 1, 1), (5, 16, 33), (40, 100, 17), (33, 600, 70)], [(False, False), (False, True), (True, False)]
+    ):
+        for kind, bits in itertools.product((BFP, FixedPoint), [(2, 2), (4, 4), (8, 5), (9, 9), (16, 4), (3, 16)]):
+            a, b = (
+                Operand(kind(width), 0 if moved == first else 1, transposed=moved)
+                for width, moved, first in zip(bits, transposed, (True, False), strict=True)
+            )
+            matmul = MatMul(a, b)
+            a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in ((rows, depth), (depth, columns)))
+            x, w = a_MK.t().contiguous() if a.transposed else a_MK, b_KN.t().contiguous() if b.transposed else b_KN
+            bias = torch.randn(columns, generator=generator)
+            left, right = (_ready(FLOAT64, operand, t) for operand, t in ((a, x), (b, w)))
+            exact = left.double() @ right.double() + bias
+            bound = (left.double().abs() @ right.double().abs() + bias.abs()) * (depth + 2) * 2.0**-23
+            wrong = []
+            for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
+                operands = [_ready(gemm, operand, t, device, i) for i, (operand, t) in enumerate(((a, x), (b, w)))]
+                found = gemm.run(matmul, operands[0], operands[1], bias.to(device)).cpu().double()
+                if found.shape != exact.shape or not bool(((found - exact).abs() <= bound).all()):
+                    wrong.append(gemm.name)
+            yield f"product {rows}x{depth}x{columns} of {a} and {b}", " ".join(wrong)
+
+
+def _ready(gemm: Gemm, operand: Operand, x: Tensor, device: torch.device | None = None, place: int = 0) -> Any:
+    """``x``, quantised by the reference, as ``gemm`` takes it."""
+    assert operand.format is not None
+    layout = Layout.of(x.shape, operand.axis)
+    if gemm.packed:
+        codes, scales = REFERENCE.pack(x, operand.format, layout, None)
+        return Codes(codes.to(device), scales.to(device), x.shape)
+    dtype = (gemm.a_dtype, gemm.b_dtype)[place] or x.dtype
+    values = REFERENCE.quantize(x, operand.format, layout, None, dtype).to(device)
+    return values.t() if operand.transposed else values
+
+
+def failures(backend: Backend, device: torch.device) -> Iterator[str]:
+    """Everything in which ``backend`` on ``device`` is not what a backend must be; nothing where it conforms."""
+    for case in cases(backend.formats):
+        wrong = disagreements(backend, case, device)
+        if wrong:
+            yield f"{case}: {' '.join(wrong)}"
+    for trials in (mask_disagreements(backend, device), gemm_disagreements(backend, device)):
+        yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal in shape, type and every bit, but for the payload of a NaN, which differs between devices."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.is_floating_point:
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
+        if not torch.equal(a.isnan(), b.isnan()):
+            return False
+        a, b = (torch.where(t.isnan(), 0, t).view(integers) for t in (a, b))
+    return torch.equal(a, b)

@@ -1,0 +1,186 @@
+"""Quantise, pack and unpack on a GPU: launches the kernels of codec_kernels.
+
+Triton is imported with the first call. With TRITON_INTERPRET=1 in the environment by then, the same launches run the
+same kernels on CPU tensors, slowly (that is how they are tested where there is no GPU).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from dsq.formats import FixedPoint, Format, Layout
+from dsq.kernels.reference.philox import BLOCK
+from dsq.kernels.reference.power_of_two import BIAS, NAN_EXPONENT
+
+#: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
+TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
+#: boxes along rows: box x 128 values for one warp, a thread holding whole boxes, whose maximum then needs no exchange
+BOX_TILE = {"C": BLOCK, "num_warps": 1}
+#: a tile holds whole boxes of these lengths, along columns and along rows (more rows would not fit the registers);
+#: other boxes have their scales made first
+BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
+#: boxes a program of box_exponents
+BOXES = 512
+#: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
+WIDE = 1 << 30
+
+#: what the kernels load and store
+LOADED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
+    """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
+    x = x.to(_float(x.dtype))
+    y = torch.empty_like(x, dtype=_float(dtype))
+    _encode(x, y, None, _scales_first(x, fmt, layout), fmt, layout, seed)
+    return y.to(dtype)
+
+
+def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
+    x = x.to(_float(x.dtype))
+    codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
+    scales = _scales_first(x, fmt, layout)
+    if scales is None:
+        scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
+    _encode(x, None, codes, scales, fmt, layout, seed)
+    return codes, scales
+
+
+def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
+    from dsq.kernels.triton.codec_kernels import decode
+
+    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
+    if y.numel():
+        launch = launch_for(fmt, layout, counted=False)
+        words, word = _words(codes, launch)
+        with torch.cuda.device_of(y):
+            decode[launch.programs](
+                words,
+                scales,
+                integers_for_bfloat16(y),
+                *launch.sizes,
+                launch.row_bits // word,
+                WORD=word,
+                **launch.options,
+            )
+    return y.to(dtype)
+
+
+def _encode(
+    x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, fmt: Format, layout: Layout,
+    seed: int | None,
+) -> None:  # fmt: skip
+    """Quantise ``x`` into ``y`` or pack it into ``codes``; ``scales`` are read where no tile holds a whole box, else
+    written with the codes."""
+    from dsq.kernels.triton.codec_kernels import encode
+
+    if not x.numel():
+        return
+    launch = launch_for(fmt, layout, counted=seed is not None)
+    words, word = (None, 8) if codes is None else _words(codes, launch)
+    with torch.cuda.device_of(x):
+        encode[launch.programs](
+            integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
+            scales, seed or 0, *launch.sizes, layout.columns, launch.row_bits // word,
+            STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **launch.options,
+        )  # fmt: skip
+
+
+def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor | None:
+    """The scales of boxes that no tile holds; None where the kernel that rounds makes them."""
+    from dsq.kernels.triton.codec_kernels import box_exponents
+
+    if holds_boxes(fmt, layout):
+        return None
+    if fmt.box == 0:
+        return _tensor_exponent(x, fmt)
+    scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
+    if scales.numel():
+        with torch.cuda.device_of(x):
+            box_exponents[(-(-scales.numel() // BOXES),)](
+                integers_for_bfloat16(x), scales, scales.numel(), layout.rows, layout.columns,
+                BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES, WIDE=x.numel() >= WIDE,
+            )  # fmt: skip
+    return scales
+
+
+def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
+    if x.numel():
+        largest: Tensor = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
+    else:
+        largest = torch.zeros(1, dtype=torch.float32, device=x.device)
+    stored = largest.view(torch.int32) >> 23
+    if isinstance(fmt, FixedPoint) and fmt.static_exponent is not None:
+        stored = torch.where(stored == NAN_EXPONENT, stored, fmt.static_exponent + BIAS)
+    return stored.to(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the kernels walk a tensor."""
+
+    programs: tuple[int]
+    sizes: tuple[int, int, int]  #: outer * rows, rows, columns
+    row_bits: int  #: of codes in a row, padded to a byte
+    options: dict[str, int | bool]  #: compile-time arguments
+
+
+@lru_cache(maxsize=4096)
+def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
+    """``counted``: stochastic rounding numbers the values by row and column."""
+    inside = holds_boxes(fmt, layout)
+    flat = _is_flat(fmt, layout, counted)
+    if flat:
+        layout = Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
+    by_rows = inside and layout.along_rows
+    tile = {"T": fmt.box, **BOX_TILE} if by_rows else TILE
+    strips = -(-layout.columns // tile["C"])
+    if by_rows:
+        programs = layout.outer * -(-layout.rows // fmt.box) * strips
+    else:
+        programs = -(-layout.outer * layout.rows * strips // tile["T"])
+    options = {
+        "BITS": fmt.bits,
+        "BOX": fmt.box,
+        "ALONG_ROWS": layout.along_rows,
+        "INSIDE": inside,
+        "FLAT": flat,
+        "WIDE": layout.outer * layout.rows * layout.columns >= WIDE,
+        **tile,
+    }
+    sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
+    return Launch((programs,), sizes, 8 * layout.code_shape(fmt.bits)[1], options)
+
+
+def holds_boxes(fmt: Format, layout: Layout) -> bool:
+    """Whether a tile holds whole boxes."""
+    return fmt.box in (BOXES_OF_ROWS if layout.along_rows else BOXES_OF_COLUMNS)
+
+
+def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
+    """Whether the tensor may be taken for one long row, as boxes and bytes (and the blocks of random numbers) end with
+    each row: rows of any length then fill the tiles."""
+    boxes = fmt.box == 0 or (not layout.along_rows and layout.columns % fmt.box == 0)
+    return boxes and layout.columns * fmt.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
+
+
+def _words(codes: Tensor, launch: Launch) -> tuple[Tensor, int]:
+    """``codes`` as the widest words that hold whole codes and end with the row; and their width in bits."""
+    for dtype, bits in ((torch.int32, 32), (torch.int16, 16)):
+        aligned = launch.row_bits % bits == 0 and codes.data_ptr() % dtype.itemsize == 0
+        if bits % launch.options["BITS"] == 0 and aligned:
+            return codes.view(-1).view(dtype), bits
+    return codes, 8
+
+
+def _float(dtype: torch.dtype) -> torch.dtype:
+    """The type that a kernel reads or writes for ``dtype``."""
+    return dtype if dtype in LOADED else torch.float32
+
+
+def integers_for_bfloat16(x: Tensor) -> Tensor:
+    return x.view(torch.int16) if x.dtype == torch.bfloat16 else x

@@ -1,0 +1,67 @@
+"""Products on a GPU's tensor cores: bfloat16 operands, exact products, sums in float32.
+
+Values of at most 8 significant bits are exact in bfloat16. One with 9 to 16 bits is exactly the sum of two such parts:
+two products. Shape suffixes: M rows, N columns, K the contraction.
+"""
+
+import torch
+from torch import Tensor
+
+from dsq.formats import Format
+from dsq.kernels.backend import Gemm, MatMul
+from dsq.kernels.reference.gemm import TORCH
+
+
+def _is_exact(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return _fits(matmul, dtype) and _narrow(matmul.a.format) and _narrow(matmul.b.format)
+
+
+def _is_exact_in_parts_of_a(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return _fits(matmul, dtype) and _two_parts(matmul.a.format) and _narrow(matmul.b.format)
+
+
+def _is_exact_in_parts_of_b(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return _fits(matmul, dtype) and _narrow(matmul.a.format) and _two_parts(matmul.b.format)
+
+
+def _fits(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return matmul.exact and dtype == torch.float32 and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _narrow(fmt: Format | None) -> bool:
+    return fmt is not None and fmt.exact_in_bfloat16
+
+
+def _two_parts(fmt: Format | None) -> bool:
+    """Whether the significand is that of two bfloat16 values: each holds 8 bits, the second one signed."""
+    return fmt is not None and fmt.significand_bits <= 15
+
+
+def matmul_bf16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    product = torch.mm(a_MK, b_KN, out_dtype=torch.float32)
+    return product if bias_N is None else product.add_(bias_N)
+
+
+def _in_parts_of_a(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    high, low = split(a_MK)
+    return matmul_bf16(matmul, high, b_KN, bias_N) + matmul_bf16(matmul, low, b_KN, None)
+
+
+def _in_parts_of_b(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    high, low = split(b_KN)
+    return matmul_bf16(matmul, a_MK, high, bias_N) + matmul_bf16(matmul, a_MK, low, None)
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two bfloat16 tensors whose sum is ``x``: 16 bits are a sign and 15 more, and each part holds 8."""
+    high = x.to(torch.bfloat16)
+    return high, (x - high).to(torch.bfloat16)
+
+
+_BF16 = torch.bfloat16
+GEMMS = (
+    Gemm("bfloat16", _is_exact, matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
+    Gemm("split a", _is_exact_in_parts_of_a, _in_parts_of_a, b_dtype=_BF16),
+    Gemm("split b", _is_exact_in_parts_of_b, _in_parts_of_b, a_dtype=_BF16),
+    TORCH,
+)

@@ -1,0 +1,86 @@
+"""A layer's passes in one call each give what the kernels give one after another."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dsq
+from dsq.kernels.cpu import linear as cpu_linear
+from dsq.kernels.dispatch import backend_for, use_backend
+from dsq.ops import linear_passes as passes
+
+NATIVE = backend_for(torch.device("cpu"))
+STEP_BY_STEP = replace(NATIVE, linear=None)
+
+
+@pytest.mark.skipif(NATIVE.linear is None, reason="no units for matmuls here")
+@pytest.mark.parametrize("seed", [None, 2**63 + 5])
+@pytest.mark.parametrize("options", [{}, {"box": 5}, {"format": "fixed"}, {"units": "float32"}, {"box_axis": "last"}])
+@pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]", "[9,4,8,10]", "[4,32,4,16]", "[32,4,4,16]"])
+def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options, seed):
+    matmuls = dsq.DSQConfig(levels=precision, **options).at(0).matmuls
+    generator = torch.Generator().manual_seed(0)
+    for (*leading, k), n in [((37, 24), 40), ((1,), 1), ((3, 19, 257), 70), ((0, 24), 3)]:
+        x, w, b = (torch.randn(s, generator=generator) for s in ((*leading, k), (n, k), (n,)))
+        dy = torch.randn(*leading, n, generator=generator)
+        for operands in ((x, w, b), (x.mT.contiguous().mT if leading else x, w.t().contiguous().t(), None)):
+            packing = matmuls.stash.format is not None
+            y, x1 = passes.forward(matmuls, *operands, seed, packing)
+            gradients = passes.backward(matmuls, dy, w, x1 if packing else x, seed)
+            assert passes.backward(matmuls, dy, None, None, seed) == (None, None)
+            with use_backend(STEP_BY_STEP):
+                expected_y, expected_x1 = passes.forward(matmuls, *operands, seed, packing)
+                expected = passes.backward(matmuls, dy, w, expected_x1 if packing else x, seed)
+            assert torch.equal(y, expected_y)
+            assert y.shape == dy.shape
+            if packing:
+                assert torch.equal(x1.codes, expected_x1.codes)
+                assert torch.equal(x1.scales, expected_x1.scales)
+                assert x1.shape == expected_x1.shape
+            assert all(torch.equal(a, e) for a, e in zip(gradients, expected, strict=True))
+            assert [g.shape for g in gradients] == [x.shape, w.shape]
+            if packing and n > 1:
+                assert torch.equal(passes.backward(matmuls, dy, w, None, seed)[0], expected[0])
+                assert torch.equal(passes.backward(matmuls, dy, None, x1, seed)[1], expected[1])
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
+def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
+    monkeypatch.setattr(cpu_linear, "_KEPT", 0)
+    matmuls = dsq.Quantizers.of(precision).matmuls
+    x, w, dy = torch.randn(4096, 64), torch.randn(512, 64), torch.randn(4096, 512)
+    y, x1 = passes.forward(matmuls, x, w, None, None, stashing=True)
+    got = y, *passes.backward(matmuls, dy, w, x1, None)
+    with use_backend(STEP_BY_STEP):
+        y, x1 = passes.forward(matmuls, x, w, None, None, stashing=True)
+        assert all(map(torch.equal, got, (y, *passes.backward(matmuls, dy, w, x1, None))))
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
+def test_tensors_whose_memory_is_not_their_values(precision):
+    matmuls = dsq.Quantizers.of(precision).matmuls
+    x, w, b, dy = (torch.randn(*s) for s in ((8, 32), (4, 32), (4,), (8, 4)))
+    y, x1 = passes.forward(matmuls, x, w, b, None, stashing=True)
+    expected = y, *passes.backward(matmuls, dy, w, x1, None)
+    for negated in range(4):
+        lazily = [torch._neg_view(-t) if i == negated else t for i, t in enumerate((x, w, b, dy))]
+        y, x1 = passes.forward(matmuls, *lazily[:3], None, stashing=True)
+        got = y, *passes.backward(matmuls, lazily[3], lazily[1], x1, None)
+        assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.skipif(NATIVE.linear is None, reason="no units for matmuls here")
+def test_which_passes_are_one_call(monkeypatch):
+    def refuse(*operands):
+        raise AssertionError("a kernel of its own")
+
+    x, w = torch.randn(32, 48), torch.randn(64, 48)
+    for precision in ("[4,4,4,16]", "[16,4,4,16]"):
+        matmuls = dsq.Quantizers.of(precision).matmuls
+        with monkeypatch.context() as m:
+            m.setattr(passes, "multiply", refuse)
+            y, x1 = passes.forward(matmuls, x, w, None, None, stashing=True)
+            passes.backward(matmuls, y, w, x1, None)
+            with pytest.raises(AssertionError, match="of its own"):
+                passes.forward(matmuls, x.double(), w.double(), None, None, stashing=False)

@@ -1,0 +1,53 @@
+"""Which units a product runs on, and that the choice does not change the numbers."""
+
+import pytest
+import torch
+
+import dsq
+from dsq.functional import linear
+from dsq.kernels.backend import MatMul, Operand
+from dsq.kernels.dispatch import backend_for, gemm_for
+from dsq.kernels.triton.gemm import split
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
+    x = dsq.quantize(torch.randn(64, 64) * 2.0 ** torch.randint(-30, 30, (64, 1)), dsq.BFP(bits))
+    high, low = split(x)
+    assert torch.equal(high.double() + low.double(), x.double())
+    assert torch.equal(low, torch.zeros_like(low)) or bits > 9
+
+
+def weight_gradient(a_bits, b_bits, exact=True):
+    return MatMul(Operand(dsq.BFP(a_bits), 0, transposed=True), Operand(dsq.BFP(b_bits), 0), exact=exact)
+
+
+def test_the_choice_follows_the_formats_and_the_device():
+    def way(a_bits, b_bits, dtype=torch.float32, exact=True):
+        return choose(weight_gradient(a_bits, b_bits, exact), dtype, "cpu")
+
+    on_codes = "codes" if kernels.has_gemm_boxes("cpu", weight_gradient(16, 4)) else "float32"
+    assert way(4, 9) == ("bfloat16" if kernels.has_gemm_bf16("cpu") else on_codes)
+    assert way(16, 4) == way(10, 4) == on_codes
+    assert way(16, 16) == way(32, 4) == "float32"
+    assert way(4, 4, exact=False) == way(16, 4, exact=False) == "float32"
+    assert way(4, 4, torch.float16) == "float32"
+    output = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), -1, transposed=True))
+    assert choose(output, torch.float32, "cpu") == on_codes
+    boxes_elsewhere = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), 0, transposed=True))
+    assert choose(boxes_elsewhere, torch.float32, "cpu") == "float32"
+
+
+@pytest.mark.parametrize("precision", ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[8,8,8,16]", "[16,4,16,16]"])
+@pytest.mark.parametrize("options", [{}, {"format": "fixed"}, {"box": 32}, {"box_axis": "last"}])
+def test_the_units_do_not_change_the_numbers(precision, options):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(70, 96, generator=generator), torch.randn(48, 96, generator=generator))
+    b, dy = torch.randn(48, generator=generator), torch.randn(70, 48, generator=generator)
+    results = []
+    for units in ("exact", "float32"):
+        leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+        y = linear(*leaves, dsq.DSQConfig(levels=precision, units=units, **options).at(0))
+        results.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for exact, plain in zip(*results, strict=True):
+        torch.testing.assert_close(exact, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())

@@ -1,0 +1,146 @@
+"""The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsq.formats import BFP, FixedPoint
+from dsq.kernels import dispatch
+from dsq.kernels.reference.backend import REFERENCE
+
+FORMAT = BFP(4)
+ROOT = Path(__file__).parents[2]
+ops = torch.ops.dsq
+
+
+@pytest.mark.parametrize("fmt", [BFP(4), FixedPoint(7), FixedPoint(3, 0)])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_opcheck(fmt, dim, seed):
+    x, text = torch.randn(20, 33), str(fmt)
+    codes, scales = ops.pack(x, text, dim, seed)
+    torch.library.opcheck(ops.quantize, (x, text, dim, seed, torch.bfloat16))
+    torch.library.opcheck(ops.pack, (x, text, dim, seed))
+    torch.library.opcheck(ops.unpack, (codes, scales, text, [20, 33], dim, torch.float32))
+
+
+def round_trip(x, dim=0):
+    codes, scales = dispatch.pack(x, FORMAT, dim)
+    return dispatch.unpack(codes, scales, FORMAT, tuple(x.shape), dim, x.dtype) + dispatch.quantize(x, FORMAT, dim)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_in_one_graph_to_the_same_values(dynamic):
+    compiled = torch.compile(round_trip, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (16, 40):
+        x = torch.randn(rows, 24)
+        assert torch.equal(compiled(x), round_trip(x))
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_the_operators():
+    with Seen() as seen:
+        round_trip(torch.randn(16, 32))
+    assert {"dsq::pack", "dsq::unpack", "dsq::quantize"} <= set(seen.names)
+
+
+def test_fake_tensors_stay_fake():
+    with FakeTensorMode():
+        y = round_trip(torch.empty(10, 20, dtype=torch.bfloat16))
+    assert (y.shape, y.dtype) == ((10, 20), torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_under_vmap_boxes_stay_within_a_sample():
+    x = torch.randn(3, 24, 8)
+    y = torch.vmap(lambda sample: dispatch.quantize(sample, FORMAT, 0))(x)
+    assert torch.equal(y, torch.stack([dispatch.quantize(sample, FORMAT, 0) for sample in x]))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 16), (16, 0), (2, 3, 5)])
+def test_the_direct_way_gives_what_the_operator_gives(shape):
+    x = torch.randn(shape)
+    direct = dispatch.quantize(x, FORMAT, -1)
+    codes, scales = dispatch.pack(x, FORMAT, -1)
+    back = dispatch.unpack(codes, scales, FORMAT, shape, -1, torch.float32)
+    assert torch.equal(direct, ops.quantize(x, str(FORMAT), -1, None, torch.float32))
+    assert torch.equal(codes, ops.pack(x, str(FORMAT), -1, None)[0])
+    assert direct.shape == back.shape == x.shape
+    assert torch.equal(back, direct)
+
+
+@pytest.mark.parametrize("x", [torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))])
+def test_tensors_whose_memory_is_not_their_values(x):
+    plain = torch.empty(8, 32).copy_(x)
+    assert torch.equal(dispatch.quantize(x, FORMAT, -1), dispatch.quantize(plain, FORMAT, -1))
+    assert torch.equal(dispatch.pack(x, FORMAT, -1)[0], dispatch.pack(plain, FORMAT, -1)[0])
+
+
+@pytest.mark.parametrize("backend", [None, REFERENCE])
+def test_results_take_no_part_in_autograd(backend):
+    weight = torch.nn.Parameter(torch.randn(8, 32))
+    with dispatch.use_backend(backend or dispatch.backend_for(weight.device)):
+        assert not dispatch.quantize(weight, FORMAT, -1).requires_grad
+        assert not dispatch.quantize(weight * 2, FORMAT, -1).requires_grad
+
+
+def test_a_dimension_out_of_range_is_said_plainly():
+    with pytest.raises(ValueError, match=r"dim must be in \[-2, 1\] for a tensor of shape \(4, 5\), got 2"):
+        dispatch.quantize(torch.randn(4, 5), FORMAT, 2)
+
+
+@pytest.mark.parametrize("function", [dispatch.quantize, dispatch.pack])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
+def test_other_types_are_refused(function, dtype):
+    with pytest.raises(TypeError, match=rf"must be float32, bfloat16, float16 or float64, got {dtype}"):
+        function(torch.zeros(4, 16).to(dtype), FORMAT, -1)
+
+
+def test_codes_of_another_shape_are_refused_and_strided_ones_read():
+    codes, scales = dispatch.pack(torch.randn(4, 32), FORMAT, -1)
+    for wrong in [(codes[:3], scales), (codes, scales[:, :1]), (codes.int(), scales)]:
+        for unpack in (dispatch.unpack, lambda c, e, fmt, s, d, t: ops.unpack(c, e, str(fmt), s, d, t)):
+            with pytest.raises(ValueError, match=r"must be uint8 of shapes \(4, 16\) and \(4, 2\), got"):
+                unpack(*wrong, FORMAT, (4, 32), -1, torch.float32)
+    with pytest.raises(ValueError, match=r"codes and scales must be on one device, got cpu and meta"):
+        dispatch.unpack(codes, scales.to("meta"), FORMAT, (4, 32), -1, torch.float32)
+    whole = dispatch.unpack(codes, scales, FORMAT, (4, 32), -1, torch.float32)
+    strided = codes.t().contiguous().t(), scales.t().contiguous().t()
+    assert torch.equal(dispatch.unpack(*strided, FORMAT, (4, 32), -1, torch.float32), whole)
+
+
+def test_masks_of_tensors_whose_memory_is_not_their_values():
+    limits = (0.0, float("nan"), True)
+    for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
+        bits = dispatch.pack_mask(x, *limits)
+        values = torch.empty(8, 32).copy_(x)
+        assert torch.equal(bits, dispatch.pack_mask(values, *limits))
+        assert torch.equal(dispatch.apply_mask(bits, x), values.clamp(min=0))
+        y, same_bits = dispatch.relu(x)
+        assert torch.equal(y, values.clamp(min=0))
+        assert torch.equal(same_bits, bits)
+    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
+        dispatch.unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
+    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
+        dispatch.apply_mask(bits, torch.zeros(257))
+
+
+def test_a_checkout_on_the_path_does_not_shadow_another_package_of_the_name(tmp_path):
+    """Hugging Face's package is called kernels too; a folder without __init__.py gives way to it."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("theirs = True")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import kernels; assert kernels.theirs"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
