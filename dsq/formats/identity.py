@@ -22,4 +22,8 @@ class Identity(Format):
 
     @property
     def significand_bits(self) -> int:
-        return 24 if self.bits > 16 else 11
+        return 24 if self.bits > 16 else min(self.bits, 11)
+
+    @property
+    def multiplier_bits(self) -> int:
+        return self.significand_bits
