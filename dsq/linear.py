@@ -102,7 +102,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)
+        y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
         return y
     return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
 

@@ -81,7 +81,7 @@ class PrecisionScheduler:
         self.work[self.level].updates += updates
         self.work[self.level].tokens += tokens
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on as an unbroken one would."""
         return {
             "levels": [list(precision) for precision in self.levels],
@@ -91,7 +91,7 @@ class PrecisionScheduler:
             "work": [(work.updates, work.tokens) for work in self.work],
         }
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state``. Raises ValueError where it is no scheduler's, or belongs to another schedule."""
         expected = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(expected):
@@ -107,7 +107,7 @@ class PrecisionScheduler:
         work = _work(state["work"], len(self.levels))
         self.level, self.best, self.stale, self.work = level, best, stale, work
 
-    def history(self) -> dict:
+    def history(self) -> dict[str, Any]:
         """The work at each level, as plain data: what ``dsq-cost estimate --history`` weighs its mean by."""
         levels = [
             {"precision": list(precision), "updates": work.updates, "tokens": work.tokens}

@@ -76,7 +76,7 @@ class _Recorder(TorchDispatchMode):
     """Records nn.Linear calls from their hooks, and the operations dispatched outside them."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Entry] = []
         self.counted_parameters = 0
         self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}

@@ -86,7 +86,7 @@ class DSQTask(FairseqTask):
 
     def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
         if hasattr(super(), "post_validate"):
-            super().post_validate(model, stats, agg)  # type: ignore[misc]
+            super().post_validate(model, stats, agg)
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False

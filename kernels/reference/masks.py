@@ -33,8 +33,8 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
     """``count`` values of ``dtype`` (bool or floating): ``open`` where the bit is 1, else ``closed``."""
     open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
-    values = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
-    return torch.where(open_N, *values)
+    open_value, closed_value = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
+    return torch.where(open_N, open_value, closed_value)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:

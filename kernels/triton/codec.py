@@ -110,7 +110,7 @@ def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor | None:
 
 def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
     if x.numel():
-        largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
+        largest: Tensor = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
     else:
         largest = torch.zeros(1, dtype=torch.float32, device=x.device)
     stored = largest.view(torch.int32) >> 23

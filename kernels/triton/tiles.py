@@ -66,7 +66,7 @@ def store_float(pointer, value, mask):
 
 @triton.jit
 def uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """Uniform numbers (k + 1/2) / 2**16 of kernels/reference/philox.py; each counter is computed once, for its eight values.
+    """Uniform numbers (k + 1/2) / 2**16, those of the reference; a counter is computed once, for its eight values.
     Where the rows of ``width`` were laid end to end (FLAT), they are told apart again."""
     if FLAT:
         row_T = col0_T // width
