@@ -21,7 +21,7 @@ TARGET = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KernelRun:
     """One kernel, ready to go."""
 
     what: Row
@@ -48,7 +48,7 @@ def bandwidth(values: int = VALUES) -> Iterator[Row]:
         }
 
 
-def _runs(values: int) -> Iterator[Run]:
+def _runs(values: int) -> Iterator[KernelRun]:
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(values // COLUMNS, COLUMNS, device="cuda").to(dtype)
         for dim in (-1, 0):
@@ -78,33 +78,35 @@ def _what(op: str, x: torch.Tensor, dim: int, grid: Grid, seed: int | None) -> R
     }
 
 
-def _pack(x: torch.Tensor, dim: int, grid: Grid, seed: int | None = None) -> Run:
+def _pack(x: torch.Tensor, dim: int, grid: Grid, seed: int | None = None) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     codes, exponents = gpu.pack(x, grid, layout, seed)
     reads = x.nbytes if gpu.holds_boxes(grid, layout) else 2 * x.nbytes
     moved = reads + codes.nbytes + exponents.nbytes
-    return Run(_what("pack", x, dim, grid, seed), moved, lambda: gpu.pack(x, grid, layout, seed))
+    return KernelRun(_what("pack", x, dim, grid, seed), moved, lambda: gpu.pack(x, grid, layout, seed))
 
 
-def _masks(x: torch.Tensor) -> Iterator[Run]:
+def _masks(x: torch.Tensor) -> Iterator[KernelRun]:
     bits = gpu.pack_mask(x, 0.0, math.nan, True)
     what = {**_what("pack", x, -1, Grid(1, 0), None), "box": "mask"}
     moved = x.nbytes + bits.nbytes
-    yield Run(what, moved, lambda: gpu.pack_mask(x, 0.0, math.nan, True))
+    yield KernelRun(what, moved, lambda: gpu.pack_mask(x, 0.0, math.nan, True))
     unpack = partial(gpu.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
-    yield Run({**what, "op": "unpack"}, moved, unpack)
-    yield Run({**what, "op": "apply"}, moved + x.nbytes, lambda: gpu.apply_mask(bits, x))
+    yield KernelRun({**what, "op": "unpack"}, moved, unpack)
+    yield KernelRun({**what, "op": "apply"}, moved + x.nbytes, lambda: gpu.apply_mask(bits, x))
 
 
-def _unpack(x: torch.Tensor, dim: int, grid: Grid) -> Run:
+def _unpack(x: torch.Tensor, dim: int, grid: Grid) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     codes, exponents = gpu.pack(x, grid, layout, None)
     moved = x.nbytes + codes.nbytes + exponents.nbytes
-    return Run(_what("unpack", x, dim, grid, None), moved, lambda: gpu.unpack(codes, exponents, grid, layout, x.dtype))
+    return KernelRun(
+        _what("unpack", x, dim, grid, None), moved, lambda: gpu.unpack(codes, exponents, grid, layout, x.dtype)
+    )
 
 
-def _quantize(x: torch.Tensor, dim: int, grid: Grid, out: torch.dtype, seed: int | None = None) -> Run:
+def _quantize(x: torch.Tensor, dim: int, grid: Grid, out: torch.dtype, seed: int | None = None) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     moved = x.nbytes + x.numel() * out.itemsize
     what = _what(f"quantize to {str(out).removeprefix('torch.')}", x, dim, grid, seed)
-    return Run(what, moved, lambda: gpu.quantize(x, grid, layout, seed, out))
+    return KernelRun(what, moved, lambda: gpu.quantize(x, grid, layout, seed, out))
