@@ -25,7 +25,7 @@ endif
 
 demo: $(RUN)
 	rm -rf $(DEMO)
-	$(PYTHON) -m analysis.demo --out $(DEMO)
+	$(PYTHON) -m analysis.experiments.demo --out $(DEMO)
 
 test: lint
 	$(PYTHON) -m pytest

@@ -1,14 +1,15 @@
-"""Builds the native CPU kernels (kernels/native) into the package; all else is in pyproject.toml.
+"""Builds the C++ kernels of the CPU (kernels/cpu/src) into the package; all else is in pyproject.toml.
 
-The result is a plain shared library, loaded by kernels/native.py with ctypes: it needs neither PyTorch nor Python's
-headers, only a C++17 compiler (GCC or Clang). Without one the package installs all the same and runs the reference.
-In a checkout: ``python setup.py build_ext --inplace``.
+The result is a plain shared library, called through cffi by kernels/cpu/library.py: it needs neither PyTorch nor
+Python's headers, only a C++17 compiler (GCC or Clang). Without one the package installs all the same and runs the
+reference. In a checkout: ``python setup.py build_ext --inplace``.
 """
 
-import glob
 import os
 import platform
+import runpy
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -16,16 +17,19 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off"]
 FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns of its own AVX-512 header
-SOURCES = {"api.cpp": [], "portable.cpp": []}
+#: each source with the flags of its own
+SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DDSQ_X86")
     # chosen at run time, so a wheel runs on any x86-64 machine
-    SOURCES["avx2.cpp"] = ["-mavx2", "-mf16c", "-mprfchw"]
+    SOURCES["simd/avx2.cpp"] = ["-mavx2", "-mf16c", "-mprfchw"]
     AVX512 = ["-mavx2", "-mf16c", "-mprfchw", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-    SOURCES["avx512.cpp"] = AVX512
-    SOURCES["gemm_bf16.cpp"] = [*AVX512, "-mavx512bf16"]
-    SOURCES["gemm_boxes.cpp"] = [*AVX512, "-mavx512vnni"]
-    SOURCES["layer.cpp"] = []
+    SOURCES["simd/avx512.cpp"] = AVX512
+    SOURCES["gemm/bfloat16.cpp"] = [*AVX512, "-mavx512bf16"]
+    SOURCES["gemm/integer.cpp"] = [*AVX512, "-mavx512vnni"]
+    SOURCES["linear.cpp"] = []
+CPU = Path("kernels", "cpu")
+SRC = CPU / "src"
 
 
 class BuildLibrary(build_ext):
@@ -35,14 +39,22 @@ class BuildLibrary(build_ext):
         return os.path.join(*name.split(".")) + ".so"
 
     def build_extension(self, extension):
+        abi = runpy.run_path(str(CPU / "abi.py"))
+        table = Path(self.build_temp, "abi_table.cpp")
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text(abi["table"](abi["HEADER"].read_text()))
+        sources = {str(table): [f"-I{SRC}"], **{str(SRC / name): flags for name, flags in SOURCES.items()}}
+
         def compiled(source):
-            flags = FLAGS + SOURCES[os.path.basename(source)]
             return self.compiler.compile(
-                [source], output_dir=self.build_temp, extra_postargs=flags, depends=extension.depends
+                [source],
+                output_dir=self.build_temp,
+                extra_postargs=FLAGS + sources[source],
+                depends=extension.depends,
             )
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = [made for objects in pool.map(compiled, extension.sources) for made in objects]
+            objects = [path for paths in pool.map(compiled, sources) for path in paths]
         target = self.get_ext_fullpath(extension.name)
         self.compiler.link_shared_object(objects, target, extra_postargs=["-s"])
 
@@ -54,13 +66,12 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-NATIVE = os.path.join("kernels", "native")
 setup(
     ext_modules=[
         Extension(
-            "dsq.kernels._native",
-            sources=[os.path.join(NATIVE, name) for name in SOURCES],
-            depends=sorted(glob.glob(os.path.join(NATIVE, "*.h"))),
+            "dsq.kernels.cpu._native",
+            sources=[str(SRC / name) for name in SOURCES],
+            depends=[str(CPU / "abi.py"), *map(str, sorted(SRC.rglob("*.h")))],
             optional=True,
         )
     ],

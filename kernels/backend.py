@@ -24,6 +24,18 @@ class Codes(NamedTuple):
     shape: torch.Size
 
 
+def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
+    """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
+    shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+    if codes.device != scales.device:
+        raise ValueError(f"codes and scales must be on one device, got {codes.device} and {scales.device}")
+    if (codes.shape, scales.shape) != shapes or codes.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(
+            f"codes and scales must be uint8 of shapes {shapes[0]} and {shapes[1]}, got "
+            f"{codes.dtype} {tuple(codes.shape)} and {scales.dtype} {tuple(scales.shape)}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """How a matrix enters a product."""

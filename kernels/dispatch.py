@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul
+from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
 
@@ -117,18 +117,6 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], d
         return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
     result: Tensor = torch.ops.dsq.unpack(codes, scales, str(fmt), shape, dim, dtype)
     return result
-
-
-def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
-    """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
-    shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
-    if codes.device != scales.device:
-        raise ValueError(f"codes and scales must be on one device, got {codes.device} and {scales.device}")
-    if (codes.shape, scales.shape) != shapes or codes.dtype != torch.uint8 or scales.dtype != torch.uint8:
-        raise ValueError(
-            f"codes and scales must be uint8 of shapes {shapes[0]} and {shapes[1]}, got "
-            f"{codes.dtype} {tuple(codes.shape)} and {scales.dtype} {tuple(scales.shape)}"
-        )
 
 
 def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:

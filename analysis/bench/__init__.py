@@ -1,9 +1,12 @@
-"""Benchmarks that anyone can run: ``python -m analysis.bench kernels|step|stash``.
+"""Benchmarks that anyone can run: ``python -m analysis.bench kernels|step|tiny|stash|cost``.
 
-racing.py   how things are timed: in turns, in one process, as ratios to a baseline
-report.py   the table, the CSV and the picture of a race
-kernels.py  quantise, pack and unpack against copying, and against other packages
-step.py     a training step of six transformer blocks, and a tiny layer
-stash.py    what the layers stash, and the peak memory that the operating system sees
-peers.py    those other packages, where they are installed
+timer.py       the one timer: calls take turns, in one process
+race.py        contestants as ratios to a baseline, and how far to trust them
+report.py      the table, the CSV and the picture of a race
+kernels.py     quantise, pack and unpack against copying, and against other packages (peers.py)
+step.py        a training step of six transformer blocks
+tiny.py        one layer too small to hide what a call costs
+stash_peak.py  what the layers stash, and the peak memory that the operating system sees
+cost.py        how long dsq-cost takes
+models.py      the models that are measured, here and in analysis/stash and analysis/gpu
 """

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
-from analysis.command import OneLineParser, guarded, make_folder
+from analysis.bench.race import Race
+from analysis.bench.report import save, text
+from dsq.command.files import make_folder
+from dsq.command.parser import OneLineParser, guarded
 
-from .racing import Race
-from .report import save, text
-
-#: modules of this package, imported when asked for; all but stash, which weighs, have races(rounds) -> iterable of Race
-PARTS = ("kernels", "step", "stash")
+#: part -> its module, imported when asked for: one that races has races(rounds) -> iterable of Race, another run(out)
+PARTS = {"kernels": "kernels", "step": "step", "tiny": "tiny", "stash": "stash_peak", "cost": "cost"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,8 +34,8 @@ def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    module = import_module(f"analysis.bench.{part}")
-    if part == "stash":
+    module = import_module(f"analysis.bench.{PARTS[part]}")
+    if not hasattr(module, "races"):
         return module.run(out)
     races: Callable[[int], Iterable[Race]] = module.races
     done = []

@@ -6,11 +6,11 @@ import torch
 from dsq.kernels import Grid, Layout, native
 from torch import Tensor
 
-from analysis.memory import keep_freed_memory
+from analysis.bench.memory import keep_freed_memory
+from analysis.bench.peers import installed, plain_pytorch
+from analysis.bench.race import Race, race
+from analysis.bench.timer import Call
 from dsq import kernels
-
-from .peers import installed, plain_pytorch
-from .racing import Call, Race, race
 
 COLUMNS = 4096
 LARGE = 1 << 24

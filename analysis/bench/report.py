@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import pandas as pd
 
-from .racing import TRUSTED_STRAY, Race
+from analysis.bench.race import TRUSTED_STRAY, Race
+from analysis.colours import BLUE
+from dsq.command.files import write_text, write_whole
+from dsq.command.table import as_csv, table
+
+SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
 
-def table(races: Sequence[Race]) -> pd.DataFrame:
+def rows(races: Sequence[Race]) -> list[dict[str, Any]]:
     """A row for each contestant of each race."""
-    return pd.DataFrame(
+    return [
         {
             "race": race.title,
             "contestant": result.name,
@@ -24,17 +32,16 @@ def table(races: Sequence[Race]) -> pd.DataFrame:
         }
         for race in races
         for result in race.results
-    )
+    ]
 
 
 def text(races: Sequence[Race]) -> str:
     """The same for the terminal, race by race."""
     parts = []
     for race in races:
-        rows = table([race])[["contestant", "ms", "ratio", "best/best", "stray"]]
         parts += [
             f"{race.title}: ratios to {race.baseline}",
-            rows.to_markdown(index=False, floatfmt=("", ".4g", ".3f", ".3f", ".0%")),
+            table(rows([race]), SHOWN),
             verdict(race),
             "",
         ]
@@ -52,8 +59,8 @@ def verdict(race: Race) -> str:
 def save(races: Sequence[Race], folder: Path, name: str) -> list[Path]:
     """Write ``name``.csv and ``name``.png into ``folder``; the paths."""
     csv, png = folder / f"{name}.csv", folder / f"{name}.png"
-    table(races).to_csv(csv, index=False, float_format="%.6g")
-    picture(races, png)
+    write_text(csv, as_csv(rows(races)))
+    write_whole(png, lambda file: picture(races, file))
     return [csv, png]
 
 
@@ -66,7 +73,7 @@ def picture(races: Sequence[Race], path: Path) -> None:
     for axis, race in zip(axes[:, 0], races, strict=True):
         names = [result.name for result in race.results]
         ratios = [result.ratio for result in race.results]
-        bars = axis.barh(names, ratios, color="#4477aa", height=0.7)
+        bars = axis.barh(names, ratios, color=BLUE, height=0.7)
         axis.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=7)
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_xscale("log")

@@ -1,8 +1,6 @@
-"""A German-English parallel corpus from a synchronous grammar: the input of the main job where no data is at hand.
+"""A parallel German-English corpus generated from a small grammar: ``python -m analysis.corpus OUT``.
 
-    python -m analysis.corpus OUT --sentences 20000 --seed 1
-
-words.py: what a word is; nouns.py, verbs.py, particles.py: the lexicon; syntax.py: the sentence trees; phrases.py,
-clauses.py, relatives.py, grammar.py: which trees there are and how often; german.py, english.py: a tree in words;
-generate.py: the files. The same seed gives the same bytes anywhere.
+lexicon.py   the words, as tables
+grammar.py   what a clause consists of, and its words in both languages
+generate.py  draws clauses by a seed and writes the files
 """

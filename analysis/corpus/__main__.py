@@ -1,25 +1,23 @@
-"""python -m analysis.corpus OUT --sentences N --seed S"""
+"""python -m analysis.corpus OUT: write the generated corpus as parallel text."""
 
 import sys
 from pathlib import Path
 
-from analysis.command import OneLineParser, guarded
 from analysis.corpus.generate import write
-
-PROG = "python -m analysis.corpus"
+from dsq.command.parser import OneLineParser, guarded
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(
-        prog=PROG,
-        description="Write a generated German-English corpus: {train,valid,test}.{de,en}.",
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="directory for the six files; made if missing")
-    parser.add_argument("--sentences", type=int, default=20000, help="training pairs (default: %(default)s)")
-    parser.add_argument("--held-out", type=int, default=500, help="pairs in valid, and in test (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same files (default: %(default)s)")
+    parser = OneLineParser(prog="python -m analysis.corpus", description=__doc__)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of train, valid and test, each .de and .en")
+    parser.add_argument("--sentences", type=int, default=20_000, help="of the training text (default: %(default)s)")
+    parser.add_argument("--held-out", type=int, default=500, help="of valid, and of test (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     given = parser.parse_args(arguments)
-    return guarded(PROG, lambda: write(given.out, given.sentences, given.held_out, given.seed))
+    for name, value in (("--sentences", given.sentences), ("--held-out", given.held_out)):
+        if value < 1:
+            parser.error(f"{name} {value}: accepted are whole numbers from 1")
+    return guarded(parser.prog, lambda: write(given.out, given.sentences, given.held_out, given.seed))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 from dsq.kernels import Grid, Layout, native, reference
+from dsq.kernels.conformance import cases, disagreements, same_bits
 
-from analysis.gpu_agreement import cases, disagreements, same_bits
 from tests.threads import threads
 
 if not native.LIBRARY.exists():

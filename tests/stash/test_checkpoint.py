@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.models import encoder, resnet20
+from analysis.bench.models import encoder, resnet20
 from dsq.stash import apply, measure
 from tests.stash.census import kept_bytes
 

@@ -9,17 +9,16 @@
 #include <xmmintrin.h>
 #endif
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
-// GOMP_parallel and omp_get_thread_num, or null: one thread. Set by dsq_use_threads.
-typedef void (*Parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-typedef int (*ThreadNumber)();
-extern Parallel parallel;
-extern ThreadNumber thread_number;
+// GOMP_parallel and omp_get_thread_num, or null: one thread.
+typedef void (*OpenMpParallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+typedef int (*OpenMpThreadNumber)();
+extern OpenMpParallel openmp_parallel;
+extern OpenMpThreadNumber openmp_thread_number;
+void use_threads(OpenMpParallel parallel, OpenMpThreadNumber thread_number);
 
 namespace {
 
-// Rounding to nearest and subnormals as IEEE has them, whatever the calling thread has set.
+// Rounding to nearest and subnormals as IEEE 754 has them, whatever the calling thread has set.
 class StandardArithmetic {
 #ifdef DSQ_X86
  public:
@@ -31,15 +30,13 @@ class StandardArithmetic {
 #endif
 };
 
-}  // namespace
-
-// Calls body(i) for each i in 0..count-1, on up to `threads` threads. Each begins with the consecutive ones that
-// PyTorch's own loops would give it, whose memory may lie in its cache, and goes on with what the others have left.
-template <class Body> void share_out(int64_t count, int threads, const Body& body) {
-  constexpr int most_threads = 256;
-  if (threads > most_threads) threads = most_threads;
+// Calls body(i) for each i in 0..count-1, on up to `threads` threads. Each thread begins with the consecutive i that
+// PyTorch's own loops would give it, whose memory may be in its cache, and goes on with what the others have left.
+template <class Body> void parallel_for(int64_t count, int threads, const Body& body) {
+  constexpr int max_threads = 256;
+  if (threads > max_threads) threads = max_threads;
   if (threads > count) threads = (int)count;
-  if (!parallel || threads < 2) {
+  if (!openmp_parallel || threads < 2) {
     [[maybe_unused]] StandardArithmetic standard;
     for (int64_t i = 0; i < count; i++) body(i);
     return;
@@ -48,7 +45,7 @@ template <class Body> void share_out(int64_t count, int threads, const Body& bod
     std::atomic<int64_t> next;
     int64_t end;
   };
-  Share shares[most_threads];
+  Share shares[max_threads];
   struct Shared {
     const Body& body;
     int threads;
@@ -62,11 +59,13 @@ template <class Body> void share_out(int64_t count, int threads, const Body& bod
   auto take = [](void* data) {
     Shared& s = *(Shared*)data;
     [[maybe_unused]] StandardArithmetic standard;
-    const int first = thread_number();
+    const int first = openmp_thread_number();
     for (int t = first; t < first + s.threads; t++) {
       Share& share = s.shares[t % s.threads];
       for (int64_t i; (i = share.next.fetch_add(1)) < share.end;) s.body(i);
     }
   };
-  parallel(take, &shared, (unsigned)threads, 0);
+  openmp_parallel(take, &shared, (unsigned)threads, 0);
 }
+
+}  // namespace

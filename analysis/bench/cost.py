@@ -1,0 +1,47 @@
+"""How long dsq-cost takes: sweeps of 131,072 configurations, and cold commands, from start to exit."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.bench.timer import Call, in_turns
+from costmodel.formats import Format
+from costmodel.hardware import load_hardware
+from costmodel.sweep import grid, pareto, parse_range, sweep
+from costmodel.workloads import REGISTRY, load_workload
+from dsq.command.files import write_text
+from dsq.command.table import as_csv, table
+
+RANGES = ["2:16,32"] * 4  #: 16^4 configurations, in two formats
+COMMANDS = (("--help",), ("estimate", "[16,4,4,16]"), ("table",), ("explain", "[16,4,4,16]"))
+ROUNDS = 3
+
+
+def run(out: Path) -> None:
+    """Print the best times and write them to ``out``/cost.csv."""
+    calls = {f"sweep {name}": _sweep(name) for name in REGISTRY}
+    calls |= {f"cold dsq-cost {' '.join(command)}": partial(_cold, command) for command in COMMANDS}
+    seconds = in_turns(calls, ROUNDS, repeats=1, warm=0)
+    rows: list[dict[str, Any]] = [{"what": name, "seconds": min(taken)} for name, taken in seconds.items()]
+    print(table(rows, {"what": "", "seconds": ".2f"}))
+    write_text(out / "cost.csv", as_csv(rows))
+    print(f"written: {out / 'cost.csv'}")
+
+
+def _sweep(name: str) -> Call:
+    """Costs every configuration in both formats and finds the fronts."""
+    workload, hardware = load_workload(name), load_hardware("a100-80gb")
+    precision = grid([parse_range(text) for text in RANGES])
+
+    def both_formats() -> None:
+        for kind in ("bfp", "fixed"):
+            found = sweep(workload, precision, Format(kind), hardware)
+            pareto([found.columns["dram"], found.columns["noise"]])
+
+    return both_formats
+
+
+def _cold(command: tuple[str, ...]) -> None:
+    subprocess.run([sys.executable, "-m", "costmodel", *command], check=True, capture_output=True)

@@ -1,0 +1,166 @@
+"""Sentence classification with DSQ (the paper's GLUE path): a RoBERTa encoder on any table of labelled sentences.
+
+    python -m analysis.experiments.glue --data DIR --task sst2 --out RUN
+    python -m analysis.experiments.glue --data DIR --task rte --out RUN --dsq-levels none --max-epoch 10
+
+DIR holds TASK.train.tsv and TASK.dev.tsv, plain or .xz or .gz, each with a header of label and sentence, or label,
+sentence1 and sentence2. The encoder starts from random weights and is small enough for two CPU cores, so accuracies
+are far from those of fine-tuning RoBERTa-base. For that, binarise the data with RoBERTa's own BPE and give dsq-train
+``--arch roberta_base --finetune-from-model roberta.base/model.pt`` with the same --dsq-* flags.
+
+labelled sentences -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> accuracy on dev -> RUN/results.json
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from analysis.experiments.fairseq_run import (
+    add_levels,
+    check_training,
+    command_line,
+    fairseq,
+    records,
+    show,
+    training_arguments,
+)
+from analysis.experiments.labelled import LabelledSentences, read_labelled
+from analysis.experiments.run_results import write_json
+from analysis.experiments.subwords import train_bpe
+from dsq.command.files import make_folder, refuse_used
+from dsq.command.parser import OneLineParser, guarded
+
+PROG = "python -m analysis.experiments.glue"
+#: what dsq-train is given unless the user says otherwise
+TRAINING = {
+    "--arch": "roberta",
+    "--encoder-layers": "2",
+    "--encoder-embed-dim": "128",
+    "--encoder-ffn-embed-dim": "256",
+    "--encoder-attention-heads": "4",
+    "--dropout": "0.1",
+    "--pooler-dropout": "0.1",
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9,0.98)",
+    "--weight-decay": "0.01",
+    "--clip-norm": "1.0",
+    "--lr": "0.0005",
+    "--lr-scheduler": "inverse_sqrt",
+    "--warmup-updates": "300",
+    "--batch-size": "64",
+    "--max-epoch": "4",
+    "--validate-interval-updates": "200",
+    "--dsq-patience": "3",
+    "--seed": "1",
+    "--num-workers": "0",
+    "--log-interval": "50",
+}
+#: what the recipe relies on
+FIXED = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", "256"]
+FIXED += ["--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"]
+FIXED += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+FIXED += ["--no-epoch-checkpoints", "--no-progress-bar", "--log-format", "json"]
+#: what it does not leave to the user: the data decide
+OWN = ("--num-classes", "--criterion", "--init-token", "--separator-token")
+
+
+def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path) -> None:
+    """Write ``out/binary``, as fairseq's sentence_prediction reads it: input0, input1 if there are pairs, label."""
+    pieces = out / "pieces"
+    sentences = [sentence for column in tables["train"].inputs for sentence in column]
+    bpe = train_bpe(sentences, vocab)
+    pieces.mkdir()
+    (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
+    words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
+    special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
+    (pieces / "dict.txt").write_text("".join(f"{word} 1\n" for word in words if word not in special), encoding="utf-8")
+    for split, table in tables.items():
+        for number, column in enumerate(table.inputs):
+            lines = [" ".join(bpe.encode(sentence, out_type=str)) for sentence in column]
+            _write(pieces / f"{split}.input{number}", lines)
+        _write(pieces / f"{split}.label", table.labels)
+    dictionary = ["--srcdict", str(pieces / "dict.txt")]
+    for part in [*(f"input{number}" for number in range(len(tables["train"].inputs))), "label"]:
+        prefixes = [f"--{split}pref={pieces / split}.{part}" for split in tables]
+        given = ["--only-source", *prefixes, *(dictionary if part != "label" else [])]
+        fairseq("preprocess", [*given, "--destdir", str(out / "binary" / part)], out / "preprocess.log")
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def run(data: Path, task: str, out: Path, vocab: int, levels: str, training: list[str]) -> dict[str, Any]:
+    """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes."""
+    refuse_used(out)
+    tables = {"train": read_labelled(data, task, "train"), "valid": read_labelled(data, task, "dev")}
+    classes = sorted(set(tables["train"].labels))
+    fixed = ["--num-classes", str(len(classes)), *FIXED]
+    arguments = training_arguments(out / "binary", out / "checkpoints", fixed, TRAINING, levels, training)
+    check_training(arguments, training, OWN)
+    make_folder(out)
+    prepare(tables, vocab, out)
+    fairseq("train", arguments, out / "train.log", watch=show)
+    validations = list(records(out / "train.log", "valid"))
+    accuracies = [(int(one["valid_num_updates"]), float(one["valid_accuracy"])) for one in validations]
+    results = {
+        "command": command_line(),
+        "sentences": {split: len(table.labels) for split, table in tables.items()},
+        "classes": classes,
+        "majority": _commonest(tables["valid"].labels),
+        "accuracy": accuracies[-1][1],
+        "best_accuracy": max(accuracy for _, accuracy in accuracies),
+        "accuracies": accuracies,
+    }
+    history = out / "checkpoints" / "dsq_history.json"
+    if levels != "none":
+        results["history"] = json.loads(history.read_text(encoding="utf-8"))
+    write_json(results, out / "results.json")
+    return results
+
+
+def _commonest(labels: list[str]) -> float:
+    """The accuracy of always giving the commonest class, in %."""
+    return round(100 * max(map(labels.count, set(labels))) / len(labels), 1)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """What a person reads at the end."""
+    lines = [
+        f"dev accuracy {results['accuracy']:.1f} at the end, {results['best_accuracy']:.1f} at best "
+        f"(always the commonest class: {results['majority']:.1f})"
+    ]
+    for level in results.get("history", {}).get("levels", []):
+        lines.append(f"  {level['precision']}: {level['updates']} updates, {level['tokens']} tokens")
+        if level.get("stash_bytes"):
+            ratio = level["stash_bytes"] / level["stash_bytes_fp32"]
+            lines[-1] += f", stash {level['stash_bytes']:,} of {level['stash_bytes_fp32']:,} bytes ({ratio:.3f})"
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = OneLineParser(
+        prog=PROG,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags go to dsq-train (see there). Unless given, these: "
+        + shlex.join(word for pair in TRAINING.items() for word in pair),
+    )
+    top.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory of the tables")
+    top.add_argument("--task", required=True, help="what the tables' names begin with: sst2, rte, mrpc, ...")
+    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
+    top.add_argument("--vocab", type=int, default=4000, help="BPE subwords (default: %(default)s)")
+    add_levels(top)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given, training = parser().parse_known_args(arguments)
+    return guarded(PROG, lambda: print(summary(run(**vars(given), training=training))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Translation with DSQ from raw parallel text to BLEU and costs, for any directory of parallel text.
+
+    python -m analysis.experiments.translate --data DIR --out RUN --source de --target en
+    python -m analysis.experiments.translate --data DIR --prefix multi30k --out RUN --encoder-layers 6 --max-epoch 30
+
+raw text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate -> BLEU (sacrebleu) -> RUN/results.json
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from analysis.experiments.fairseq_run import add_levels, check_training, fairseq, hypotheses, show, training_arguments
+from analysis.experiments.parallel_text import ParallelText, read_parallel
+from analysis.experiments.recipe import Recipe
+from analysis.experiments.run_results import collect, summary, write_json
+from analysis.experiments.subwords import train_bpe, write_pieces
+from dsq.command.files import make_folder, refuse_used
+from dsq.command.parser import OneLineParser, guarded
+
+PROG = "python -m analysis.experiments.translate"
+#: what dsq-train is given unless the user says otherwise: a model for two CPU cores
+TRAINING = {
+    "--arch": "transformer",
+    "--encoder-layers": "3",
+    "--decoder-layers": "3",
+    "--encoder-embed-dim": "128",
+    "--decoder-embed-dim": "128",
+    "--encoder-ffn-embed-dim": "256",
+    "--decoder-ffn-embed-dim": "256",
+    "--encoder-attention-heads": "4",
+    "--decoder-attention-heads": "4",
+    "--dropout": "0.1",
+    "--criterion": "label_smoothed_cross_entropy",
+    "--label-smoothing": "0.1",
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9,0.98)",
+    "--clip-norm": "1.0",
+    "--lr": "0.002",
+    "--lr-scheduler": "inverse_sqrt",
+    "--warmup-updates": "400",
+    "--max-tokens": "2048",
+    "--max-epoch": "10",
+    "--seed": "1",
+    "--num-workers": "0",
+    "--log-interval": "20",
+}
+#: what the recipe relies on
+FIXED = ["--task", "translation", "--share-all-embeddings", "--no-epoch-checkpoints", "--no-progress-bar"]
+FIXED += ["--log-format", "json"]
+#: what it does not leave to the user: the direction is --source's and --target's; checkpoint_best.pt translates
+OWN = ("--task", "--source-lang", "-s", "--target-lang", "-t", "--no-save", "--checkpoint-suffix")
+
+
+def check(recipe: Recipe) -> None:
+    """Raise ValueError where dsq-train could not be given these flags, before anything is written."""
+    check_training(_training(recipe), recipe.training, OWN)
+
+
+def run(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe; returns what it writes to RUN/results.json.
+
+    Raises ValueError for what the user can mend: the data, a flag, a run directory that is in use.
+    """
+    seconds: dict[str, float] = {}
+    started = time.perf_counter()
+    if not recipe.resume:
+        refuse_used(recipe.out, ", or --resume")
+    text = read_parallel(recipe.data, recipe.source, recipe.target, recipe.prefix, recipe.columns)
+    if recipe.lowercase:
+        text = {split: _lower(part) for split, part in text.items()}
+    make_folder(recipe.out)
+    if not (recipe.binary / f"test.{recipe.source}-{recipe.target}.{recipe.target}.idx").exists():
+        _prepare(recipe, text)
+    seconds["prepare"] = time.perf_counter() - started
+    _train(recipe)
+    seconds["train"] = time.perf_counter() - started - sum(seconds.values())
+    translations = _generate(recipe)
+    seconds["generate"] = time.perf_counter() - started - sum(seconds.values())
+    results = collect(recipe, text, translations, seconds)
+    write_json(results, recipe.out / "results.json")
+    return results
+
+
+def _lower(text: ParallelText) -> ParallelText:
+    return ParallelText([a.lower() for a in text.source], [b.lower() for b in text.target], text.dropped)
+
+
+def _prepare(recipe: Recipe, text: dict[str, ParallelText]) -> None:
+    sizes = ", ".join(f"{split} {len(part)}" for split, part in text.items())
+    print(f"preparing {recipe.source}-{recipe.target}: {sizes} sentence pairs, {recipe.vocab} subwords", flush=True)
+    pieces = recipe.out / "pieces"
+    bpe = train_bpe([*text["train"].source, *text["train"].target], recipe.vocab)
+    pieces.mkdir(exist_ok=True)
+    (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
+    for split, part in text.items():
+        write_pieces(part, bpe, pieces / split, (recipe.source, recipe.target))
+    languages = ["--source-lang", recipe.source, "--target-lang", recipe.target, "--joined-dictionary"]
+    texts = [f"--{split}pref={pieces / split}" for split in text]
+    fairseq("preprocess", [*languages, *texts, "--destdir", str(recipe.binary)], recipe.log("preprocess"))
+
+
+def _train(recipe: Recipe) -> None:
+    precision = "in floating point" if recipe.levels == "none" else f"from {recipe.levels.replace('] [', '] to [')}"
+    print(f"training {precision}", flush=True)
+    fairseq("train", _training(recipe), recipe.log("train"), watch=show)
+
+
+def _training(recipe: Recipe) -> list[str]:
+    """dsq-train's arguments."""
+    return training_arguments(recipe.binary, recipe.checkpoints, FIXED, TRAINING, recipe.levels, recipe.training)
+
+
+def _generate(recipe: Recipe) -> list[str]:
+    print("translating the test text", flush=True)
+    log = recipe.log("generate")
+    log.unlink(missing_ok=True)
+    checkpoint = ["--path", str(recipe.checkpoints / "checkpoint_best.pt")]
+    search = ["--beam", str(recipe.beam), "--batch-size", "128", "--remove-bpe", "sentencepiece"]
+    fairseq("generate", [str(recipe.binary), *checkpoint, *search, "--no-progress-bar", *_device(recipe)], log)
+    return hypotheses(log)
+
+
+def _device(recipe: Recipe) -> list[str]:
+    return ["--cpu"] if "--cpu" in recipe.training else []
+
+
+def parser() -> argparse.ArgumentParser:
+    top = OneLineParser(
+        prog=PROG,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
+        "Unless given, these: " + shlex.join(word for pair in TRAINING.items() for word in pair),
+    )
+    top.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="directory of parallel text (see parallel_text.py)",
+    )
+    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
+    top.add_argument("--source", default="de", metavar="LANG", help="source language (default: %(default)s)")
+    top.add_argument("--target", default="en", metavar="LANG", help="target language (default: %(default)s)")
+    top.add_argument("--prefix", default="", help="what the names of this corpus begin with, as in PREFIX.train.tsv.xz")
+    top.add_argument(
+        "--columns", default="de,en", metavar="A,B", help="languages of a .tsv's columns (default: %(default)s)"
+    )
+    top.add_argument("--lowercase", action="store_true", help="lower-case all text, the references too")
+    top.add_argument("--vocab", type=int, default=4000, help="BPE subwords of both languages (default: %(default)s)")
+    top.add_argument("--beam", type=int, default=4, help="beam of the search (default: %(default)s)")
+    add_levels(top)
+    top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given, training = parser().parse_known_args(arguments)
+
+    def work() -> None:
+        columns = tuple(given.columns.split(","))
+        recipe = Recipe(**{**vars(given), "columns": columns, "training": tuple(training)})
+        check(recipe)
+        print(summary(run(recipe)))
+
+    return guarded(PROG, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The GPU kernels, on a GPU and without one: ``python -m analysis.gpu.check|compile``."""

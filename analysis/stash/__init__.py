@@ -1,0 +1,1 @@
+"""The stash policies side by side: ``python -m analysis.stash.compare|train``."""

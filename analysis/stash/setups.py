@@ -1,0 +1,158 @@
+"""What analysis.stash.compare compares: models, policies with their options, and the smallest stash each could have."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dsq
+from analysis.bench.models import encoder, encoder_input, resnet20, resnet_input
+from dsq import stash
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its batch and loss, and who needs a gradient."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    note: str = ""  #: who needs a gradient, where it is not every parameter
+
+    def prepare(self, model: nn.Module, x: Tensor) -> None:
+        """Set requires_grad and the modes of norms."""
+        if not self.note:
+            return
+        for module in model.modules():
+            wanted = self.note.startswith("norms") and isinstance(module, nn.BatchNorm2d)
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(wanted)
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        x.requires_grad_(self.note.startswith("input"))
+
+
+def _encoder_batch() -> tuple[Tensor, Tensor]:
+    return encoder_input(), encoder_input()
+
+
+def _images() -> tuple[Tensor, Tensor]:
+    return resnet_input(), torch.arange(64) % 10
+
+
+CASES = {
+    "encoder": Case(encoder, _encoder_batch, F.mse_loss),
+    "encoder, SDPA": Case(lambda: encoder(sdpa=True), _encoder_batch, F.mse_loss),
+    "resnet": Case(resnet20, _images, F.cross_entropy),
+    "resnet, norms": Case(resnet20, _images, F.cross_entropy, "norms only, BN eval"),
+    "resnet, input": Case(resnet20, _images, F.cross_entropy, "input only, BN eval"),
+}
+
+#: (policy, options), in the order of applying; "dsq.convert" is the converter of linears, with its levels
+Policies = tuple[tuple[str, dict[str, Any]], ...]
+Smallest = float | Callable[[float], float] | None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One row: a case under policies."""
+
+    name: str
+    case: str
+    policies: Policies = ()
+    smallest: Smallest = None  #: MiB, or from the plain stash's MiB; None: not known
+    stochastic: bool = False
+
+    def least(self, plain: float) -> float | None:
+        """The smallest stash possible, MiB, where the plain one is ``plain``."""
+        return self.smallest(plain) if callable(self.smallest) else self.smallest
+
+
+def attach(model: nn.Module, policies: Policies) -> list[Any]:
+    """Apply them to a model, in place; the controllers."""
+    controllers = []
+    for name, options in policies:
+        if name == "dsq.convert":
+            dsq.convert(model, dsq.DSQConfig(**options))
+        else:
+            controllers.append(stash.apply(model, name, **options))
+    return controllers
+
+
+def bits_a_value(bits: float) -> Callable[[float], float]:
+    """Every saved fp32 value in ``bits`` bits."""
+    return lambda plain: plain * bits / 32
+
+
+#: MiB: a bit for each of the 92 MiB of fp32 values that the ResNet's ReLUs put out
+_RELU_BITS = 92 / 32
+
+
+def with_relu_bits(least: Smallest) -> Callable[[float], float]:
+    """Exact masks of the ResNet's ReLUs beside what ``least`` says."""
+    assert callable(least)
+    return lambda plain: least(plain) + _RELU_BITS
+
+
+def same(plain: float) -> float:
+    """As much as PyTorch keeps: every parameter trains."""
+    return plain
+
+
+_WTA: tuple[str, dict[str, Any]] = ("wtacrs", {"ratio": 0.3})
+_WTA_PRODUCTS: tuple[str, dict[str, Any]] = ("wtacrs", {"ratio": 0.3, "products": True})
+#: MiB: without 0.7 of the inputs of the linears, 28 MiB a block
+_WTA_LEAST = 436.2 - 0.7 * 6 * 28
+
+
+def _bfp(bits: int) -> tuple[str, dict[str, Any]]:
+    return "bfp", {"bits": bits}
+
+
+def _gact(bits: int, **options: Any) -> tuple[str, dict[str, Any]]:
+    return "gact", {"bits": bits, **options}
+
+
+_CHECKPOINT: tuple[str, dict[str, Any]] = ("checkpoint", {})
+_SELECTIVE: tuple[str, dict[str, Any]] = ("selective", {})
+_COMMON: tuple[tuple[str, Policies, Smallest, bool], ...] = (
+    ("bfp 4", (_bfp(4),), bits_a_value(4.5), False),
+    ("bfp 2", (_bfp(2),), bits_a_value(2.5), False),
+    ("mesa", (("mesa", {}),), bits_a_value(8), True),
+    ("gact 4", (_gact(4),), bits_a_value(4.25), True),
+    ("gact 2", (_gact(2),), bits_a_value(2.25), True),
+    ("gact 4, uniform bits", (_gact(4, adapt_interval=None),), bits_a_value(4.25), True),
+    ("gact 4 over BFP", (_gact(4, format="bfp", adapt_interval=None),), bits_a_value(4.5), True),
+)
+
+SETUPS = (
+    Setup("plain", "encoder", smallest=436.2),
+    Setup("SDPA", "encoder, SDPA", smallest=388.6),
+    Setup("checkpoint", "encoder", (_CHECKPOINT,), 28.1),
+    Setup("dsq.convert [16,4,4,16], linears", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
+    *(Setup(name, "encoder", policies, least, noisy) for name, policies, least, noisy in _COMMON),
+    Setup("selective", "encoder", (_SELECTIVE,), same),
+    Setup("wtacrs 0.3", "encoder", (_WTA,), _WTA_LEAST, True),
+    Setup("wtacrs 0.3 + bfp 4", "encoder", (_WTA, _bfp(4)), _WTA_LEAST * 4.5 / 32, True),
+    Setup("wtacrs 0.3, products", "encoder", (_WTA_PRODUCTS,), 268.0, True),
+    Setup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _bfp(4)), 37.7, True),
+    Setup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _bfp(2)), 20.9, True),
+    Setup("selective + bfp 4", "encoder", (_SELECTIVE, _bfp(4)), bits_a_value(4.5)),
+    Setup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _bfp(4)), 28.1 * 4.5 / 32),
+    Setup("gact 4, CB1", "encoder", (_gact(4, level="CB1", adapt_interval=None),), 28.1 * 4.25 / 32, True),
+    Setup("SDPA + bfp 4", "encoder, SDPA", (_bfp(4),), 388.6 * 4.5 / 32),
+    Setup("plain", "resnet"),
+    Setup("checkpoint", "resnet", (_CHECKPOINT,)),
+    *(Setup(name, "resnet", policies, with_relu_bits(least), noisy) for name, policies, least, noisy in _COMMON),
+    Setup("selective", "resnet", (_SELECTIVE,), same),
+    Setup("wtacrs 0.3", "resnet", (_WTA,), None, True),
+    Setup("selective + bfp 4", "resnet", (_SELECTIVE, _bfp(4)), with_relu_bits(bits_a_value(4.5))),
+    Setup("checkpoint + bfp 4", "resnet", (_CHECKPOINT, _bfp(4))),
+    Setup("plain", "resnet, norms"),
+    Setup("selective", "resnet, norms", (_SELECTIVE,), 121.0),
+    Setup("plain", "resnet, input"),
+    Setup("selective", "resnet, input", (_SELECTIVE,), 23.0),
+)

@@ -1,0 +1,40 @@
+"""A user's mistake ends in one line on stderr and exit status 2, with neither usage text nor traceback."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def fail(prog: str, message: object) -> NoReturn:
+    """Print ``prog: error: message`` as one line on stderr and leave with status 2."""
+    print(_line(prog, message), file=sys.stderr)
+    raise SystemExit(2)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse without the usage text before its error line. Subcommands made by it are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(self.prog, message)
+
+
+def guarded(prog: str, work: Callable[[], object]) -> int:
+    """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line.
+
+    Where the reader of standard output has gone (``| head``), there is nothing left to say: 0.
+    """
+    try:
+        work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own flush at exit succeeds
+    except (ValueError, OSError) as error:
+        print(_line(prog, error), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _line(prog: str, message: object) -> str:
+    return f"{prog}: error: {' '.join(str(message).splitlines())}"

@@ -1,0 +1,35 @@
+"""The CPU as a backend: the compiled kernels of one instruction set."""
+
+from dsq.kernels.backend import Backend
+from dsq.kernels.cpu.codec import FORMATS, Codec
+from dsq.kernels.cpu.gemm import gemms
+from dsq.kernels.cpu.library import library
+from dsq.kernels.cpu.linear import Linear
+from dsq.kernels.cpu.masks import Masks
+
+
+def load() -> Backend:
+    """The kernels of the best instruction set of this machine. Raises ImportError where they were not built, and
+    RuntimeError where they were built from other sources."""
+    return backend(next(iter(library().instruction_sets())))
+
+
+def backend(isa: str) -> Backend:
+    """The kernels of one instruction set: a key of ``Library.instruction_sets()``."""
+    loaded = library()
+    index = loaded.instruction_sets()[isa]
+    codec, masks = Codec(loaded, index), Masks(loaded, index)
+    fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
+    return Backend(
+        name=f"cpu-{isa}",
+        formats=FORMATS,
+        quantize=codec.quantize,
+        pack=codec.pack,
+        unpack=codec.unpack,
+        pack_mask=masks.pack_mask,
+        unpack_mask=masks.unpack_mask,
+        apply_mask=masks.apply_mask,
+        relu=masks.relu,
+        gemms=gemms(loaded),
+        linear=Linear(loaded, codec) if fused else None,
+    )

@@ -1,0 +1,38 @@
+"""Scratch memory of the GEMMs: kept by each thread from call to call, as fresh pages cost more than filling them."""
+
+import threading
+
+from torch import Tensor
+
+from dsq.kernels.cpu.codec import empty_bytes
+
+#: bytes that are kept
+KEPT = 64 << 20
+_ALIGNMENT = 64
+_thread = threading.local()
+
+
+def scratch(size: int) -> Tensor:
+    """``size`` bytes or more.
+
+    The thread's own memory, which its next call writes over; above KEPT, new memory, which the caller must hold until
+    the kernel is done with it.
+    """
+    if size > KEPT:
+        return empty_bytes((size,))
+    kept: Tensor | None = getattr(_thread, "scratch", None)
+    if kept is None or kept.numel() < size:
+        kept = _thread.scratch = empty_bytes((size,))
+    return kept
+
+
+class Arena:
+    """Divides scratch memory into aligned pieces: ``size`` is what all of them take."""
+
+    size = 0
+
+    def take(self, size: int) -> int:
+        """The offset of a new piece of ``size`` bytes."""
+        offset = self.size
+        self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return offset

@@ -1,0 +1,105 @@
+/* The interface of the compiled kernels, written once: Python parses this file with cffi (kernels/cpu/abi.py), the C++
+   sources include it (api.h). Plain C declarations only, without preprocessor directives.
+
+   A tensor crosses as the address of its first value, 0 for none. `threads` is the most that a call may use. A seed is
+   that of stochastic rounding. Scales are stored exponents: E + 127, a byte. */
+
+typedef uintptr_t address;
+
+/* of values in memory; BYTE, a bool, only in masks */
+enum Dtype { FLOAT32, BFLOAT16, FLOAT16, BYTE };
+
+/* the scale of a box that holds a NaN or an infinity */
+enum { NAN_EXPONENT = 255 };
+
+/* which kernel multiplies; GEMM_TORCH: the call only quantises the operands, the caller multiplies */
+enum GemmKernel { GEMM_BFLOAT16, GEMM_INTEGER, GEMM_TORCH };
+
+/* How a tensor is quantised, packed or unpacked: a format, a layout (dsq/formats) and the caller's choices. */
+typedef struct {
+  int64_t outer, rows, columns;
+  int64_t row_bytes;      /* of a row of codes */
+  int32_t along_rows;     /* boxes run along the rows (the token axis), else along the columns */
+  int32_t bits;
+  int32_t box;            /* values that share a scale; 0: one scale for the tensor */
+  int32_t static_scale;   /* with box 0: the scale of a static binary point, or -1 */
+  int32_t dtype;          /* of the values: input of quantize and pack, output of unpack */
+  int32_t out_dtype;      /* of quantize's output */
+  int32_t stochastic;
+  int32_t isa;            /* instruction set: an index of dsq_isa */
+} CodecDesc;
+
+/* How an operand enters a product. Offsets are into the call's scratch memory, in bytes. */
+typedef struct {
+  CodecDesc codec;
+  int64_t offset;                     /* of the quantised values, or of the codes */
+  int64_t scales_offset;
+  int64_t row_stride, column_stride;  /* of the values, as the product sees them (perhaps transposed) */
+  uint64_t seed;                      /* added to the call's */
+  int32_t packed;                     /* it comes as codes and scales */
+  int32_t across;                     /* a row of its codes holds one index of the contraction, for every vector */
+} OperandDesc;
+
+typedef struct {
+  OperandDesc a, b;
+  CodecDesc result;       /* bits 0: the result stays as it is */
+  uint64_t result_seed;
+  int64_t rows, columns, depth;
+  int64_t panels_offset;  /* of the GEMM's own scratch memory */
+  int32_t gemm;           /* enum GemmKernel */
+  int32_t box;            /* of GEMM_INTEGER: values to an integer dot product */
+} MatMulDesc;
+
+typedef struct {
+  MatMulDesc output;
+  CodecDesc stash;  /* how x is packed for the backward */
+  uint64_t stash_seed;
+} LinearForwardDesc;
+
+typedef struct {
+  MatMulDesc input_gradient, weight_gradient;
+} LinearBackwardDesc;
+
+/* What this library was built from: the digest of this file, and the sizes and offsets that the C++ compiler gives the
+   structs above (abi.py lists them). These two never change. */
+const char* dsq_abi_digest(void);
+const int64_t* dsq_abi_layout(void);
+
+/* The name of instruction set `index`, best first, or null past the last; `usable`: whether this machine has it. */
+const char* dsq_isa(int index, int* usable);
+/* Whether this machine has the instructions of an enum GemmKernel. */
+int dsq_has_gemm(int gemm);
+/* GOMP_parallel and omp_get_thread_num of the process's OpenMP runtime; until then, one thread. */
+void dsq_use_threads(address run, address number);
+
+void dsq_quantize(const CodecDesc* desc, address x, address out, int threads, uint64_t seed);
+void dsq_pack(const CodecDesc* desc, address x, address codes, address scales, int threads, uint64_t seed);
+void dsq_unpack(const CodecDesc* desc, address codes, address scales, address out, int threads);
+
+void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,
+                   address bits, int threads);
+void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, float closed, float open, address values,
+                     int threads);
+void dsq_apply_mask(int isa, address bits, int64_t count, int dtype, address x, address out, int threads);
+void dsq_relu(int isa, address x, int64_t count, address y, address bits, int threads);
+
+/* c (rows x columns, contiguous, float32) = a (rows x depth) b (depth x columns) + bias (columns, float32, or 0). No
+   size is 0. `scratch` has the bytes that the function ..._scratch asks for. */
+int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth);
+/* One stride of a and one of b is 1. */
+void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
+                       int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
+                       address scratch, int threads);
+int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box);
+/* Packed a and b with boxes of `box` values along the depth, or one scale each. `box` is even and divides 256; a dot
+   product over it must fit 32 bits. */
+void dsq_gemm_integer(address a_codes, address a_scales, int a_bits, int a_across, address b_codes, address b_scales,
+                      int b_bits, int b_across, int one_scale, int box, address bias, address c, int64_t rows,
+                      int64_t columns, int64_t depth, address scratch, int threads);
+
+/* y = x w^T + bias; x is packed into `codes` and `scales` too, unless codes is 0. */
+void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,
+                        address scales, address scratch, int threads, uint64_t seed);
+/* dx = dy w, unless dx is 0; dw = dy^T x from the packed x, unless dw is 0. */
+void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address codes, address scales,
+                         address dx, address dw, address scratch, int threads, uint64_t seed);

@@ -1,7 +1,0 @@
-// x86-64 with AVX2 and F16C; compiled with the flags that setup.py gives this file.
-#define LANES 8
-#include "engine.h"
-
-static bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
-
-const Isa AVX2 = {"avx2", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};

@@ -1,0 +1,330 @@
+// Quantising and packing: exponents, then codes or values on the grid, then where they go (a Sink).
+//
+// Work goes a TILE of columns at a time, through stages over a batch of tiles. Whole tiles with ordinary exponents take
+// the fast path; the others go through copies padded with zeros, which alter neither a largest value nor a code.
+#pragma once
+
+#include "bits.h"
+#include "rounding.h"
+
+namespace {
+
+// ---- where a tile goes ----
+
+struct ValueSink {
+  static constexpr bool VALUES = true;
+  uint8_t* out;
+  int64_t columns;
+  int32_t dtype;
+  bool past_caches, prefetches, exact;
+
+  explicit ValueSink(const CodecJob& job)
+      : out((uint8_t*)job.out), columns(job.desc->columns), dtype(job.desc->out_dtype), past_caches(job.past_caches),
+        prefetches(job.prefetch), exact(job.desc->bits <= 9) {}
+  uint8_t* place(int64_t row, int64_t column) const { return out + (row * columns + column) * size_of(dtype); }
+  size_t size(int n) const { return (size_t)(n * size_of(dtype)); }
+  int64_t row_stride() const { return columns * size_of(dtype); }
+  int tile_stride() const { return TILE * size_of(dtype); }
+  // `ordinary` values are normal numbers
+  INLINE void put(const F value[VECTORS], uint8_t* to, bool ordinary) const {
+    store_tile(to, dtype, value, ordinary && past_caches, exact && ordinary);
+  }
+  // The tile `bytes` after `to` is soon to be written.
+  INLINE void prefetch_ahead(const uint8_t* to, int bytes) const {
+    if (prefetches) prefetch<3, true>((uintptr_t)to + bytes, tile_stride());
+  }
+};
+
+struct CodeSink {
+  static constexpr bool VALUES = false;
+  uint8_t* out;
+  int64_t row_bytes;
+  int bits;
+
+  explicit CodeSink(const CodecJob& job) : out(job.codes), row_bytes(job.desc->row_bytes), bits(job.desc->bits) {}
+  uint8_t* place(int64_t row, int64_t column) const { return out + row * row_bytes + column / 8 * bits; }
+  size_t size(int n) const { return (size_t)ceil_div(n * bits, 8); }
+  int64_t row_stride() const { return row_bytes; }
+  int tile_stride() const { return TILE / 8 * bits; }
+  INLINE void prefetch_ahead(const uint8_t*, int) const {}  // few cache lines
+  INLINE void put(const I code[VECTORS], uint8_t* to) const {
+    switch (bits) {
+      case 2: return pack_tile<2>(code, bits, to);
+      case 4: return pack_tile<4>(code, bits, to);
+      case 8: return pack_tile<8>(code, bits, to);
+      case 16: return pack_tile<16>(code, bits, to);
+      default: return pack_tile<0>(code, bits, to);
+    }
+  }
+};
+
+// A whole tile under ordinary exponents.
+template <bool STOCHASTIC, class Sink, class GetFactors>
+INLINE void fast_tile(const uint8_t* from, int32_t dtype, GetFactors factors, F max_code, const Numbers& numbers,
+                      const Sink& sink, uint8_t* to) {
+  F x[VECTORS];
+  load_tile(from, dtype, x);
+  if constexpr (Sink::VALUES && !STOCHASTIC) {
+    EACH_VECTOR(v) {
+      const Factors f = factors(v);
+      x[v] = to_grid(x[v], f.up_or_shift, f.step_or_most);
+    }
+    sink.put(x, to, true);
+  } else {
+    I code[VECTORS];
+    EACH_VECTOR(v) code[v] = round_to_code<STOCHASTIC>(x[v] * factors(v).up_or_shift, max_code, numbers, v);
+    if constexpr (Sink::VALUES) {
+      EACH_VECTOR(v) x[v] = value_of(code[v], factors(v).step_or_most);
+      sink.put(x, to, true);
+    } else {
+      sink.put(code, to);
+    }
+  }
+}
+
+// Hot loops work on copies of members: the compiler must take any byte they write for a member's.
+template <bool STOCHASTIC, class Sink> struct Encoder {
+  static constexpr bool VALUES = Sink::VALUES;
+  const CodecJob& job;
+  const CodecDesc& p = *job.desc;
+  const int item = size_of(p.dtype);
+  const F max_code = splat((float)((1 << (p.bits - 1)) - 1));
+  const int least = least_ordinary(p.bits, STOCHASTIC);
+  const Sink sink{job};
+  Random random{job.seed};
+  int64_t begun = -1;  // the block that random.starts begins with
+
+  const uint8_t* values(int64_t row, int64_t column) const {
+    return (const uint8_t*)job.values + (row * p.columns + column) * item;
+  }
+
+  // Values that are soon to be read are prefetched. To draw random numbers takes much of the time, so the first half of
+  // each tile is prefetched then, and the second when another is rounded. Rounding to nearest prefetches all of it.
+  INLINE void prefetch_while_drawing(uintptr_t chunk) const {
+    for (int s = 0; s < CHUNK / TILE; s++) prefetch<2>(chunk + s * TILE * item, TILE * item / 2);
+  }
+  INLINE void prefetch_while_rounding(uintptr_t tile) const {
+    const int done = STOCHASTIC ? TILE * item / 2 : 0;
+    prefetch<2>(tile + done, TILE * item - done);
+  }
+
+  INLINE void load_columns(const uint8_t* x, int n, F value[VECTORS]) const {
+    alignas(64) uint8_t few[TILE * 4];
+    if (n < TILE) {
+      memset(few, 0, sizeof few);
+      x = (const uint8_t*)memcpy(few, x, (size_t)(n * item));
+    }
+    load_tile(x, p.dtype, value);
+  }
+
+  // A tile of n columns under any exponents, one for each column.
+  __attribute__((noinline)) void slow_tile(const uint8_t* from, int n, const uint8_t exponent[TILE],
+                                           const Numbers& numbers, uint8_t* to) const {
+    F x[VECTORS];
+    I code[VECTORS];
+    load_columns(from, n, x);
+    EACH_VECTOR(v) {
+      const AnyFactors f(widened(exponent + v * LANES), p.bits);
+      const F t = x[v] * f.up * f.up_more * splat((float)(1 << FRACTION_BITS<STOCHASTIC>));
+      code[v] = round_to_code<STOCHASTIC>(t, max_code, numbers, v);
+      if constexpr (VALUES) x[v] = value_of(code[v], f.down) * f.down_more;
+      else code[v] &= t == t;
+    }
+    alignas(64) uint8_t waiting[TILE * 4];
+    if constexpr (VALUES) sink.put(x, waiting, false);
+    else sink.put(code, waiting);
+    memcpy(to, waiting, sink.size(n < TILE ? n : TILE));
+  }
+
+  // ---- boxes along the columns ----
+
+  // n columns from (row, column) on, at most BATCH_COLUMNS. Boxes of 16 find their exponents here; else
+  // exponent[i / box] is that of column - skipped + i.
+  void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
+    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * item;
+    const int32_t dtype = p.dtype;
+    const bool in_groups = p.box % 16 == 0, from_memory = job.from_memory;
+    const uint8_t* x = values(row, column);
+    uint32_t four[BATCH_COLUMNS / TILE];  // a group's exponent in each byte
+    uint8_t* const group = (uint8_t*)four;
+    if (p.box == 16) {
+      for (int i = 0; i < tiles; i++) {
+        F value[VECTORS];
+        if (from_memory && !STOCHASTIC) prefetch<2>((uintptr_t)(x + i * tile_bytes) + PAGE, tile_bytes);
+        load_columns(x + i * tile_bytes, n - i * TILE, value);
+        four[i] = exponents_of(value);
+      }
+    } else if (in_groups) {
+      memset(group, job.tensor_exponent, sizeof four);
+      for (int g = 0; p.box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / p.box];
+    }
+    for (int i = n / TILE; i < BATCH_COLUMNS / TILE; i++) four[i] = i < tiles ? four[i] : four[0];
+    FactorsOfGroups<STOCHASTIC, VALUES> factors;
+    factors.set(group, p.bits, least);
+    if (STOCHASTIC) {
+      if (begun != column / CHUNK) {
+        begun = column / CHUNK;
+        for (int c = 0; c < BATCH_COLUMNS / CHUNK; c++) random.begin(c, begun + c);
+      }
+      for (int c = 0; c * CHUNK < n; c++) {
+        if (from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * item) + PAGE);
+        random.draw(c, c, row);
+      }
+    }
+
+    const Sink out = sink;
+    const F most = max_code;
+    uint8_t* to = out.place(row, column);
+    for (int64_t i = 0; i < tiles; i++, x += tile_bytes, to += out.tile_stride()) {
+      const int at = (int)i * TILE;
+      const Numbers& numbers = random.drawn[at / CHUNK][at % CHUNK / TILE];
+      if (in_groups && n - at >= TILE && (factors.ordinary || all_ordinary(four[i], least))) {
+        auto factors_of = [&](int v) ALWAYS { return factors.of(i * TILE / 16, v); };
+        out.prefetch_ahead(to, PAGE);
+        if (STOCHASTIC && from_memory) prefetch_while_rounding((uintptr_t)x + PAGE);
+        fast_tile<STOCHASTIC>(x, dtype, factors_of, most, numbers, out, to);
+      } else {
+        uint8_t each[TILE] = {};
+        if (in_groups) each_of_groups(group + at / 16, each);
+        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(skipped + at + c) / p.box];
+        slow_tile(x, n - at, each, numbers, to);
+      }
+    }
+    if (p.box == 16 && job.exponents) {
+      uint8_t* const exponents = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
+      if (n == BATCH_COLUMNS) memcpy(exponents, four, sizeof four);
+      else memcpy(exponents, four, (size_t)ceil_div(n, 16));
+    }
+  }
+
+  // The exponents of boxes of any size along the columns first..last - 1, which hold whole boxes.
+  void find_exponents(int64_t row, int64_t first, int64_t last, uint8_t exponent[CHUNK]) const {
+    memset(exponent, 0, CHUNK);
+    for (int64_t column = first; column < last; column += TILE) {
+      const int n = (int)(last - column < TILE ? last - column : TILE);
+      F value[VECTORS];
+      alignas(64) int32_t magnitude[TILE];
+      load_columns(values(row, column), n, value);
+      EACH_VECTOR(v) write(magnitude + v * LANES, magnitude_bits(value[v]) >> 23);
+      for (int i = 0; i < n; i++) {
+        uint8_t& e = exponent[(column - first + i) / p.box];
+        e = magnitude[i] > e ? (uint8_t)magnitude[i] : e;
+      }
+    }
+  }
+
+  void columns(int64_t begin, int64_t end) {
+    const Tasks tasks = encode_tasks(p);
+    const bool own_exponents = p.box != 0 && p.box != 16;
+    uint8_t exponent[CHUNK];
+    int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
+    while (begin < end) {
+      const int64_t first = strip * tasks.width;
+      const int64_t run = own_exponents ? 1 : tasks.strips - strip < end - begin ? tasks.strips - strip : end - begin;
+      const int64_t last = first + run * tasks.width < p.columns ? first + run * tasks.width : p.columns;
+      if (own_exponents) {
+        find_exponents(row, first, last, exponent);
+        if (job.exponents)
+          memcpy(job.exponents + row * ceil_div(p.columns, p.box) + first / p.box, exponent,
+                 (size_t)ceil_div(last - first, p.box));
+      }
+      for (int64_t column = first; column < last; column += BATCH_COLUMNS)
+        batch(row, column, (int)(last - column < BATCH_COLUMNS ? last - column : BATCH_COLUMNS), exponent,
+              column - first);
+      begin += run, strip += run;
+      if (strip == tasks.strips) strip = 0, row++;
+    }
+  }
+
+  // ---- boxes along the rows ----
+
+  // The largest stored exponent of each of n columns from `column`, over rows top..bottom - 1. A few rows at a time are
+  // read as far as they go, which is how memory is fastest.
+  void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t exponent[BATCH_COLUMNS]) const {
+    constexpr int together = 4;
+    const int64_t stride = p.columns * item;
+    for (int64_t row = top; row < bottom; row += together) {
+      const int rows = (int)(bottom - row < together ? bottom - row : together);
+      for (int i = 0; i < n; i += TILE) {
+        I most[VECTORS];
+        EACH_VECTOR(v) most[v] = row == top ? I{} : read<I>(exponent + i + v * LANES);
+        const uint8_t* x = values(row, column + i);
+        for (int r = 0; r < rows; r++, x += stride) {
+          F value[VECTORS];
+          load_columns(x, n - i, value);
+          EACH_VECTOR(v) most[v] = max_of(most[v], magnitude_bits(value[v]));
+        }
+        EACH_VECTOR(v) write(exponent + i + v * LANES, row + together < bottom ? most[v] : most[v] >> 23);
+      }
+    }
+  }
+
+  // A tile of n columns of rows top..bottom - 1; prefetches the values `ahead` meanwhile.
+  void rows_of_tile(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[TILE],
+                    int64_t ahead) const {
+    I unusual = {};
+    Factors factors[VECTORS];
+    EACH_VECTOR(v) {
+      const I e = read<I>(exponent + v * LANES);
+      unusual |= not_ordinary(e, least);
+      ordinary_factors<STOCHASTIC, VALUES>(e, p.bits, factors[v].up_or_shift, factors[v].step_or_most);
+    }
+    const Sink out = sink;
+    const F most = max_code;
+    const int32_t dtype = p.dtype;
+    const int64_t stride = p.columns * item, ahead_bytes = ahead * item;
+    const int rows = (int)(bottom - top), half = (int)(column % CHUNK / TILE);
+    const uint8_t* x = values(top, column);
+    uint8_t* to = out.place(top, column);
+    if (n >= TILE && !any(unusual)) {
+      for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) {
+        prefetch_while_rounding((uintptr_t)x + ahead_bytes);
+        out.prefetch_ahead(to, out.tile_stride());
+        auto factors_of = [&](int v) ALWAYS { return factors[v]; };
+        fast_tile<STOCHASTIC>(x, dtype, factors_of, most, random.drawn[r][half], out, to);
+      }
+    } else {
+      uint8_t each[TILE];
+      for (int c = 0; c < TILE; c++) each[c] = (uint8_t)exponent[c];
+      for (int r = 0; r < rows; r++, x += stride, to += out.row_stride())
+        slow_tile(x, n, each, random.drawn[r][half], to);
+    }
+  }
+
+  void rows(int64_t begin, int64_t end) {
+    const Tasks tasks = encode_tasks(p);
+    alignas(64) int32_t exponent[BATCH_COLUMNS];
+    while (begin < end) {
+      const int64_t block = begin / tasks.strips, strip = begin % tasks.strips, column = strip * CHUNK;
+      int64_t run = tasks.strips - strip < end - begin ? tasks.strips - strip : end - begin;
+      if (run > BATCH) run = BATCH;
+      const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
+      const int64_t top = outer * p.rows + box * p.box, last = (outer + 1) * p.rows;
+      const int64_t bottom = top + p.box < last ? top + p.box : last;
+      const int n = (int)(p.columns - column < run * CHUNK ? p.columns - column : run * CHUNK);
+      largest_of_columns(top, bottom, column, n, exponent);
+      if (job.exponents) {
+        uint8_t* to = job.exponents + block * p.columns + column;
+        for (int i = 0; i < n; i++) to[i] = (uint8_t)exponent[i];
+      }
+      // the hardware prefetcher follows a row, but not the jump to the next rows
+      const int64_t ahead = strip + run < tasks.strips ? run * CHUNK : p.box * p.columns - column;
+      for (int c = 0; c < n; c += CHUNK) {
+        if (STOCHASTIC) random.begin(0, strip + c / CHUNK);
+        for (int64_t row = top; row < bottom; row += SLOTS) {
+          const int64_t until = row + SLOTS < bottom ? row + SLOTS : bottom;
+          if (STOCHASTIC)
+            for (int64_t r = row; r < until; r++) {
+              prefetch_while_drawing((uintptr_t)values(r, column + c + ahead));
+              random.draw((int)(r - row), 0, r);
+            }
+          for (int i = c; i < n && i < c + CHUNK; i += TILE)
+            rows_of_tile(row, until, column + i, n - i, exponent + i, ahead);
+        }
+      }
+      begin += run;
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,97 @@
+// One call of a codec or mask kernel: what it is asked to do and on which memory; and how it is cut into tasks.
+// Names and numerics are those of kernels/reference, which defines every bit.
+#pragma once
+
+#include "../api.h"
+
+// Columns that are worked on at a time: four groups of 16, 8 * bits bytes of codes.
+constexpr int TILE = 64;
+// Columns that random numbers are drawn for at a time, and the least that a task takes.
+constexpr int CHUNK = 128;
+// Chunks that go through one stage of the work before any goes through the next: from load to store a value passes a
+// long chain of dependent instructions, and a processor overlaps only the short chains of one stage well. What is read
+// twice is still in the first-level cache.
+constexpr int BATCH = 4, BATCH_COLUMNS = BATCH * CHUNK;
+
+struct CodecJob {
+  const CodecDesc* desc;
+  const void* values;  // input of quantize and pack
+  void* out;           // values of quantize and unpack
+  uint8_t* codes;
+  uint8_t* exponents;  // the scales
+  uint64_t seed;
+  int32_t tensor_exponent;  // with box 0: the one stored exponent
+  bool past_caches;         // write values with streaming stores
+  bool prefetch;            // or prefetch the cache lines they go to
+  bool from_memory;         // the input is too large to be in a cache
+};
+
+// One bit a value (masks.h).
+struct MaskJob {
+  void* values;
+  uint8_t* bits;
+  int32_t dtype;
+  float low, high;     // of pack: the open values lie between; NaN: no limit
+  bool nan_is_open;    // of pack
+  float closed, open;  // of unpack: the two values
+  const void* source;  // of apply: the values let through, or 0; of ReLU: its argument
+};
+
+// One instruction set's kernels. Each works on tasks [begin, end) of a job and may run beside others on the rest.
+struct IsaKernels {
+  const char* name;
+  bool (*usable)();
+  uint32_t (*largest)(const CodecJob&, int64_t begin, int64_t end);  // bits of max |x| over values begin..end
+  void (*quantize)(const CodecJob&, int64_t begin, int64_t end);
+  void (*pack)(const CodecJob&, int64_t begin, int64_t end);
+  void (*unpack)(const CodecJob&, int64_t begin, int64_t end);
+  void (*mask)(const MaskJob&, int64_t begin, int64_t end);  // of values; begin a multiple of 32, as below
+  void (*unmask)(const MaskJob&, int64_t begin, int64_t end);
+  void (*apply_mask)(const MaskJob&, int64_t begin, int64_t end);
+  void (*relu)(const MaskJob&, int64_t begin, int64_t end);  // of float32
+};
+
+extern const IsaKernels PORTABLE;
+#ifdef DSQ_X86
+extern const IsaKernels AVX2, AVX512;
+#endif
+
+// Anonymous, so that each file has its own: they are compiled for different processors, which the linker must not mix.
+namespace {
+
+// How a job is cut into tasks: shared by the kernels, which run them, and by dispatch.cpp, which deals them out.
+struct Tasks {
+  int64_t blocks;   // of rows: single rows, or the boxes of rows
+  int64_t strips;   // of columns
+  int64_t width;    // columns of a strip: a multiple of CHUNK and, along columns, of the box
+  int64_t height;   // rows of a block
+  int64_t per_outer;
+  int64_t count() const { return blocks * strips; }
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline bool boxes_along_rows(const CodecDesc& p) { return p.along_rows && p.box != 0; }
+
+inline Tasks encode_tasks(const CodecDesc& p) {
+  Tasks t;
+  t.width = CHUNK;
+  t.height = 1;
+  if (boxes_along_rows(p)) {
+    t.height = p.box;
+  } else if (p.box) {
+    const int64_t twos = p.box & -p.box;
+    t.width = p.box / (twos < CHUNK ? twos : CHUNK) * (int64_t)CHUNK;  // the least common multiple
+  }
+  t.per_outer = ceil_div(p.rows, t.height);
+  t.blocks = p.outer * t.per_outer;
+  t.strips = ceil_div(p.columns, t.width);
+  return t;
+}
+
+// Tiles of columns, of one row or of a box of rows.
+inline int64_t decode_tasks(const CodecDesc& p) {
+  return p.outer * ceil_div(p.rows, boxes_along_rows(p) ? p.box : 1) * ceil_div(p.columns, TILE);
+}
+
+}  // namespace

@@ -1,0 +1,45 @@
+// The kernels of one instruction set: a file defines LANES and includes this.
+#pragma once
+
+#include "decode.h"
+#include "encode.h"
+#include "masks.h"
+
+namespace {
+
+uint32_t largest(const CodecJob& job, int64_t begin, int64_t end) {
+  const int32_t dtype = job.desc->dtype, item = size_of(dtype);
+  const uint8_t* const x = (const uint8_t*)job.values;
+  I most[4] = {};
+  for (; begin < end; begin += TILE) {
+    F value[VECTORS];
+    alignas(64) uint8_t few[TILE * 4] = {};
+    const bool whole = begin + TILE <= end;
+    if (!whole) memcpy(few, x + begin * item, (size_t)((end - begin) * item));
+    load_tile(whole ? x + begin * item : few, dtype, value);
+    EACH_VECTOR(v) most[v % 4] = max_of(most[v % 4], magnitude_bits(value[v]));
+  }
+  return largest_lane(max_of(max_of(most[0], most[1]), max_of(most[2], most[3])));
+}
+
+template <bool STOCHASTIC, class Sink> void encode(const CodecJob& job, int64_t begin, int64_t end) {
+  Encoder<STOCHASTIC, Sink> encoder{job};
+  boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
+}
+
+void quantize(const CodecJob& job, int64_t begin, int64_t end) {
+  job.desc->stochastic ? encode<true, ValueSink>(job, begin, end) : encode<false, ValueSink>(job, begin, end);
+  end_of_streams();
+}
+
+void pack(const CodecJob& job, int64_t begin, int64_t end) {
+  job.desc->stochastic ? encode<true, CodeSink>(job, begin, end) : encode<false, CodeSink>(job, begin, end);
+}
+
+void unpack(const CodecJob& job, int64_t begin, int64_t end) {
+  const Decoder decoder{job};
+  boxes_along_rows(*job.desc) ? decoder.rows(begin, end) : decoder.columns(begin, end);
+  end_of_streams();
+}
+
+}  // namespace

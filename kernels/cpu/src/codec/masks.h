@@ -1,0 +1,173 @@
+// One bit a value: on which side of its limits it lies; back, each bit as one of two values; other values, those let
+// through whose bit is 1; and ReLU, which is a value's side and the value at once.
+#pragma once
+
+#include "../simd/lanes.h"
+
+namespace {
+
+// A bit a lane, the lowest first: the sign bits of a.
+INLINE uint32_t sign_bits(I a) {
+#if LANES == 16
+  return _mm512_movepi32_mask((__m512i)a);
+#elif LANES == 8
+  return (uint32_t)_mm256_movemask_ps((__m256)a);
+#elif defined DSQ_X86
+  return (uint32_t)_mm_movemask_ps((__m128)a);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= (uint32_t)a[i] >> 31 << i;
+  return bits;
+#endif
+}
+
+// The low bits of `bits`, each as all the bits of a lane.
+INLINE I lane_masks(uint32_t bits) {
+#if LANES == 16
+  return (I)_mm512_movm_epi32((__mmask16)bits);
+#else
+  I bit;
+  for (int i = 0; i < LANES; i++) bit[i] = 1 << i;
+  return (splat((int32_t)bits) & bit) != 0;
+#endif
+}
+
+constexpr int WORD = 32;  // values that are worked on at a time: four bytes of bits
+
+struct Sides {
+  F low, high;
+  bool nan_is_open;
+
+  template <class T> INLINE uint32_t word(const T* x) const {
+    uint32_t bits = 0;
+    for (int i = 0; i < WORD; i += LANES) {
+      const F value = load(x + i);
+      I open = ~((value <= low) | (value >= high));
+      if (!nan_is_open) open &= value == value;
+      bits |= sign_bits(open) << i;
+    }
+    return bits;
+  }
+  // Eight bytes of 0 or 1: the product has their bits in its top byte.
+  INLINE uint32_t word(const uint8_t* x) const {
+    uint32_t bits = 0;
+    for (int i = 0; i < WORD; i += 8) bits |= (uint32_t)(read<uint64_t>(x + i) * 0x0102040810204080 >> 56) << i;
+    return bits;
+  }
+};
+
+template <class T> void mask_values(const Sides& sides, const T* x, int64_t begin, int64_t end, uint8_t* bits) {
+  for (; begin + WORD <= end; begin += WORD) write(bits + begin / 8, sides.word(x + begin));
+  if (begin == end) return;
+  T few[WORD] = {};
+  memcpy(few, x + begin, (size_t)(end - begin) * sizeof(T));
+  const uint32_t word = sides.word(few) & ((1u << (end - begin)) - 1);
+  memcpy(bits + begin / 8, &word, (size_t)(end - begin + 7) / 8);
+}
+
+void mask(const MaskJob& job, int64_t begin, int64_t end) {
+  const Sides sides{splat(job.low), splat(job.high), job.nan_is_open};
+  switch (job.dtype) {
+    case FLOAT32: return mask_values(sides, (const float*)job.values, begin, end, job.bits);
+    case BFLOAT16: return mask_values(sides, (const bf16*)job.values, begin, end, job.bits);
+    case FLOAT16: return mask_values(sides, (const half*)job.values, begin, end, job.bits);
+    case BYTE: return mask_values(sides, (const uint8_t*)job.values, begin, end, job.bits);
+  }
+}
+
+// A word's bits as values of `closed` and `open`, given as the bits of such a value.
+INLINE void spread(uint32_t bits, I closed, I open, uint32_t* out) {
+  for (int i = 0; i < WORD; i += LANES) write(out + i, choose(lane_masks(bits >> i), open, closed));
+}
+INLINE void spread(uint32_t bits, I closed, I open, uint16_t* out) {
+  for (int i = 0; i < WORD; i += LANES)
+    write(out + i, __builtin_convertvector((U)choose(lane_masks(bits >> i), open, closed), U16));
+}
+INLINE void spread(uint32_t bits, I closed, I open, uint8_t* out) {
+  constexpr uint64_t EACH = 0x0101010101010101;
+  const uint64_t zeros_are = (uint64_t)closed[0] * EACH, ones_are = (uint64_t)open[0] * EACH;
+  for (int i = 0; i < WORD; i += 8) {
+    const uint64_t own_bit = (bits >> i & 0xff) * EACH & 0x8040201008040201;
+    const uint64_t ones = ((own_bit + 0x7f * EACH) >> 7 & EACH) * 0xff;
+    write(out + i, (ones & ones_are) | (~ones & zeros_are));
+  }
+}
+
+template <class T> void unmask_values(const MaskJob& job, I closed, I open, int64_t begin, int64_t end) {
+  T* const out = (T*)job.values;
+  for (; begin + WORD <= end; begin += WORD) {
+    prefetch<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
+    spread(read<uint32_t>(job.bits + begin / 8), closed, open, out + begin);
+  }
+  if (begin == end) return;
+  uint32_t word = 0;
+  T few[WORD];
+  memcpy(&word, job.bits + begin / 8, (size_t)(end - begin + 7) / 8);
+  spread(word, closed, open, few);
+  memcpy(out + begin, few, (size_t)(end - begin) * sizeof(T));
+}
+
+void unmask(const MaskJob& job, int64_t begin, int64_t end) {
+  const F closed = splat(job.closed), open = splat(job.open);
+  switch (job.dtype) {
+    case FLOAT32: return unmask_values<uint32_t>(job, (I)closed, (I)open, begin, end);
+    case BFLOAT16:
+      return unmask_values<uint16_t>(job, (I)(round_to_bf16((U)closed) >> 16), (I)(round_to_bf16((U)open) >> 16), begin,
+                                     end);
+    case FLOAT16: return unmask_values<uint16_t>(job, (I)half_bits(closed), (I)half_bits(open), begin, end);
+    case BYTE: return unmask_values<uint8_t>(job, splat(job.closed != 0), splat(job.open != 0), begin, end);
+  }
+}
+
+INLINE void let_through(uint32_t bits, const uint32_t* x, uint32_t* out) {
+  for (int i = 0; i < WORD; i += LANES) write(out + i, read<I>(x + i) & lane_masks(bits >> i));
+}
+INLINE void let_through(uint32_t bits, const uint16_t* x, uint16_t* out) {
+  for (int i = 0; i < WORD; i += LANES)
+    write(out + i, (I16)(read<I16>(x + i) & __builtin_convertvector(lane_masks(bits >> i), I16)));
+}
+
+template <class T> void apply_to_values(const MaskJob& job, int64_t begin, int64_t end) {
+  const T* const x = (const T*)job.source;
+  T* const out = (T*)job.values;
+  for (; begin + WORD <= end; begin += WORD) {
+    prefetch<3>((uintptr_t)(x + begin) + PAGE, sizeof(T[WORD]));
+    prefetch<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
+    let_through(read<uint32_t>(job.bits + begin / 8), x + begin, out + begin);
+  }
+  for (; begin < end; begin++) out[begin] = job.bits[begin / 8] >> begin % 8 & 1 ? x[begin] : 0;
+}
+
+// As PyTorch's: -0 stays -0, and a NaN itself.
+INLINE uint32_t rectify(const float* x, float* y) {
+  uint32_t bits = 0;
+  for (int i = 0; i < WORD; i += LANES) {
+    const F value = load(x + i);
+    write(y + i, choose(~(value < 0), value, F{}));
+    bits |= sign_bits(~(value <= 0)) << i;
+  }
+  return bits;
+}
+
+void relu(const MaskJob& job, int64_t begin, int64_t end) {
+  const float* const x = (const float*)job.source;
+  float* const y = (float*)job.values;
+  for (; begin + WORD <= end; begin += WORD) {
+    prefetch<3>((uintptr_t)(x + begin) + PAGE, sizeof(float[WORD]));
+    prefetch<3, true>((uintptr_t)(y + begin) + PAGE, sizeof(float[WORD]));
+    write(job.bits + begin / 8, rectify(x + begin, y + begin));
+  }
+  if (begin == end) return;
+  float few[WORD] = {};
+  memcpy(few, x + begin, (size_t)(end - begin) * sizeof(float));
+  const uint32_t word = rectify(few, few);
+  memcpy(y + begin, few, (size_t)(end - begin) * sizeof(float));
+  memcpy(job.bits + begin / 8, &word, (size_t)(end - begin + 7) / 8);
+}
+
+void apply_mask(const MaskJob& job, int64_t begin, int64_t end) {
+  if (job.dtype == FLOAT32) apply_to_values<uint32_t>(job, begin, end);
+  else apply_to_values<uint16_t>(job, begin, end);
+}
+
+}  // namespace

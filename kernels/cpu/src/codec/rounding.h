@@ -1,0 +1,125 @@
+// From values to codes and back, given the stored exponents.
+#pragma once
+
+#include "random.h"
+
+namespace {
+
+// Stored exponents from least_ordinary to MOST_ORDINARY are ordinary: each number below is one normal float, made from
+// the exponent by integer arithmetic. A box of zeros is not ordinary.
+constexpr int MOST_ORDINARY = 229;
+INLINE int least_ordinary(int bits, bool stochastic) { return bits - 1 + (stochastic ? 16 : 0); }
+
+// AVX-512 rounds stochastically in units of 2^-16.
+template <bool STOCHASTIC> constexpr int FRACTION_BITS = STOCHASTIC && LANES == 16 ? 16 : 0;
+
+// What takes the values of a box with an ordinary exponent to codes (up, with the fraction) and back (step); or, where
+// values are rounded to nearest and wanted as values, to these at once: adding `shift`, whose last bit is the step,
+// rounds as the processor does, subtracting it leaves the rounded value, and `most` is the largest.
+template <bool STOCHASTIC, bool VALUES, class Ints, class Floats>
+INLINE void ordinary_factors(Ints exponent, int bits, Floats& up_or_shift, Floats& step_or_most) {
+  const Ints step = (exponent - (bits - 2)) << 23;
+  if constexpr (VALUES && !STOCHASTIC) {
+    up_or_shift = (Floats)(step + (23 << 23 | 1 << 22));
+    step_or_most = (Floats)step * (float)((1 << (bits - 1)) - 1);
+  } else {
+    up_or_shift = (Floats)((252 + bits + FRACTION_BITS<STOCHASTIC> - exponent) << 23);
+    step_or_most = (Floats)step;
+  }
+}
+
+struct Factors {
+  F up_or_shift, step_or_most;
+};
+
+// A tile's exponents, one for each column, from those of its groups.
+INLINE void each_of_groups(const uint8_t group[4], uint8_t each[TILE]) {
+  for (int g = 0; g < 4; g++) memset(each + 16 * g, group[g], 16);
+}
+
+// Whether four exponents, a byte each, are all ordinary.
+INLINE bool all_ordinary(uint32_t four, int least) {
+  constexpr uint32_t each = 0x01010101, tops = 0x80808080, beyond = 255 - MOST_ORDINARY;
+  const uint32_t below = (four - each * (uint32_t)least) & ~four, above = (~four - each * beyond) & four;
+  return !((below | above) & tops);
+}
+INLINE I not_ordinary(I exponent, int least) {
+  return (I)((U)(exponent - least) > (U{} + (uint32_t)(MOST_ORDINARY - least)));
+}
+
+// Factors of the groups of 16 columns of a batch.
+template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
+  static constexpr int GROUPS = BATCH_COLUMNS / 16;
+  alignas(64) float up_or_shift[GROUPS], step_or_most[GROUPS];
+  bool ordinary;  // all of them
+
+  INLINE void set(const uint8_t exponent[GROUPS], int bits, int least) {
+    I unusual = {};
+    for (int g = 0; g < GROUPS; g += LANES) {
+      const I e = widened(exponent + g);
+      F a, b;
+      ordinary_factors<STOCHASTIC, VALUES>(e, bits, a, b);
+      write(up_or_shift + g, a);
+      write(step_or_most + g, b);
+      unusual |= not_ordinary(e, least);
+    }
+    ordinary = !any(unusual);
+  }
+  // Of a vector of the tile whose first group this is.
+  INLINE Factors of(int64_t group, int vector) const {
+    const int64_t g = group + vector * LANES / 16;
+    return {splat(up_or_shift[g]), splat(step_or_most[g])};
+  }
+};
+
+// What takes LANES values under any stored exponents to codes and back. Either direction may pass the range of a
+// float's exponent, so each is two factors. All are NaN at NAN_EXPONENT, so that no loop has to test for it.
+struct AnyFactors {
+  F up, up_more, down, down_more;
+
+  INLINE AnyFactors(I exponent, int bits) {
+    const I power = bits - 2 + 127 - exponent, half = power >> 1, rest = power - half;
+    const I nan = (exponent == splat(NAN_EXPONENT)) & 0x7fc00000;
+    up = (F)((127 + half) << 23 | nan);
+    up_more = (F)((127 + rest) << 23);
+    down = (F)((127 - half) << 23 | nan);
+    down_more = (F)((127 - rest) << 23);
+  }
+};
+
+#if LANES == 16
+// The sign of x on codes that have none.
+INLINE I with_sign_of(F x, I code) {
+  const __mmask16 negative = _mm512_movepi32_mask((__m512i)x);
+  return (I)_mm512_mask_sub_epi32((__m512i)code, negative, _mm512_setzero_si512(), (__m512i)code);
+}
+#endif
+
+// Codes of t, which are values by their step (times 2^FRACTION_BITS), in a vector of a tile. Those of a NaN are any
+// numbers.
+template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int vector) {
+  if constexpr (!STOCHASTIC) return nearest(clamp(t, max_code));
+#if LANES == 16
+  // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction),
+  // halves rounded down; adding 2^16 - 1 - k carries into the whole part just then.
+  constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
+  __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
+  __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
+  return with_sign_of(t, (I)(((U)whole + random.complement(vector)) >> 16));
+#else
+  F a = clamp(absolute(t), max_code);
+  I whole = __builtin_convertvector(a, I);
+  F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
+  F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(vector), F);
+  whole -= uniform < fraction;
+  I sign = (I)t >> 31;
+  return (whole ^ sign) - sign;
+#endif
+}
+
+// Values of codes, and of values, on the grid of an ordinary box.
+INLINE F value_of(I code, F step) { return __builtin_convertvector(code, F) * step; }
+
+INLINE F to_grid(F x, F shift, F most) { return clamp((x + shift) - shift, most); }
+
+}  // namespace

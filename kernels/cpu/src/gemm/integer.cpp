@@ -1,0 +1,249 @@
+// C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an
+// exact integer dot product over each box, times the two boxes' scale factors, summed in float32 (AVX512_VNNI).
+//
+// Codes of at most 8 bits multiply as int8, wider ones as int16. Where narrow codes let the boxes of a run share an
+// exponent (shared_exponents.h), one int8 dot product takes the run; of int16, which A's codes may fill, the boxes of B
+// share a scale that its column is multiplied by at the end.
+#include "../threads.h"
+#include "gemm.h"
+#include "shared_exponents.h"
+
+namespace {
+
+constexpr int ROWS = 6;               // of a register tile, PANEL columns wide: 12 integer and 12 float accumulators
+constexpr int TASK_ROWS = 3 * PANEL;  // of C in a task: their vectors of A stay in the second-level cache
+constexpr int UNROLLED = 8;           // elements of a long run in a pass of the innermost loop
+constexpr int ONE_SCALE_BOX = 16;     // of int16, whose microkernels know B's boxes to share a scale
+static_assert(RUN % (4 * UNROLLED) == 0, "a run is unrolled without rest");
+static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % PANEL == 0, "a task takes whole tiles and whole panels");
+
+// sum += a . b. In assembly because GCC 12 copies the accumulator before and after the intrinsics, which takes as long
+// again as the products.
+template <bool int8> inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
+  if constexpr (int8) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  else asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
+// One vector after another.
+struct PanelOfA {
+  const uint32_t* elements;  // VECTOR_ELEMENTS a vector
+  const float* scales;       // one box's, of TASK_ROWS vectors; then the next box's
+};
+
+struct PanelOfB {
+  const uint32_t* elements;
+  const float* scales;
+  const int32_t* offsets;
+};
+
+// The steps that one integer dot product takes: of so many elements, and so many boxes, which share their exponents.
+struct RunShape {
+  int elements, boxes;
+};
+
+// A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
+// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. ONE_SCALE: all
+// boxes of a column of B have the same scale.
+template <int rows, bool int8, int ELEMENTS, bool ONE_SCALE>
+void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
+                 const float* start, int64_t start_stride) {
+  constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
+  const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
+  const float* const first_scales = b.scales;
+  for (int r = 0; r < rows; r++) {  // C is fetched while the products are computed
+    __builtin_prefetch(c + r * stride, 1);
+    __builtin_prefetch(c + r * stride + 16, 1);
+  }
+  __m512 left[rows], right[rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
+  for (; runs > 0; runs--, a.scales += boxes * TASK_ROWS, b.scales += boxes * PANEL) {
+    __m512i dot_left[rows], dot_right[rows], offset_left = _mm512_setzero_si512(), offset_right = offset_left;
+    if (int8) {
+      offset_left = _mm512_loadu_si512(b.offsets), offset_right = _mm512_loadu_si512(b.offsets + 16);
+      b.offsets += boxes * PANEL;
+      offset_left = _mm512_sub_epi32(offset_left, _mm512_loadu_si512(b.offsets));
+      offset_right = _mm512_sub_epi32(offset_right, _mm512_loadu_si512(b.offsets + 16));
+    }
+    for (int r = 0; r < rows; r++) dot_left[r] = offset_left, dot_right[r] = offset_right;
+    for (int e = 0; e < elements; e += together)
+#pragma GCC unroll 8
+      for (int u = 0; u < together; u++, a.elements++, b.elements += PANEL) {
+        const __m512i b_left = _mm512_loadu_si512(b.elements), b_right = _mm512_loadu_si512(b.elements + 16);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+          const __m512i a_row = _mm512_set1_epi32((int)a.elements[r * VECTOR_ELEMENTS]);
+          add_dot<int8>(dot_left[r], a_row, b_left);
+          add_dot<int8>(dot_right[r], a_row, b_right);
+        }
+      }
+    const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+      const __m512 scale = _mm512_set1_ps(a.scales[r]);
+      __m512 product_left = _mm512_cvtepi32_ps(dot_left[r]), product_right = _mm512_cvtepi32_ps(dot_right[r]);
+      if (!ONE_SCALE) {
+        product_left = _mm512_mul_ps(product_left, scale_left);
+        product_right = _mm512_mul_ps(product_right, scale_right);
+      }
+      left[r] = _mm512_fmadd_ps(product_left, scale, left[r]);
+      right[r] = _mm512_fmadd_ps(product_right, scale, right[r]);
+    }
+  }
+  if (ONE_SCALE) {
+    const __m512 scale_left = _mm512_loadu_ps(first_scales), scale_right = _mm512_loadu_ps(first_scales + 16);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+      left[r] = _mm512_mul_ps(left[r], scale_left);
+      right[r] = _mm512_mul_ps(right[r], scale_right);
+    }
+  }
+  const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++, c += stride) {
+    if (start) {
+      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, start + r * start_stride));
+      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, start + r * start_stride + 16));
+    }
+    _mm512_mask_storeu_ps(c, left_mask, left[r]);
+    _mm512_mask_storeu_ps(c + 16, right_mask, right[r]);
+  }
+}
+
+typedef void (*Microkernel)(PanelOfA, PanelOfB, int, RunShape, float*, int64_t, int, const float*, int64_t);
+template <bool int8, int ELEMENTS, bool ONE_SCALE = false>
+constexpr Microkernel MICROKERNELS[ROWS + 1] = {
+    nullptr,
+    microkernel<1, int8, ELEMENTS, ONE_SCALE>,
+    microkernel<2, int8, ELEMENTS, ONE_SCALE>,
+    microkernel<3, int8, ELEMENTS, ONE_SCALE>,
+    microkernel<4, int8, ELEMENTS, ONE_SCALE>,
+    microkernel<5, int8, ELEMENTS, ONE_SCALE>,
+    microkernel<6, int8, ELEMENTS, ONE_SCALE>};
+
+template <bool int8> const Microkernel* microkernels_for(RunShape run, bool one_scale) {
+  switch (run.boxes > 1 ? 0 : run.elements) {
+    case 1: return MICROKERNELS<int8, 1>;
+    case 2: return MICROKERNELS<int8, 2>;
+    case 4: return MICROKERNELS<int8, 4>;  // a box of 16 as int8
+    case 8:  // and as int16
+      if constexpr (!int8)
+        if (one_scale) return MICROKERNELS<int8, 8, true>;
+      return MICROKERNELS<int8, 8>;
+    default: return MICROKERNELS<int8, 0>;
+  }
+}
+
+// What the GEMM keeps in scratch memory, in blocks of `steps` steps.
+struct Scratch {
+  int64_t a_panels, a_tasks, b_panels, blocks, boxes;
+  Scratch(GemmSize size, int box, int steps)
+      : a_panels(ceil_div(size.rows, PANEL)), a_tasks(ceil_div(size.rows, TASK_ROWS)),
+        b_panels(ceil_div(size.columns, PANEL)), blocks(ceil_div(size.depth, steps)), boxes(steps / box) {}
+  int64_t panels() const { return a_panels + b_panels; }
+  int64_t elements() const { return blocks * panels() * PANEL * VECTOR_ELEMENTS; }
+  int64_t a_scales() const { return blocks * a_tasks * boxes * TASK_ROWS; }
+  int64_t b_scales() const { return blocks * b_panels * boxes * PANEL; }
+  int64_t b_offsets() const { return blocks * b_panels * (boxes + 1) * PANEL; }
+  int64_t bytes() const { return 4 * (elements() + a_scales() + b_scales() + b_offsets() + blocks * panels()); }
+};
+
+template <bool int8>
+void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uint32_t* memory, int threads) {
+  constexpr int per_element = PER_ELEMENT<int8>, block_steps = STEPS<int8>;
+  const int64_t rows = A.vectors, columns = B.vectors, depth = A.depth;
+  const Scratch scratch({rows, columns, depth}, A.box, block_steps);
+  const int64_t boxes = scratch.boxes, blocks = scratch.blocks, a_panels = scratch.a_panels, panels = scratch.panels();
+  uint32_t *a_elements = memory, *b_elements = a_elements + blocks * a_panels * PANEL * VECTOR_ELEMENTS;
+  float *a_scales = (float*)(memory + scratch.elements()), *b_scales = a_scales + scratch.a_scales();
+  int32_t *b_offsets = (int32_t*)(b_scales + scratch.b_scales()), *runs = b_offsets + scratch.b_offsets();
+  auto a_elements_of = [&](int64_t block, int64_t vector) {
+    return a_elements + (block * a_panels * PANEL + vector) * VECTOR_ELEMENTS;
+  };
+  auto a_scales_of = [&](int64_t block, int64_t vector) {
+    return a_scales + (block * scratch.a_tasks + vector / TASK_ROWS) * boxes * TASK_ROWS + vector % TASK_ROWS;
+  };
+  auto b_panel_at = [&](int64_t block, int64_t panel) { return (panel * blocks + block) * PANEL; };
+  const int box_elements = A.box / per_element;
+  // Steps of a run, for each panel in each block; A's come first.
+  auto run_of = [&](int64_t panel, int64_t block) -> int32_t& { return runs[block * panels + panel]; };
+  // By how many bits codes may be shifted: to fill 8 or 16 bits, and such that a box's dot product fits 32.
+  auto largest = [](const Packed& x) { return (1u << (x.bits - 1)) - 1; };
+  const int spare_in_sum = __builtin_clz(largest(A) * largest(B) * (unsigned)A.box) - 1;
+  const int a_spare = 8 - A.bits, b_spare = int8 ? 8 - B.bits : least(16 - B.bits, spare_in_sum);
+  if (rows * columns * depth < 1 << 20) threads = 1;
+
+  // Neighbouring panels come one after another: across, their codes lie side by side.
+  parallel_for(blocks * panels, threads, [&](int64_t task) {
+    const int64_t panel = task % panels, block = task / panels, k = block * block_steps;
+    const int steps = least(block_steps, depth - k);
+    int32_t& run = run_of(panel, block) = A.box;
+    if (panel < a_panels) {
+      const int64_t vector = panel * PANEL;
+      Exponents exponents(A, vector, k, steps);
+      pack_a<int8>(A, vector, k, steps, a_elements_of(block, vector));
+      if constexpr (int8) {
+        exponents.pass_over_zeros([&](int b) { return zeros_of_a(a_elements_of(block, vector), b, box_elements); });
+        run = exponents.share<int8>(a_spare);
+        finish_a(exponents, a_elements_of(block, vector));
+      }
+      exponents.fill_scales(A.bits, a_scales_of(block, vector), TASK_ROWS);
+      return;
+    }
+    const int64_t vector = (panel - a_panels) * PANEL, at = b_panel_at(block, panel - a_panels);
+    uint32_t* elements = b_elements + at * VECTOR_ELEMENTS;
+    Exponents exponents(B, vector, k, steps);
+    pack_b<int8>(B, vector, k, steps, elements);
+    if (int8 || B.box == ONE_SCALE_BOX) {
+      exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
+      run = exponents.share<int8>(b_spare);
+    }
+    if (exponents.shifted) shift_b<int8>(exponents, elements);
+    exponents.fill_scales(B.bits, b_scales + at * boxes, PANEL);
+    if (int8) fill_offsets(elements, B.steps_read(steps) / B.box, box_elements, b_offsets + at * (boxes + 1));
+  });
+
+  parallel_for(scratch.b_panels * scratch.a_tasks, threads, [&](int64_t task) {
+    const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
+    const int64_t bottom = top + TASK_ROWS < rows ? top + TASK_ROWS : rows;
+    const int width = least(PANEL, columns - j * PANEL);
+    for (int64_t block = 0; block < blocks; block++) {
+      const int steps = least(block_steps, depth - block * block_steps);
+      const int b_run = run_of(a_panels + j, block);
+      int run = b_run;
+      for (int64_t panel = top / PANEL; panel * PANEL < bottom; panel++) run = least(run, run_of(panel, block));
+      const int run_steps = least(run, A.steps_read(steps));
+      const RunShape each{run_steps / per_element, run_steps / A.box};
+      const Microkernel* microkernels = microkernels_for<int8>(each, b_run == block_steps);
+      const int64_t at = b_panel_at(block, j);
+      const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
+      for (int64_t row = top; row < bottom; row += ROWS) {
+        const PanelOfA a{a_elements_of(block, row), a_scales_of(block, row)};
+        float* corner = c + row * columns + j * PANEL;
+        const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
+        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run), each, corner, columns, width, start,
+                                                block ? columns : 0);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+bool gemm_integer_usable() {
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+
+int64_t gemm_integer_scratch(GemmSize size, int box) {
+  const int64_t as_int8 = Scratch(size, box, STEPS<true>).bytes(), as_int16 = Scratch(size, box, STEPS<false>).bytes();
+  return as_int8 > as_int16 ? as_int8 : as_int16;
+}
+
+void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, float* c,
+                  GemmSize size, uint32_t* scratch, int threads) {
+  const Packed A{a.codes, a.scales, a.bits, box, one_scale, a.across, size.rows, size.depth};
+  const Packed B{b.codes, b.scales, b.bits, box, one_scale, b.across, size.columns, size.depth};
+  const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
+  (int8 ? multiply<true> : multiply<false>)(A, B, bias, c, scratch, threads);
+}

@@ -1,0 +1,150 @@
+// Packing codes into the integer GEMM's panels: codes of at most 8 bits as int8, four to an element, wider ones as
+// int16, two to an element. A step is one index of the contraction.
+#pragma once
+
+#include "packing.h"
+
+namespace {
+
+constexpr int PANEL = 32;             // vectors of a panel
+constexpr int VECTOR_ELEMENTS = 128;  // of 32 bits: a panel's 16 KiB stay in the first-level cache
+constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a box
+constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched before they are read
+
+// Steps of an element, and of a vector in a panel.
+template <bool int8> constexpr int PER_ELEMENT = int8 ? 4 : 2;
+template <bool int8> constexpr int STEPS = VECTOR_ELEMENTS * PER_ELEMENT<int8>;
+
+// A packed operand as the GEMM reads it.
+struct Packed {
+  const uint8_t* codes;
+  const uint8_t* exponents;  // one for each box, or one for the tensor
+  int32_t bits, box;
+  bool one_exponent;
+  bool across;  // a row of codes holds one step of every vector, else one vector's steps
+  int64_t vectors, depth;
+
+  // Of a block of `steps` steps, those that the microkernel reads: whole runs, or boxes where these are longer.
+  int steps_read(int steps) const {
+    const int whole = box < RUN ? RUN : box;
+    return (int)ceil_div(steps, whole) * whole;
+  }
+  int64_t row_bytes() const { return ceil_div((across ? vectors : depth) * bits, 8); }
+  // From one vector's exponent to the next vector's, and from one box's to the next box's.
+  int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
+  int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
+};
+
+// 16 codes of any width in 32-bit lanes; zeros after `count` of them.
+inline __m512i codes32(const uint8_t* from, int count, int bits) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i bit = _mm512_mullo_epi32(lane, _mm512_set1_epi32(bits));
+  const __m512i word = _mm512_srli_epi32(bit, 4);  // a code lies in this 16-bit word and the next
+  const __m512i words = _mm512_or_si512(word, _mm512_slli_epi32(_mm512_add_epi32(word, _mm512_set1_epi32(1)), 16));
+  const __m512i left = _mm512_sub_epi32(_mm512_set1_epi32(32 - bits), _mm512_and_si512(bit, _mm512_set1_epi32(15)));
+  const __mmask32 stored_bytes = first32((int)ceil_div(least(count, 16) * bits, 8));
+  const __m512i stored = _mm512_zextsi256_si512(_mm256_maskz_loadu_epi8(stored_bytes, from));
+  const __m512i top = _mm512_sllv_epi32(_mm512_permutexvar_epi16(words, stored), left);
+  return _mm512_maskz_srav_epi32(first16(count), top, _mm512_set1_epi32(32 - bits));
+}
+
+// 32 codes as 16-bit integers, from a byte's first bit on; zeros after `count` of them.
+inline __m512i codes16(const uint8_t* from, int count, int bits) {
+  const int bytes = (int)ceil_div(least(count, 32) * bits, 8);
+  if (bits == 16) return _mm512_maskz_loadu_epi16(first32(count), from);
+  __m512i codes;
+  if (bits == 8) {
+    codes = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(first32(bytes), from));
+  } else if (bits == 4) {
+    // a byte in both halves of a lane, then each half's nibble to its top and back
+    const __m512i lanes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first16(bytes), from));
+    const __m512i twice = _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
+    codes = _mm512_srai_epi16(_mm512_sllv_epi16(twice, _mm512_set1_epi32(8 << 16 | 12)), 12);
+  } else if (bits == 2) {
+    const __m512i lanes = _mm512_cvtepu8_epi64(_mm_maskz_loadu_epi8(first16(bytes), from));
+    const __m512i twice = _mm512_or_si512(lanes, _mm512_slli_epi64(lanes, 16));
+    const __m512i four = _mm512_or_si512(twice, _mm512_slli_epi64(twice, 32));
+    codes = _mm512_srai_epi16(_mm512_sllv_epi16(four, _mm512_set1_epi64(8LL << 48 | 10LL << 32 | 12 << 16 | 14)), 14);
+  } else {
+    const __m256i low = _mm512_cvtepi32_epi16(codes32(from, count, bits));
+    const __m256i high = _mm512_cvtepi32_epi16(codes32(from + 2 * bits, count - 16, bits));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+  return _mm512_maskz_mov_epi16(first32(count), codes);
+}
+
+// 64 codes of at most 8 bits as bytes.
+inline __m512i codes8(const uint8_t* from, int count, int bits) {
+  if (bits == 8) return _mm512_maskz_loadu_epi8(first64(count), from);
+  const __m256i low = _mm512_cvtepi16_epi8(codes16(from, count, bits));
+  const __m256i high = _mm512_cvtepi16_epi8(codes16(from + 4 * bits, count - 32, bits));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// 16 elements of a row of codes, from code `first` (a multiple of 32) on; zeros after `count` codes.
+template <bool int8> __m512i elements_of(const uint8_t* row, int64_t first, int count, int bits) {
+  if (count <= 0) return __m512i();
+  const uint8_t* from = row + first / 8 * bits;
+  if constexpr (int8) return codes8(from, count, bits);
+  else return codes16(from, count, bits);
+}
+
+// 32 vectors' codes at two steps of the depth, as bytes side by side.
+inline __m512i byte_pairs(__m512i even, __m512i odd) {
+  return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8));
+}
+
+// Packs the codes of at most PANEL vectors from `vector` on, over `depth` steps from k on, for B: element by element.
+// Zeros after them, as far as the microkernel reads.
+template <bool int8> void pack_b(const Packed& x, int64_t vector, int64_t k, int depth, uint32_t* panel) {
+  constexpr int per_element = PER_ELEMENT<int8>;
+  const int vectors = least(PANEL, x.vectors - vector);
+  const int64_t row_bytes = x.row_bytes();
+  if (x.across) {
+    const uint8_t* row = x.codes + k * row_bytes;
+    auto codes = [&](int i) {
+      // the hardware prefetcher does not follow the jumps from row to row
+      __builtin_prefetch(row + (i + ROWS_AHEAD) * row_bytes + vector / 8 * x.bits);
+      return elements_of<false>(row + i * row_bytes, vector, i < depth ? vectors : 0, x.bits);
+    };
+    if constexpr (int8)
+      pack_steps<PANEL>([&](int i) { return byte_pairs(codes(2 * i), codes(2 * i + 1)); }, (depth + 1) / 2, panel);
+    else pack_steps<PANEL>(codes, depth, panel);
+  } else {
+    const uint8_t* row = x.codes + vector * row_bytes;
+    pack_vectors<PANEL>(
+        [&](int i, int first) {
+          if (i >= vectors) return __m512i();
+          return elements_of<int8>(row + i * row_bytes, k + first * per_element, depth - first * per_element, x.bits);
+        },
+        (int)ceil_div(depth, per_element), panel);
+  }
+  const int64_t filled = ceil_div(depth, per_element);
+  memset(panel + filled * PANEL, 0, (size_t)(4 * (x.steps_read(depth) / per_element - filled) * PANEL));
+}
+
+// The same for A: one vector after another.
+template <bool int8> void pack_a(const Packed& x, int64_t vector, int64_t k, int depth, uint32_t* to) {
+  constexpr int per_element = PER_ELEMENT<int8>;
+  const int vectors = least(PANEL, x.vectors - vector), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
+  if (!x.across) {
+    const uint8_t* row = x.codes + vector * x.row_bytes();
+    for (int i = 0; i < vectors; i++, row += x.row_bytes(), to += VECTOR_ELEMENTS)
+      for (int e = 0; e < used; e += 16)
+        _mm512_storeu_si512(to + e, elements_of<int8>(row, k + e * per_element, depth - e * per_element, x.bits));
+    return;
+  }
+  alignas(64) uint32_t panel[PANEL * VECTOR_ELEMENTS];
+  pack_b<int8>(x, vector, k, depth, panel);
+  for (int first = 0; first < vectors; first += 16)
+    for (int at = 0; at < used; at += 16) {
+      __m512i r[16];
+      for (int e = 0; e < 16; e++)
+        r[e] = at + e < used ? _mm512_load_si512(panel + (at + e) * PANEL + first) : _mm512_setzero_si512();
+      transpose16(r);
+      for (int i = 0; i < 16 && first + i < vectors; i++)
+        _mm512_storeu_si512(to + (first + i) * VECTOR_ELEMENTS + at, r[i]);
+    }
+}
+
+}  // namespace

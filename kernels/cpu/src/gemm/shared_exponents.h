@@ -1,0 +1,174 @@
+// Bringing the boxes of a run to one exponent: narrow codes leave room to be shifted, exactly.
+#pragma once
+
+#include "../api.h"
+#include "integer_packing.h"
+
+namespace {
+
+// The stored exponents of a panel's vectors over its steps, and how far codes are to be shifted to have them.
+struct Exponents {
+  int vectors, boxes, box;
+  bool shifted = false;
+  alignas(PANEL) uint8_t stored[VECTOR_ELEMENTS][PANEL];  // a box of every vector, then the next of every vector
+  alignas(PANEL) uint8_t shift[VECTOR_ELEMENTS][PANEL];
+
+  Exponents(const Packed& x, int64_t vector, int64_t k, int steps)
+      : vectors(least(PANEL, x.vectors - vector)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
+    const int64_t next_vector = x.to_next_vector(), next_box = x.to_next_box();
+    const uint8_t* from = x.exponents + vector * next_vector + k / x.box * next_box;
+    if (vectors < PANEL) memset(stored, 0, sizeof stored[0] * (size_t)boxes);
+    if (next_vector == 1) {
+      for (int b = 0; b < boxes; b++) memcpy(stored[b], from + b * next_box, (size_t)vectors);
+      return;
+    }
+    for (int i = 0; i < vectors; i++)
+      for (int b = 0; b < boxes; b++) stored[b][i] = from[i * next_vector + b * next_box];
+  }
+
+  // Every vector's least exponent of boxes first..end - 1, and its largest.
+  void range(int first, int end, __m256i& low, __m256i& high) const {
+    low = high = _mm256_load_si256((const __m256i*)stored[first]);
+    for (int b = first + 1; b < end; b++) {
+      const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
+      low = _mm256_min_epu8(low, here), high = _mm256_max_epu8(high, here);
+    }
+  }
+
+  // Gives boxes of zeros, which may have any, their neighbours' exponents: their own, 0, would lie far below.
+  // zeros(b): the vectors whose box b holds zeros.
+  template <class Zeros> void pass_over_zeros(const Zeros& zeros) {
+    auto take_from = [&](int b, int neighbour) {
+      const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
+      const __mmask32 candidates = _mm256_testn_epi8_mask(here, here) & first32(vectors);
+      if (!candidates) return;
+      const __m256i there = _mm256_load_si256((const __m256i*)stored[neighbour]);
+      _mm256_store_si256((__m256i*)stored[b], _mm256_mask_mov_epi8(here, candidates & zeros(b), there));
+    };
+    for (int b = 1; b < boxes; b++) take_from(b, b - 1);
+    for (int b = boxes - 2; b >= 0; b--) take_from(b, b + 1);
+  }
+
+  // Brings the longest runs that it can to one exponent each: all steps, or, of int8, RUN of them. Returns a run's
+  // steps.
+  template <bool int8> int share(int spare) {
+    if (share_runs(STEPS<int8> / box, spare)) return STEPS<int8>;
+    if (int8 && box < RUN && share_runs(RUN / box, spare)) return RUN;
+    return box;
+  }
+
+  // Brings the boxes of each run to the least exponent among them, where codes have `spare` bits for that; a NaN's box
+  // stays as it is.
+  bool share_runs(int run, int spare) {
+    __m256i low, high;
+    for (int first = 0; first < boxes; first += run) {
+      range(first, least(first + run, boxes), low, high);
+      const __m256i nan = _mm256_set1_epi8((char)NAN_EXPONENT);
+      if (_mm256_cmpgt_epu8_mask(_mm256_sub_epi8(high, low), _mm256_set1_epi8((char)spare))) return false;
+      if (_mm256_cmpeq_epu8_mask(high, nan) & ~_mm256_cmpeq_epu8_mask(low, nan)) return false;
+    }
+    for (int first = 0; first < boxes; first += run) {
+      const int end = least(first + run, boxes);
+      range(first, end, low, high);
+      for (int b = first; b < end; b++) {
+        __m256i* const here = (__m256i*)stored[b];
+        const __m256i by = _mm256_sub_epi8(_mm256_load_si256(here), low);
+        _mm256_store_si256((__m256i*)shift[b], by);
+        _mm256_store_si256(here, low);
+        shifted |= !_mm256_testz_si256(by, by);
+      }
+    }
+    return true;
+  }
+
+  // The scale factors of all boxes, 2^(E - (bits - 2)), each box's `stride` after the one before; NaN where a box holds
+  // one. Any for vectors that are not there, whose codes are 0.
+  void fill_scales(int bits, float* scales, int64_t stride) const {
+    for (int b = 0; b < boxes; b++, scales += stride)
+      for (int half = 0; half < PANEL; half += 16) {
+        const __m512i exponent = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(stored[b] + half)));
+        const __m512 power = _mm512_cvtepi32_ps(_mm512_sub_epi32(exponent, _mm512_set1_epi32(127 + bits - 2)));
+        const __m512 step = _mm512_scalef_ps(_mm512_set1_ps(1), power), nan = _mm512_set1_ps(__builtin_nanf(""));
+        const __mmask16 is_nan = _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(NAN_EXPONENT));
+        _mm512_storeu_ps(scales + half, _mm512_mask_blend_ps(is_nan, step, nan));
+      }
+  }
+};
+
+// The vectors of A, or of B, whose codes in a box of `elements` are all zero.
+inline __mmask32 zeros_of_a(const uint32_t* vectors, int box, int elements) {
+  __mmask32 zeros = 0;
+  for (int i = 0; i < PANEL; i++) {
+    uint32_t any = 0;
+    for (int e = 0; e < elements; e++) any |= vectors[i * VECTOR_ELEMENTS + box * elements + e];
+    zeros |= (__mmask32)(any == 0) << i;
+  }
+  return zeros;
+}
+inline __mmask32 zeros_of_b(const uint32_t* panel, int box, int elements) {
+  __m512i left = _mm512_setzero_si512(), right = left;
+  for (int e = box * elements; e < (box + 1) * elements; e++) {
+    left = _mm512_or_si512(left, _mm512_loadu_si512(panel + e * PANEL));
+    right = _mm512_or_si512(right, _mm512_loadu_si512(panel + e * PANEL + 16));
+  }
+  return _mm512_testn_epi32_mask(left, left) | (__mmask32)_mm512_testn_epi32_mask(right, right) << 16;
+}
+
+// Codes shifted left, by as much as each 16-bit lane of `by` says.
+template <bool int8> inline __m512i shift_codes(__m512i codes, __m512i by) {
+  if constexpr (!int8) return _mm512_sllv_epi16(codes, by);
+  const __m512i low_byte = _mm512_set1_epi16(0xff), kept = _mm512_and_si512(_mm512_sllv_epi16(low_byte, by), low_byte);
+  return _mm512_and_si512(_mm512_sllv_epi16(codes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
+}
+
+// A's int8 codes as the microkernel reads them, shifted where they are to be: the instruction multiplies unsigned by
+// signed, so codes go in 128 too large, and a run's dot product starts at -128 times the sum of B's codes over it.
+void finish_a(const Exponents& x, uint32_t* vectors) {
+  const __m512i offset = _mm512_set1_epi8((char)128);
+  const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,  //
+                                                             16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29,
+                                                             30, 31));
+  const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
+  const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), log2_box);
+  uint16_t shifts[VECTOR_ELEMENTS + 32] = {};
+  for (int i = 0; i < x.vectors; i++, vectors += VECTOR_ELEMENTS) {
+    for (int b = 0; x.shifted && b < x.boxes; b++) shifts[b] = x.shift[b][i];
+    for (int at = 0; at < x.boxes * x.box; at += 64) {
+      __m512i codes = _mm512_loadu_si512(vectors + at / 4);
+      if (x.shifted) {
+        const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
+        codes = shift_codes<true>(codes, by);
+      }
+      _mm512_storeu_si512(vectors + at / 4, _mm512_xor_si512(codes, offset));
+    }
+  }
+}
+
+template <bool int8> void shift_b(const Exponents& x, uint32_t* panel) {
+  for (int b = 0; b < x.boxes; b++) {
+    __m512i by[2];
+    for (int half = 0; half < 2; half++) {
+      const __m512i shifts = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(x.shift[b] + 16 * half)));
+      by[half] = _mm512_or_si512(shifts, _mm512_slli_epi32(shifts, 16));
+    }
+    for (int e = 0; e < x.box / PER_ELEMENT<int8>; e++)
+      for (int half = 0; half < 2; half++, panel += 16)
+        _mm512_storeu_si512(panel, shift_codes<int8>(_mm512_loadu_si512(panel), by[half]));
+  }
+}
+
+// 128 times the sum of each column's codes before each box, and after the last: a run's dot product starts at the entry
+// of its first box less the entry after its last.
+void fill_offsets(const uint32_t* panel, int boxes, int elements, int32_t* offsets) {
+  __m512i left = _mm512_setzero_si512(), right = left;
+  for (; boxes >= 0; boxes--, offsets += PANEL) {
+    _mm512_storeu_si512(offsets, left);
+    _mm512_storeu_si512(offsets + 16, right);
+    for (int e = 0; boxes > 0 && e < elements; e++, panel += PANEL) {
+      left = _mm512_dpbusd_epi32(left, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel));
+      right = _mm512_dpbusd_epi32(right, _mm512_set1_epi8((char)128), _mm512_loadu_si512(panel + 16));
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,10 @@
+// x86-64 with AVX-512 F, BW, DQ and VL; compiled with the flags that setup.py gives this file.
+#define LANES 16
+#include "../codec/kernels.h"
+
+static bool usable() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+const IsaKernels AVX512 = {"avx512", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};

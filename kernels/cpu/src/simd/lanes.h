@@ -1,0 +1,258 @@
+// LANES values side by side, in the compiler's own vector types: the same source gives SSE2 or NEON (4 lanes), AVX2 (8)
+// and AVX-512 (16). Intrinsics only where the vector types have no word for it. Everything is in an anonymous
+// namespace: each instruction set's file compiles its own copy, and the linker must never mix them.
+#pragma once
+
+#include <string.h>
+
+#include "../codec/job.h"
+
+#ifdef DSQ_X86
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// The hot loops are cut into functions for the reader; the compiler must not keep them apart.
+#define ALWAYS __attribute__((always_inline))
+#define INLINE inline ALWAYS
+
+#define VECTOR(type, count) __attribute__((vector_size(sizeof(type) * (count)))) type
+typedef VECTOR(float, LANES) F;
+typedef VECTOR(int32_t, LANES) I;
+typedef VECTOR(uint32_t, LANES) U;
+typedef VECTOR(uint64_t, LANES / 2) U64;
+typedef VECTOR(uint16_t, LANES) U16;
+typedef VECTOR(int16_t, LANES) I16;
+
+struct bf16 { uint16_t bits; };
+struct half { uint16_t bits; };
+
+template <class V> INLINE V read(const void* p) {
+  V v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V> INLINE void write(void* p, V v) { memcpy(p, &v, sizeof v); }
+
+// Prefetches `bytes` at p (any address) into a cache level (3: the nearest), perhaps to write them. The hardware
+// prefetcher follows reads along a row, but not across the end of a page, and writes less well.
+constexpr int PAGE = 4096;
+template <int CACHE, bool TO_WRITE = false> INLINE void prefetch(uintptr_t p, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const void*)(p + at), TO_WRITE, CACHE);
+}
+
+INLINE F splat(float x) {
+#if LANES == 16
+  return (F)_mm512_set1_ps(x);
+#elif LANES == 8
+  return (F)_mm256_set1_ps(x);
+#elif defined DSQ_X86
+  return (F)_mm_set1_ps(x);
+#else
+  F v;
+  for (int i = 0; i < LANES; i++) v[i] = x;
+  return v;
+#endif
+}
+INLINE I splat(int32_t x) { return I{} + x; }
+INLINE F choose(I mask, F a, F b) { return (F)((mask & (I)a) | (~mask & (I)b)); }
+INLINE I choose(I mask, I a, I b) { return (mask & a) | (~mask & b); }
+
+INLINE I max_of(I a, I b) {
+#if LANES == 16
+  return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif LANES == 8
+  return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+  return choose(a > b, a, b);
+#endif
+}
+
+// Whether any lane is not 0.
+INLINE bool any(I a) {
+#if LANES == 16
+  return _mm512_test_epi32_mask((__m512i)a, (__m512i)a) != 0;
+#elif LANES == 8
+  return !_mm256_testz_si256((__m256i)a, (__m256i)a);
+#elif defined DSQ_X86
+  return _mm_movemask_epi8(_mm_cmpeq_epi32((__m128i)a, _mm_setzero_si128())) != 0xffff;
+#else
+  for (int i = 0; i < LANES; i++)
+    if (a[i]) return true;
+  return false;
+#endif
+}
+
+// LANES bytes, each in a lane.
+INLINE I widened(const uint8_t* p) {
+#if LANES == 16
+  return (I)_mm512_cvtepu8_epi32(read<__m128i>(p));
+#elif LANES == 8
+  uint64_t bytes = read<uint64_t>(p);
+  return (I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
+#else
+  return __builtin_convertvector(read<VECTOR(uint8_t, LANES)>(p), I);
+#endif
+}
+
+INLINE F absolute(F x) { return (F)((I)x & 0x7fffffff); }
+
+// The smaller magnitude, with the sign of x. A NaN may come out as anything.
+INLINE F clamp(F x, F bound) {
+#if LANES == 16
+  return (F)_mm512_range_ps((__m512)x, (__m512)bound, 0b0010);
+#elif LANES == 8
+  return (F)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)-bound), (__m256)bound);
+#elif defined DSQ_X86
+  return (F)_mm_min_ps(_mm_max_ps((__m128)x, (__m128)-bound), (__m128)bound);
+#else
+  x = choose(x > -bound, x, -bound);
+  return choose(x < bound, x, bound);
+#endif
+}
+
+// To the nearest whole number, ties to even; |x| < 2^22.
+INLINE I nearest(F x) {
+#if LANES == 16
+  return (I)_mm512_cvtps_epi32((__m512)x);
+#elif LANES == 8
+  return (I)_mm256_cvtps_epi32((__m256)x);
+#elif defined DSQ_X86
+  return (I)_mm_cvtps_epi32((__m128)x);
+#else
+  const F shift = splat(0x1.8p23f);  // adding it leaves the rounded number in the low bits
+  return (I)(x + shift) - (I)shift;
+#endif
+}
+
+// ---- values in memory: float, bfloat16 and half, to float and back; rounding is to nearest even ----
+
+INLINE F load(const float* p) { return read<F>(p); }
+
+INLINE F load(const bf16* p) { return (F)(__builtin_convertvector(read<U16>(p), U) << 16); }
+
+INLINE F load(const half* p) {
+#if LANES == 16
+  return (F)_mm512_cvtph_ps(read<__m256i>(p));
+#elif LANES == 8
+  return (F)_mm256_cvtph_ps(read<__m128i>(p));
+#else
+  U h = __builtin_convertvector(read<U16>(p), U);
+  U magnitude = (h & 0x7fff) << 13;
+  F scaled = (F)magnitude * splat(0x1p112f);  // rebiases the exponent, subnormals included
+  I special = (I)magnitude >= splat(0x0f800000);
+  return (F)((U)choose(special, (I)(magnitude | 0x7f800000), (I)scaled) | ((h & 0x8000) << 16));
+#endif
+}
+
+INLINE void store(float* p, F x) { write(p, x); }
+
+// In the upper half of each lane, the value as bfloat16.
+INLINE U round_to_bf16(U x) { return x + 0x7fff + ((x >> 16) & 1); }
+
+// In the lower half of each lane, the value as half.
+INLINE U half_bits(F x) {
+#if LANES == 16
+  return (U)_mm512_cvtepu16_epi32(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif LANES == 8
+  return (U)_mm256_cvtepu16_epi32(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  U u = (U)x & 0x7fffffff, sign = (U)x >> 31 << 15;
+  U normal = (u + 0xc8000fff + ((u >> 13) & 1)) >> 13;
+  U tiny = (U)((F)u + splat(0.5f)) - (U)splat(0.5f);  // 0.5's last bit is half's smallest subnormal
+  I h = choose((I)u < splat(0x38800000), (I)tiny, (I)normal);
+  h = choose((I)u >= splat(0x477ff000), splat(0x7c00), h);
+  h = choose((I)u > splat(0x7f800000), splat(0x7e00), h);
+  return (U)h | sign;
+#endif
+}
+
+// The upper halves of the lanes of a, then those of b, as 16-bit values.
+INLINE U upper_halves(U a, U b) {
+#if LANES == 16
+  const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,  //
+                                       31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  return (U)_mm512_permutex2var_epi16((__m512i)a, odd, (__m512i)b);
+#elif LANES == 8
+  const __m256i pairs = _mm256_packus_epi32((__m256i)(a >> 16), (__m256i)(b >> 16));
+  return (U)_mm256_permute4x64_epi64(pairs, 0xd8);
+#elif defined DSQ_X86
+  return (U)_mm_packs_epi32(_mm_srai_epi32((__m128i)a, 16), _mm_srai_epi32((__m128i)b, 16));
+#else
+  U16 halves[2] = {__builtin_convertvector(a >> 16, U16), __builtin_convertvector(b >> 16, U16)};
+  return read<U>(halves);
+#endif
+}
+
+// Past the caches, which saves reading what is overwritten; p is aligned to what is stored.
+INLINE void stream(void* p, U x) {
+#if LANES == 16
+  _mm512_stream_si512((__m512i*)p, (__m512i)x);
+#elif LANES == 8
+  _mm256_stream_si256((__m256i*)p, (__m256i)x);
+#elif defined DSQ_X86
+  _mm_stream_si128((__m128i*)p, (__m128i)x);
+#else
+  write(p, x);
+#endif
+}
+INLINE void stream(float* p, F x) { stream((void*)p, (U)x); }
+
+INLINE void end_of_streams() {
+#ifdef DSQ_X86
+  _mm_sfence();
+#endif
+}
+
+// ---- exponents ----
+
+INLINE I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
+
+// The bits of a where the mask has them, else of b.
+INLINE U pick(U a, U b, uint32_t mask) {
+#if LANES == 16
+  return (U)_mm512_ternarylogic_epi32(_mm512_set1_epi32((int)mask), (__m512i)a, (__m512i)b, 0xca);
+#else
+  return (a & mask) | (b & ~mask);
+#endif
+}
+
+// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes, or
+// from their values where a box is one vector.
+INLINE uint32_t four_exponents(I a, I b, I c, I d) {
+  U bytes = pick((U)a >> 23, (U)b >> 15, 0xff);
+  bytes = pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);
+#if LANES == 16
+  __m256i y = _mm256_max_epu8(_mm512_castsi512_si256((__m512i)bytes), _mm512_extracti64x4_epi64((__m512i)bytes, 1));
+#elif LANES == 8
+  __m256i y = (__m256i)bytes;
+#endif
+#if LANES >= 8
+  __m128i x = _mm_max_epu8(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+#elif defined DSQ_X86
+  __m128i x = (__m128i)bytes;
+#endif
+#ifdef DSQ_X86
+  x = _mm_max_epu8(x, _mm_srli_si128(x, 8));
+  x = _mm_max_epu8(x, _mm_srli_si128(x, 4));
+  return (uint32_t)_mm_cvtsi128_si32(x);
+#else
+  uint8_t byte[4 * LANES], most[4] = {};
+  memcpy(byte, &bytes, sizeof byte);
+  for (int i = 0; i < 4 * LANES; i++)
+    if (byte[i] > most[i % 4]) most[i % 4] = byte[i];
+  uint32_t packed = 0;
+  for (int i = 3; i >= 0; i--) packed = packed << 8 | most[i];
+  return packed;
+#endif
+}
+
+INLINE uint32_t largest_lane(I a) {
+  int32_t lane[LANES], most = 0;
+  memcpy(lane, &a, sizeof lane);
+  for (int i = 0; i < LANES; i++) most = lane[i] > most ? lane[i] : most;
+  return (uint32_t)most;
+}
+
+}  // namespace

@@ -1,0 +1,249 @@
+"""The recipe's parts by themselves, and the whole of it once on a corpus and a model as small as can be."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+
+from analysis.corpus.generate import write
+from analysis.experiments import demo, run_picture, translate
+from analysis.experiments.fairseq_run import hypotheses, progress
+from analysis.experiments.parallel_text import read_parallel
+from analysis.experiments.run_results import level_rows, summary
+from analysis.experiments.subwords import train_bpe, write_pieces
+
+PAIRS = {
+    "train": [("Ein Hund.", "A dog."), ("Zwei Hunde.", "Two dogs.")],
+    "valid": [("Drei.", "Three.")],
+    "test": [("Vier.", "Four.")],
+}
+
+
+def as_lines(folder: Path, names: dict[str, str], opener=open, ending: str = "") -> None:
+    for split, name in names.items():
+        for side, language in enumerate(("de", "en")):
+            with opener(folder / f"{name}.{language}{ending}", "wt", encoding="utf-8") as file:
+                file.writelines(pair[side] + "\n" for pair in PAIRS[split])
+
+
+def as_tables(folder: Path, names: dict[str, str]) -> None:
+    for split, name in names.items():
+        with lzma.open(folder / f"{name}.tsv.xz", "wt", encoding="utf-8") as file:
+            file.writelines("\t".join(pair) + "\n" for pair in PAIRS[split])
+
+
+def pairs_of(text):
+    return {split: list(zip(part.source, part.target, strict=True)) for split, part in text.items()}
+
+
+# ---- parallel text ------------------------------------------------------------------------------------------------
+
+
+def test_reads_a_file_a_language_plain_or_compressed(tmp_path):
+    as_lines(tmp_path, {"train": "train", "valid": "dev"})
+    as_lines(tmp_path, {"test": "test_2016"}, gzip.open, ".gz")
+    assert pairs_of(read_parallel(tmp_path, "de", "en")) == PAIRS
+
+
+def test_reads_tables_of_one_corpus_among_several_in_either_direction(tmp_path):
+    for corpus in ("one", "two"):
+        as_tables(
+            tmp_path, {"train": f"{corpus}.train", "valid": f"{corpus}.val", "test": f"{corpus}.test_2016_flickr"}
+        )
+    assert pairs_of(read_parallel(tmp_path, "de", "en", prefix="two")) == PAIRS
+    reverse = read_parallel(tmp_path, "en", "de", prefix="two")
+    assert reverse["train"].source == ["A dog.", "Two dogs."]
+
+
+def test_drops_pairs_with_an_empty_side_and_says_how_many(tmp_path):
+    as_lines(tmp_path, {split: split for split in PAIRS})
+    (tmp_path / "train.de").write_text("Ein Hund.\n\nDrei.\n")
+    (tmp_path / "train.en").write_text("A dog.\nTwo.\n \n")
+    train = read_parallel(tmp_path, "de", "en")["train"]
+    assert (train.source, train.target, train.dropped) == (["Ein Hund."], ["A dog."], 2)
+
+
+def broken(folder: Path, case: str) -> None:
+    as_lines(folder, {split: split for split in PAIRS})
+    match case:
+        case "uneven":
+            (folder / "valid.en").write_text("Three.\nFour.\n")
+        case "not text":
+            (folder / "test.de").write_bytes(b"\xff\xfe\xfa\n")
+        case "empty":
+            for side in ("de", "en"):
+                (folder / f"train.{side}").write_text("")
+        case "missing":
+            (folder / "test.en").unlink()
+        case "twice":
+            (folder / "dev.de").write_text("Drei.\n")
+        case "cut short":
+            for side in ("de", "en"):
+                (folder / f"test.{side}").unlink()
+            (folder / "test.tsv.xz").write_bytes(lzma.compress(b"Vier.\tFour.\n" * 99)[:-20])
+        case "one column":
+            for side in ("de", "en"):
+                (folder / f"test.{side}").unlink()
+            (folder / "test.tsv").write_text("Vier.\tFour.\nonly\n")
+
+
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("uneven", "valid.de has 1 lines, valid.en 2"),
+        ("not text", "test.de is not UTF-8"),
+        ("empty", "the train text holds no sentence pair"),
+        ("missing", "no test text; expected train, valid"),
+        ("twice", "valid is there more than once: dev.de, valid.de"),
+        ("cut short", "test.tsv.xz is not a whole .xz file"),
+        ("one column", "test.tsv line 2 has 1 column(s); expected 2"),
+    ],
+)
+def test_text_that_cannot_be_used_is_named(case, words, tmp_path):
+    broken(tmp_path, case)
+    with pytest.raises(ValueError) as raised:
+        read_parallel(tmp_path, "de", "en")
+    assert words in str(raised.value)
+
+
+def test_a_forgotten_prefix_is_suggested(tmp_path):
+    as_tables(tmp_path, {split: f"multi30k.{split}" for split in PAIRS})
+    with pytest.raises(ValueError, match="--prefix could be multi30k"):
+        read_parallel(tmp_path, "de", "en")
+
+
+# ---- subwords and logs --------------------------------------------------------------------------------------------
+
+
+def test_pieces_say_the_text_again(tmp_path):
+    write(tmp_path, 200, 20, seed=1)
+    text = read_parallel(tmp_path, "de", "en")
+    sentences = text["train"].source + text["train"].target
+    bpe = train_bpe(sentences, 300)
+    assert bpe.get_piece_size() == 300
+    write_pieces(text["valid"], bpe, tmp_path / "pieces", ("de", "en"))
+    for side, lines in (("de", text["valid"].source), ("en", text["valid"].target)):
+        pieces = (tmp_path / f"pieces.{side}").read_text().splitlines()
+        assert ["".join(line.split()).replace("▁", " ").strip() for line in pieces] == lines
+    with pytest.raises(ValueError, match=r"--vocab 90000: .* value <="):
+        train_bpe(sentences, 90000)
+
+
+def test_hypotheses_come_back_in_the_order_of_the_text(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("S-1\tx\nD-1\t-0.1\ttwo words\nH-0\t-1\tno\nD-0\t-0.2\tone\nD-10\t-0.2\tten\n")
+    assert hypotheses(log) == ["one", "two words", "ten"]
+
+
+def test_progress_shows_validations_and_changes_of_level():
+    valid = '2026-01-01 | INFO | valid | {"valid_loss": "4.1", "valid_num_updates": "25", "valid_dsq_level": "1"}'
+    assert progress(valid) == "  update     25  valid loss     4.1  level 1"
+    assert progress("x | INFO | t | DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16] at update 9") is not None
+    assert progress("x | INFO | fairseq_cli.train | done") is None
+
+
+# ---- the whole ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write(folder, 60, 6, seed=1)
+    return folder
+
+
+SMALL = [
+    *(
+        "--cpu",
+        "--encoder-layers",
+        "1",
+        "--decoder-layers",
+        "1",
+        "--encoder-embed-dim",
+        "16",
+        "--decoder-embed-dim",
+        "16",
+    ),
+    *("--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2"),
+    *("--decoder-attention-heads", "2", "--validate-interval-updates", "1", "--log-interval", "1"),
+    *("--dsq-patience", "1", "--lr", "0", "--max-tokens", "512"),
+]
+
+
+def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["--data", str(corpus), "--out", str(out), "--vocab", "250", "--beam", "1"]
+    assert translate.main([*arguments, *SMALL, "--max-update", "6"]) == 0
+    results = json.loads((out / "results.json").read_text())
+    first, last = results["history"]["levels"]
+    # a learning rate of 0 cannot improve the loss: the level rises at the second validation
+    assert [first["precision"], last["precision"]] == [[2, 2, 2, 16], [16, 4, 4, 16]]
+    assert (first["updates"], last["updates"]) == (2, 4)
+    assert results["sentences"] == {"train": 60, "valid": 6, "test": 6}
+    assert 0 <= results["bleu"] <= 100
+    assert 0 < results["costs"]["paper"]["dram"] < results["costs"]["first-principles"]["dram"] < 1
+    assert [update for update, _ in results["valid_loss"]] == [1, 2, 3, 4, 5, 6]
+    assert sum(row["updates"] for row in level_rows(results)) == 6
+    assert "[16,4,4,16]" in summary(results)
+    assert "valid loss" in capsys.readouterr().out
+    run_picture.draw(results, tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+    before = (out / "results.json").read_bytes()
+    assert translate.main([*arguments, *SMALL, "--max-update", "6"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (out / "results.json").read_bytes() == before
+
+    assert translate.main([*arguments, *SMALL, "--max-update", "8", "--resume"]) == 0
+    resumed = json.loads((out / "results.json").read_text())
+    assert [level["updates"] for level in resumed["history"]["levels"]] == [2, 6]
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (["--dsq-levels", "[2,2]"], "--dsq-levels"),
+        (["--dsq-patience", "none"], "--dsq-patience"),
+        (["--data", "/nowhere"], "--data /nowhere"),
+        (["--columns"], "--columns"),
+        (["--nosuchflag", "3"], "unrecognized arguments: --nosuchflag 3"),
+        (["--lr", "high"], "--lr"),
+        (["--save-dir", "elsewhere"], "--save-dir: the recipe relies on its own choice"),
+        (["-s", "en", "--no-save", "--log-format=simple"], "--log-format, --no-save, -s: "),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(flags, named, corpus, tmp_path, capsys):
+    out = tmp_path / "run"
+    try:
+        status = translate.main(["--data", str(corpus), "--out", str(out), *flags])
+    except SystemExit as exit:
+        status = exit.code
+    error = capsys.readouterr().err
+    assert status == 2
+    assert named in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_subwords_that_cannot_be_learnt_do_not_stop_the_next_try(corpus, tmp_path, capsys):
+    arguments = ["--data", str(corpus), "--out", str(tmp_path)]
+    assert translate.main([*arguments, "--vocab", "0"]) == 2
+    assert "--vocab 0: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_reads_the_levels_before_it_writes_anything(tmp_path, capsys):
+    assert demo.main(["--out", str(tmp_path / "run"), "--dsq-levels", "[16,4,4,16] [2,2,2,16]"]) == 2
+    assert "--dsq-levels: levels must be precisions that never decrease" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_demo_writes_nothing_over(tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    assert demo.main(["--out", str(tmp_path)]) == 2
+    assert "there already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

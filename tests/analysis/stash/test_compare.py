@@ -1,0 +1,65 @@
+"""The comparison on a model of a few values: the numbers against hand counts, and what the user gets."""
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from analysis.stash import compare
+from analysis.stash.setups import CASES, SETUPS, Case, Setup, bits_a_value
+
+
+def tiny():
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+
+BATCH = 4 * 32 * 64  # bytes of one activation
+TINY = {"encoder": Case(tiny, lambda: (torch.randn(32, 64), torch.randn(32, 64)), F.mse_loss)}
+ROWS = (
+    Setup("plain", "encoder", smallest=2 * BATCH / 2**20),
+    Setup("bfp 4", "encoder", (("bfp", {"bits": 4}),), bits_a_value(4.5)),
+    Setup("wtacrs", "encoder", (("wtacrs", {"ratio": 0.5}),), None, stochastic=True),
+    Setup("converted", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
+)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(compare, "CASES", TINY)
+    monkeypatch.setattr(compare, "SETUPS", ROWS)
+
+
+def test_table_csv_and_picture(few, tmp_path, capsys):
+    assert compare.main(["--out", str(tmp_path), "--steps", "1", "--seeds", "3"]) == 0
+    rows = pd.read_csv(tmp_path / "compare_stash.csv").set_index("setup")
+    plain, bfp, noisy = rows.loc["plain"], rows.loc["bfp 4"], rows.loc["wtacrs"]
+    assert plain["stash, MiB"] * 2**20 == pytest.approx(2 * BATCH)
+    assert (plain["error"], plain["cosine"]) == (0, pytest.approx(1))
+    assert bfp["stash, MiB"] == bfp["least, MiB"] == pytest.approx(2 * BATCH / 2**20 * 4.5 / 32, rel=1e-4)
+    assert 0 < bfp["error"] < 0.3
+    assert plain["peak, MiB"] > plain["stash, MiB"]
+    assert abs(noisy["slope"] - 1) < 1
+    assert noisy["slope +-"] > 0
+    assert pd.isna(bfp["slope"])
+    assert "wtacrs" in (tmp_path / "compare_stash.md").read_text()
+    assert (tmp_path / "compare_stash.png").stat().st_size > 1000
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_rows_measured_before_are_kept_in_the_order_of_the_setups(few, tmp_path):
+    for only in ("bfp", "plain"):
+        assert compare.main(["--out", str(tmp_path), "--steps", "1", "--only", only]) == 0
+    assert list(pd.read_csv(tmp_path / "compare_stash.csv")["setup"]) == ["plain", "bfp 4"]
+
+
+def test_bad_input(tmp_path, capsys):
+    assert compare.main(["--out", str(tmp_path), "--only", "nothing"]) == 2
+    assert "--only nothing: no setup has that in its name" in capsys.readouterr().err
+    assert compare.main(["--out", str(tmp_path), "--seeds", "0"]) == 2
+    assert "--seeds and --steps must be at least 1, got 0 and 5" in capsys.readouterr().err
+
+
+def test_every_setup_has_a_case_and_a_row_of_its_own():
+    assert {setup.case for setup in SETUPS} == set(CASES)
+    assert len({(setup.case, setup.name) for setup in SETUPS}) == len(SETUPS)
