@@ -44,7 +44,7 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def main(steps: int = 300) -> dict[str, float]:
+def main(steps: int = 200) -> dict[str, float]:
     """Train; returns the first and the last loss, and the bytes of the stash in fp32 and packed."""
     torch.manual_seed(1)
     text = Path(argparse.__file__).read_text(encoding="utf-8")
@@ -79,5 +79,5 @@ def main(steps: int = 300) -> dict[str, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     main(parser.parse_args().steps)
