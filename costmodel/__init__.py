@@ -1,5 +1,8 @@
 """What a precision configuration costs: DRAM bytes, multiplier work, roofline bound. Imports no torch.
 
-Data flows one way: `workloads` (shapes) -> `operations` -> `traffic` and `arithmetic` -> `roofline` (with `hardware`)
--> `cli`. `paper` is the calibrated profile that reproduces the published tables; the rest is first principles.
+workloads/   shapes of a training step: named models, a Hugging Face config.json, a traced model's file
+model/       operations -> traffic and arithmetic -> roofline -> estimate -> sweep, from first principles
+hardware/    peaks and bandwidths, each with its source
+paper/       the calibrated model that reproduces the published tables, and the tables themselves
+cli/         dsq-cost
 """

@@ -2,6 +2,6 @@
 
 import sys
 
-from costmodel.cli import main
+from costmodel.cli.main import main
 
 sys.exit(main())

@@ -1,7 +1,5 @@
 """Which name a user probably meant."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 
-from dsq.formats.base import WIDEST
+from dsq.formats.base import NARROWEST, WIDEST
 
-ACCEPTED = f"four whole numbers in 2..{WIDEST}, as in [16,4,4,16]"
+ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [2,2,2,16] [16,4,4,16]"
 
 
@@ -25,7 +25,7 @@ class Precision:
 
     def __post_init__(self) -> None:
         for width in self:
-            if not isinstance(width, int) or isinstance(width, bool) or not 2 <= width <= WIDEST:
+            if not isinstance(width, int) or isinstance(width, bool) or not NARROWEST <= width <= WIDEST:
                 raise ValueError(f"precision must be {ACCEPTED}, got {_show(self)}")
 
     def __iter__(self) -> Iterator[int]:
@@ -36,12 +36,18 @@ class Precision:
 
     @staticmethod
     def parse(text: str) -> "Precision":
-        """The precision written ``[16,4,4,16]`` (brackets optional). Raises ValueError for anything else."""
+        """The precision written ``[16,4,4,16]``: brackets optional, commas or spaces. Raises ValueError otherwise."""
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
             raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
         return Precision(*map(int, widths))
+
+
+def parse_named_precision(text: str) -> tuple[str | None, Precision]:
+    """``fixed:[16,16,16,16]`` as the format's name (None without one) and the precision. Raises ValueError."""
+    name, colon, widths = text.rpartition(":")
+    return name.strip().lower() if colon else None, Precision.parse(widths)
 
 
 def parse_levels(text: str) -> tuple[Precision, ...]:

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from dsq.kernels import Grid, Layout, native
 from torch import Tensor
 
 from analysis.bench.memory import keep_freed_memory
 from analysis.bench.peers import installed, plain_pytorch
 from analysis.bench.race import Race, race
 from analysis.bench.timer import Call
-from dsq import kernels
+from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.kernels import dispatch
+from dsq.kernels.cpu.backend import backend as cpu_backend
+from dsq.kernels.cpu.library import library
 
 COLUMNS = 4096
 LARGE = 1 << 24
@@ -24,7 +26,7 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
 
     Raises ValueError without the kernels.
     """
-    sets = list(native.instruction_sets())
+    sets = list(library().instruction_sets())
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
     x = torch.randn(values // COLUMNS, COLUMNS)
@@ -53,14 +55,14 @@ def preallocated(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
     calls = _main_operations(isa, x, y)
     for axis in AXES:
         for bits in (2, 8, 16, 5):
-            calls |= {f"pack {bits} bits, {axis}": _pack(isa, x, Grid(bits, BOX), axis)}
-            calls |= {f"unpack {bits} bits, {axis}": _unpack(isa, x, y, Grid(bits, BOX), axis)}
+            calls |= {f"pack {bits} bits, {axis}": _pack(isa, x, BFP(bits, BOX), axis)}
+            calls |= {f"unpack {bits} bits, {axis}": _unpack(isa, x, y, BFP(bits, BOX), axis)}
         half = torch.empty_like(y, dtype=torch.bfloat16)
-        calls |= {f"quantise to bfloat16, {axis}": _quantize(isa, x, half, Grid(4, BOX), axis)}
-        calls |= {f"unpack 4 bits to bfloat16, {axis}": _unpack(isa, x, half, Grid(4, BOX), axis)}
-        calls |= {f"pack 4 bits stochastic, {axis}": _pack(isa, x, Grid(4, BOX), axis, seed=1)}
-    calls |= {"quantise fixed point": _quantize(isa, x, y, Grid(4, 0), "columns")}
-    calls |= {"quantise fixed point, static": _quantize(isa, x, y, Grid(8, 0, 2), "columns")}
+        calls |= {f"quantise to bfloat16, {axis}": _quantize(isa, x, half, BFP(4, BOX), axis)}
+        calls |= {f"unpack 4 bits to bfloat16, {axis}": _unpack(isa, x, half, BFP(4, BOX), axis)}
+        calls |= {f"pack 4 bits stochastic, {axis}": _pack(isa, x, BFP(4, BOX), axis, seed=1)}
+    calls |= {"quantise fixed point": _quantize(isa, x, y, FixedPoint(4), "columns")}
+    calls |= {"quantise fixed point, static": _quantize(isa, x, y, FixedPoint(8, 4), "columns")}
     return calls
 
 
@@ -68,10 +70,10 @@ def _main_operations(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
     calls: dict[str, Call] = {}
     for axis in AXES:
         calls |= {
-            f"pack 4 bits, {axis}": _pack(isa, x, Grid(4, BOX), axis),
-            f"unpack 4 bits, {axis}": _unpack(isa, x, y, Grid(4, BOX), axis),
-            f"quantise, {axis}": _quantize(isa, x, y, Grid(4, BOX), axis),
-            f"quantise stochastic, {axis}": _quantize(isa, x, y, Grid(4, BOX), axis, seed=1),
+            f"pack 4 bits, {axis}": _pack(isa, x, BFP(4, BOX), axis),
+            f"unpack 4 bits, {axis}": _unpack(isa, x, y, BFP(4, BOX), axis),
+            f"quantise, {axis}": _quantize(isa, x, y, BFP(4, BOX), axis),
+            f"quantise stochastic, {axis}": _quantize(isa, x, y, BFP(4, BOX), axis, seed=1),
         }
     return calls
 
@@ -80,20 +82,20 @@ def allocating(x: Tensor) -> dict[str, Call]:
     """The functions that dsq calls, their allocations included, as clone's are."""
     calls: dict[str, Call] = {}
     for axis, dim in AXES.items():
-        codes, exponents = kernels.pack(x, Grid(4, BOX), dim)
+        codes, scales = dispatch.pack(x, BFP(4, BOX), dim)
         calls |= {
-            f"pack 4 bits, {axis}": _call(kernels.pack, x, Grid(4, BOX), dim),
+            f"pack 4 bits, {axis}": _call(dispatch.pack, x, BFP(4, BOX), dim),
             f"unpack 4 bits, {axis}": _call(
-                kernels.unpack, codes, exponents, Grid(4, BOX), tuple(x.shape), dim, torch.float32
+                dispatch.unpack, codes, scales, BFP(4, BOX), tuple(x.shape), dim, torch.float32
             ),
-            f"quantise, {axis}": _call(kernels.quantize, x, Grid(4, BOX), dim),
-            f"quantise to bfloat16, {axis}": _call(kernels.quantize, x, Grid(4, BOX), dim, None, torch.bfloat16),
+            f"quantise, {axis}": _call(dispatch.quantize, x, BFP(4, BOX), dim),
+            f"quantise to bfloat16, {axis}": _call(dispatch.quantize, x, BFP(4, BOX), dim, None, torch.bfloat16),
         }
     return calls
 
 
 def _peers(x: Tensor, y: Tensor) -> Iterator[tuple[str, Call]]:
-    yield "this package", _quantize(next(iter(native.instruction_sets())), x, y, Grid(4, BOX), "columns")
+    yield "this package", _quantize(next(iter(library().instruction_sets())), x, y, BFP(4, BOX), "columns")
     yield "plain PyTorch", _call(plain_pytorch, x)
     yield "torch.compile of the same", _call(torch.compile(plain_pytorch, dynamic=False), x)
     for name, quantizer in installed():
@@ -104,18 +106,18 @@ def _call(function: Callable, *args: object) -> Call:
     return lambda: function(*args)
 
 
-def _pack(isa: str, x: Tensor, grid: Grid, axis: str, seed: int | None = None) -> Call:
-    layout, backend = Layout.of(x.shape, AXES[axis]), native.backend(isa)
-    out = backend.pack(x, grid, layout, seed)
-    return lambda: backend.pack(x, grid, layout, seed, out=out)  # type: ignore[call-arg]
+def _pack(isa: str, x: Tensor, fmt: Format, axis: str, seed: int | None = None) -> Call:
+    layout, backend = Layout.of(x.shape, AXES[axis]), cpu_backend(isa)
+    out = backend.pack(x, fmt, layout, seed)
+    return lambda: backend.pack(x, fmt, layout, seed, out=out)  # type: ignore[call-arg]
 
 
-def _unpack(isa: str, x: Tensor, y: Tensor, grid: Grid, axis: str) -> Call:
-    layout, backend = Layout.of(x.shape, AXES[axis]), native.backend(isa)
-    codes, exponents = backend.pack(x, grid, layout, None)
-    return lambda: backend.unpack(codes, exponents, grid, layout, y.dtype, out=y)  # type: ignore[call-arg]
+def _unpack(isa: str, x: Tensor, y: Tensor, fmt: Format, axis: str) -> Call:
+    layout, backend = Layout.of(x.shape, AXES[axis]), cpu_backend(isa)
+    codes, scales = backend.pack(x, fmt, layout, None)
+    return lambda: backend.unpack(codes, scales, fmt, layout, y.dtype, out=y)  # type: ignore[call-arg]
 
 
-def _quantize(isa: str, x: Tensor, y: Tensor, grid: Grid, axis: str, seed: int | None = None) -> Call:
-    layout, backend = Layout.of(x.shape, AXES[axis]), native.backend(isa)
-    return lambda: backend.quantize(x, grid, layout, seed, y.dtype, out=y)  # type: ignore[call-arg]
+def _quantize(isa: str, x: Tensor, y: Tensor, fmt: Format, axis: str, seed: int | None = None) -> Call:
+    layout, backend = Layout.of(x.shape, AXES[axis]), cpu_backend(isa)
+    return lambda: backend.quantize(x, fmt, layout, seed, y.dtype, out=y)  # type: ignore[call-arg]

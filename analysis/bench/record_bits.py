@@ -157,7 +157,7 @@ def packing() -> Iterator[Case]:
     for fmt, seed in product((*FEW, *WIDE[2:]), SEEDS):
         yield _packed(fmt, "normal", (40, 100), -1, "float32", seed)
     for fmt, layout, dim, seed in product(FEW, LAYOUTS, (0, 1), (None, 7)):
-        name = f"{fmt}/{layout} dim {dim}/seed {seed}"
+        name = f"{fmt!r}/{layout} dim {dim}/seed {seed}"
         yield name, lambda fmt=fmt, layout=layout, dim=dim, seed=seed: _pack(LAYOUTS[layout](), fmt, dim, seed)
 
 
@@ -172,7 +172,7 @@ def large() -> Iterator[Case]:
 
 
 def _packed(fmt: Format, kind: str, shape: tuple[int, ...], dim: int, dtype: str, seed: int | None) -> Case:
-    name = f"{fmt}/{'x'.join(map(str, shape)) or 'scalar'} dim {dim}/{dtype}/{kind}/seed {seed}"
+    name = f"{fmt!r}/{'x'.join(map(str, shape)) or 'scalar'} dim {dim}/{dtype}/{kind}/seed {seed}"
     return name, lambda: _pack(_values(kind, shape).to(DTYPES[dtype]), fmt, dim, seed)
 
 

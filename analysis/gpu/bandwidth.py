@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from dsq.kernels import Grid, Layout, gpu
 
 from analysis.bench.timer import Call, gpu_clock, in_turns
+from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.kernels.triton import codec, masks
 
 Row = dict[str, Any]
 #: values of a tensor: 512 MiB of float32, many times any cache
@@ -53,58 +54,58 @@ def _runs(values: int) -> Iterator[Run]:
         x = torch.randn(values // COLUMNS, COLUMNS, device="cuda").to(dtype)
         for dim in (-1, 0):
             for bits in (2, 4, 8, 16):
-                yield _pack(x, dim, Grid(bits, 16))
-                yield _unpack(x, dim, Grid(bits, 16))
-            yield _pack(x, dim, Grid(4, 16), seed=1)
-            yield _quantize(x, dim, Grid(4, 16), torch.float32)
-            yield _quantize(x, dim, Grid(4, 16), torch.bfloat16)
-            yield _quantize(x, dim, Grid(4, 16), torch.bfloat16, seed=1)
-            yield _pack(x, dim, Grid(5, 16))
-            yield _unpack(x, dim, Grid(5, 16))
-            yield _pack(x, dim, Grid(4, 12))
-        yield _pack(x, -1, Grid(4, 0))
-        yield _unpack(x, -1, Grid(4, 0))
+                yield _pack(x, dim, BFP(bits))
+                yield _unpack(x, dim, BFP(bits))
+            yield _pack(x, dim, BFP(4), seed=1)
+            yield _quantize(x, dim, BFP(4), torch.float32)
+            yield _quantize(x, dim, BFP(4), torch.bfloat16)
+            yield _quantize(x, dim, BFP(4), torch.bfloat16, seed=1)
+            yield _pack(x, dim, BFP(5))
+            yield _unpack(x, dim, BFP(5))
+            yield _pack(x, dim, BFP(4, 12))
+        yield _pack(x, -1, FixedPoint(4))
+        yield _unpack(x, -1, FixedPoint(4))
         yield from _masks(x.view(-1))
 
 
-def _what(op: str, x: torch.Tensor, dim: int, grid: Grid, seed: int | None) -> Row:
+def _what(op: str, x: torch.Tensor, dim: int, fmt: Format, seed: int | None) -> Row:
     return {
         "op": op,
         "type": str(x.dtype).removeprefix("torch."),
         "boxes along": "rows" if dim == 0 else "columns",
-        "bits": grid.bits,
-        "box": grid.box or "tensor",
+        "bits": fmt.bits,
+        "box": fmt.box or "tensor",
         "rounding": "nearest" if seed is None else "stochastic",
     }
 
 
-def _pack(x: torch.Tensor, dim: int, grid: Grid, seed: int | None = None) -> Run:
+def _pack(x: torch.Tensor, dim: int, fmt: Format, seed: int | None = None) -> Run:
     layout = Layout.of(x.shape, dim)
-    codes, exponents = gpu.pack(x, grid, layout, seed)
-    reads = x.nbytes if gpu.holds_boxes(grid, layout) else 2 * x.nbytes
-    moved = reads + codes.nbytes + exponents.nbytes
-    return Run(_what("pack", x, dim, grid, seed), moved, lambda: gpu.pack(x, grid, layout, seed))
+    codes, scales = codec.pack(x, fmt, layout, seed)
+    reads = x.nbytes if codec.holds_boxes(fmt, layout) else 2 * x.nbytes
+    moved = reads + codes.nbytes + scales.nbytes
+    return Run(_what("pack", x, dim, fmt, seed), moved, lambda: codec.pack(x, fmt, layout, seed))
 
 
 def _masks(x: torch.Tensor) -> Iterator[Run]:
-    bits = gpu.pack_mask(x, 0.0, math.nan, True)
-    what = {**_what("pack", x, -1, Grid(1, 0), None), "box": "mask"}
+    bits = masks.pack_mask(x, 0.0, math.nan, True)
+    what = {**_what("pack", x, -1, FixedPoint(2), None), "bits": 1, "box": "mask"}
     moved = x.nbytes + bits.nbytes
-    yield Run(what, moved, lambda: gpu.pack_mask(x, 0.0, math.nan, True))
-    unpack = partial(gpu.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
+    yield Run(what, moved, lambda: masks.pack_mask(x, 0.0, math.nan, True))
+    unpack = partial(masks.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
     yield Run({**what, "op": "unpack"}, moved, unpack)
-    yield Run({**what, "op": "apply"}, moved + x.nbytes, lambda: gpu.apply_mask(bits, x))
+    yield Run({**what, "op": "apply"}, moved + x.nbytes, lambda: masks.apply_mask(bits, x))
 
 
-def _unpack(x: torch.Tensor, dim: int, grid: Grid) -> Run:
+def _unpack(x: torch.Tensor, dim: int, fmt: Format) -> Run:
     layout = Layout.of(x.shape, dim)
-    codes, exponents = gpu.pack(x, grid, layout, None)
-    moved = x.nbytes + codes.nbytes + exponents.nbytes
-    return Run(_what("unpack", x, dim, grid, None), moved, lambda: gpu.unpack(codes, exponents, grid, layout, x.dtype))
+    codes, scales = codec.pack(x, fmt, layout, None)
+    moved = x.nbytes + codes.nbytes + scales.nbytes
+    return Run(_what("unpack", x, dim, fmt, None), moved, lambda: codec.unpack(codes, scales, fmt, layout, x.dtype))
 
 
-def _quantize(x: torch.Tensor, dim: int, grid: Grid, out: torch.dtype, seed: int | None = None) -> Run:
+def _quantize(x: torch.Tensor, dim: int, fmt: Format, out: torch.dtype, seed: int | None = None) -> Run:
     layout = Layout.of(x.shape, dim)
     moved = x.nbytes + x.numel() * out.itemsize
-    what = _what(f"quantize to {str(out).removeprefix('torch.')}", x, dim, grid, seed)
-    return Run(what, moved, lambda: gpu.quantize(x, grid, layout, seed, out))
+    what = _what(f"quantize to {str(out).removeprefix('torch.')}", x, dim, fmt, seed)
+    return Run(what, moved, lambda: codec.quantize(x, fmt, layout, seed, out))

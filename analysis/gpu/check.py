@@ -22,12 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from dsq.kernels import Grid, Layout, gemm_bf16, gpu
-from dsq.kernels.conformance import Case, cases, disagreements, mask_disagreements
 
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, fail, guarded
 from dsq.command.table import Record, as_csv, table
+from dsq.formats import BFP, Layout
+from dsq.kernels.conformance import Case, cases, disagreements, gemm_disagreements, mask_disagreements
+from dsq.kernels.triton import codec, masks
+from dsq.kernels.triton.backend import TRITON
 
 PROG = "python -m analysis.gpu.check"
 NOT_ON_GPU = "not run on a GPU (Triton's interpreter on the CPU)"
@@ -65,55 +67,56 @@ def main(argv: list[str] | None = None) -> int:
 
 def agreement(device: torch.device) -> Iterator[Record]:
     """A row a case: what differs from the reference, by name ("" where nothing does)."""
-    yield from _compared("", device, cases())
+    yield from _compared("", device, cases(TRITON.formats))
     yield from _compared_masks("", device)
     with _wide_offsets():
         yield from _compared_masks("64-bit offsets: ", device)
-        yield from _compared("64-bit offsets: ", device, list(cases())[::7])
+        yield from _compared("64-bit offsets: ", device, list(cases(TRITON.formats))[::7])
     if device.type == "cuda":
-        yield from _compared("", device, cases(rows=200, columns=1100))
+        yield from _compared("", device, cases(TRITON.formats, rows=200, columns=1100))
         yield _beyond_32_bits()
-        yield from _products()
+        for case, wrong in gemm_disagreements(TRITON, device):
+            yield {"case": case, "disagree": wrong}
 
 
 def _compared(prefix: str, device: torch.device, tried: Iterable[Case]) -> Iterator[Record]:
     for case in tried:
-        yield {"case": f"{prefix}{case}", "disagree": " ".join(disagreements(gpu.TRITON, case, device))}
+        yield {"case": f"{prefix}{case}", "disagree": " ".join(disagreements(TRITON, case, device))}
 
 
 def _compared_masks(prefix: str, device: torch.device) -> Iterator[Record]:
-    for case, wrong in mask_disagreements(gpu.TRITON, device):
+    for case, wrong in mask_disagreements(TRITON, device):
         yield {"case": f"{prefix}{case}", "disagree": wrong}
 
 
 @contextmanager
 def _wide_offsets() -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    before, gpu.WIDE = gpu.WIDE, 0
-    gpu.plan_for.cache_clear()
+    before, codec.WIDE, masks.WIDE = codec.WIDE, 0, 0
+    codec.launch_for.cache_clear()
     try:
         yield
     finally:
-        gpu.WIDE = before
-        gpu.plan_for.cache_clear()
+        codec.WIDE = masks.WIDE = before
+        codec.launch_for.cache_clear()
 
 
 def _beyond_32_bits() -> Record:
     """A tensor of over 2**31 values gives at its end the bytes that its last rows give alone."""
-    grid, rows, columns, last = Grid(4, 16), 2**20 + 16, 2048, 16
+    fmt, rows, columns, last = BFP(4), 2**20 + 16, 2048, 16
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
     wrong = []
     for axis, dim in (("columns", -1), ("rows", 0)):
         whole, end = Layout.of(x.shape, dim), Layout.of((last, columns), dim)
-        codes, exponents = gpu.pack(x, grid, whole, None)
-        codes_end, exponents_end = gpu.pack(x[-last:], grid, end, None)
-        y_end = gpu.unpack(codes, exponents, grid, whole, torch.bfloat16)[:, -last:]
+        codes, scales = codec.pack(x, fmt, whole, None)
+        codes_end, scales_end = codec.pack(x[-last:], fmt, end, None)
+        y_end = codec.unpack(codes, scales, fmt, whole, torch.bfloat16)[:, -last:]
         alike = (
             torch.equal(codes[-last:], codes_end),
-            torch.equal(exponents.view(-1)[-exponents_end.numel() :], exponents_end.view(-1)),
-            torch.equal(y_end, gpu.unpack(codes_end, exponents_end, grid, end, torch.bfloat16)),
+            torch.equal(scales.view(-1)[-scales_end.numel() :], scales_end.view(-1)),
+            torch.equal(y_end, codec.unpack(codes_end, scales_end, fmt, end, torch.bfloat16)),
         )
-        names = ("codes", "exponents", "unpack")
+        names = ("codes", "scales", "unpack")
         wrong += [f"{name} (boxes along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
     return {"case": f"{rows}x{columns} values, bfloat16", "disagree": " ".join(wrong)}
 
@@ -129,19 +132,6 @@ def _step(device: torch.device) -> Iterator[Record]:
 
     for size in SIZES:
         yield from measure_steps(size)
-
-
-def _products() -> Iterator[Record]:
-    """Products of values that bfloat16 holds, summed in float32: far nearer float64's than sums in bfloat16 or TF32."""
-    for m, k, n in ((1024, 512, 2048), (4096, 4096, 4096)):
-        a, b = (
-            gpu.quantize(torch.randn(*shape, device="cuda"), Grid(9, 16), Layout.of(shape, dim), None, torch.bfloat16)
-            for shape, dim in (((m, k), 1), ((k, n), 0))
-        )
-        expected = a.double() @ b.double()
-        error = ((gemm_bf16(a, b).double() - expected).norm() / expected.norm()).item()
-        wrong = "" if error < 1e-5 else f"relative error {error:.1e}"
-        yield {"case": f"gemm_bf16 {m}x{k} by {k}x{n}, relative error under 1e-5", "disagree": wrong}
 
 
 PARTS = {"agreement": agreement, "bandwidth": _bandwidth, "step": _step}

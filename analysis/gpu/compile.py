@@ -18,7 +18,6 @@ from functools import partial
 
 import torch
 import triton
-from dsq.kernels import Grid, Layout, gpu
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -26,6 +25,8 @@ from triton.runtime.jit import JITFunction
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import as_csv, table
+from dsq.formats import BFP, Layout
+from dsq.kernels.triton import codec
 
 PROG = "python -m analysis.gpu.compile"
 TARGET = GPUTarget("cuda", 90, 32)
@@ -68,8 +69,8 @@ def compiling() -> Iterator[list[Compiled]]:
     compiled: list[Compiled] = []
     run, before = JITFunction.run, driver._active
 
-    def compile_only(self, *args, grid, warmup, **options):
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
+    def compile_only(self, *args, fmt, warmup, **options):
+        kernel = run(self, *args, fmt=fmt, warmup=True, **options)
         compiled.append(_read(kernel))
         return kernel
 
@@ -128,20 +129,20 @@ def launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
     x = torch.empty(SHAPE)
     for axis, dim in (("columns", -1), ("rows", 0)):
         layout = Layout.of(SHAPE, dim)
-        values = gpu.TILE["T"] * gpu.TILE["C"] // (32 * gpu.TILE["num_warps"])
+        values = codec.TILE["T"] * codec.TILE["C"] // (32 * codec.TILE["num_warps"])
         if dim == 0:
-            values = 16 * gpu.BOX_TILE["C"] // (32 * gpu.BOX_TILE["num_warps"])
+            values = 16 * codec.BOX_TILE["C"] // (32 * codec.BOX_TILE["num_warps"])
         for dtype in (torch.float32, torch.bfloat16):
             for bits in (2, 4, 8, 16):
-                grid, name = Grid(bits, 16), str(dtype).removeprefix("torch.")
+                fmt, name = BFP(bits), str(dtype).removeprefix("torch.")
                 row = {"boxes along": axis, "type": name, "bits": bits}
                 codes = torch.empty(layout.code_shape(bits), dtype=torch.uint8)
-                exponents = torch.empty(layout.exponent_shape(16), dtype=torch.uint8)
+                scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8)
                 typed = x.to(dtype)
-                yield {"op": "pack", **row}, values, partial(gpu.pack, typed, grid, layout, None)
-                yield {"op": "pack, stochastic", **row}, values, partial(gpu.pack, typed, grid, layout, 1)
-                yield {"op": "unpack", **row}, values, partial(gpu.unpack, codes, exponents, grid, layout, dtype)
-                yield {"op": "quantize", **row}, values, partial(gpu.quantize, typed, grid, layout, None, dtype)
+                yield {"op": "pack", **row}, values, partial(codec.pack, typed, fmt, layout, None)
+                yield {"op": "pack, stochastic", **row}, values, partial(codec.pack, typed, fmt, layout, 1)
+                yield {"op": "unpack", **row}, values, partial(codec.unpack, codes, scales, fmt, layout, dtype)
+                yield {"op": "quantize", **row}, values, partial(codec.quantize, typed, fmt, layout, None, dtype)
 
 
 def compile_all(out: str | None) -> None:

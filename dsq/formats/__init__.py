@@ -8,7 +8,18 @@ bfp.py, ...     a format each; every file of this folder is imported here, so th
 from importlib import import_module
 from pkgutil import iter_modules
 
-from dsq.formats.base import BOX, FORMATS, MAX_PACKED_BITS, WIDEST, Format, Law, format_class, options, parse_format
+from dsq.formats.base import (
+    BOX,
+    FORMATS,
+    MAX_PACKED_BITS,
+    NARROWEST,
+    WIDEST,
+    Format,
+    Law,
+    format_class,
+    options,
+    parse_format,
+)
 from dsq.formats.bfp import BFP
 from dsq.formats.fixed_point import FixedPoint
 from dsq.formats.identity import Identity
@@ -22,6 +33,7 @@ __all__ = [
     "BOX",
     "FORMATS",
     "MAX_PACKED_BITS",
+    "NARROWEST",
     "WIDEST",
     "FixedPoint",
     "Format",

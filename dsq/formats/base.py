@@ -1,7 +1,6 @@
 """What every number format states about itself: bits, grid, what it stores, what it costs. No tensors, no torch.
 
-Adding a format takes two files: a dataclass here, entered by ``@register``, and its codec in kernels/reference. Widths
-may be numpy arrays where a property is only arithmetic on them, as in the cost model's sweeps.
+Adding a format takes two files: a dataclass here, entered by ``@register``, and its codec in kernels/reference.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,7 +12,8 @@ from dsq.formats.layout import Layout
 
 #: widest code that packs; a wider format keeps the value in floating point
 MAX_PACKED_BITS = 16
-#: widest format
+#: narrowest and widest format
+NARROWEST = 2
 WIDEST = 32
 #: values to a box of a block format, unless told
 BOX = 16
@@ -49,7 +49,7 @@ class Format:
     bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", whole_number("bits", self.bits, 2, WIDEST))
+        object.__setattr__(self, "bits", whole_number("bits", self.bits, NARROWEST, WIDEST))
 
     @property
     def box(self) -> int:
@@ -75,6 +75,11 @@ class Format:
         return self.bits - 1
 
     @property
+    def multiplier_bits(self) -> int:
+        """Width of an operand as the multiplier of the cost law sees it: a code, sign included."""
+        return self.bits
+
+    @property
     def exact_in_bfloat16(self) -> bool:
         """Whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
         return self.packs and self.significand_bits <= 8
@@ -85,16 +90,16 @@ class Format:
         return 8
 
     def scale_bytes(self, layout: Layout) -> int:
-        """Bytes of the scales of a tensor of this layout."""
-        return -(-layout.boxes(self.box) * self.scale_bits // 8) + self.tensor_bytes
+        """Bytes that a tensor of this layout takes besides its codes; none where values stay in floating point."""
+        return -(-layout.boxes(self.box) * self.scale_bits // 8) + self.tensor_bytes if self.packs else 0
 
     def scale_shape(self, layout: Layout) -> tuple[int, ...]:
         """Shape of the uint8 tensor of scales that the kernels write, one a box in the tensor's order."""
         return layout.box_shape(self.box)
 
     def nbytes(self, layout: Layout) -> int:
-        """Bytes of a tensor of this layout, packed."""
-        return layout.code_bytes(self.bits) + self.scale_bytes(layout)
+        """Bytes of a tensor of this layout: packed, or in float32 where the format is wider than any code."""
+        return layout.code_bytes(self.bits if self.bits <= MAX_PACKED_BITS else WIDEST) + self.scale_bytes(layout)
 
     def at(self, bits: int) -> Self:
         """The same format at another width."""

@@ -1,6 +1,6 @@
 """No quantisation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dsq.formats.base import WIDEST, Format, Law
@@ -14,7 +14,7 @@ class Identity(Format):
     name: ClassVar[str] = "float"
     law: ClassVar[Law] = FixedPoint.law  #: of the significands
 
-    bits: int = WIDEST
+    bits: int = field(default=WIDEST, repr=False)  #: 16 or 32, as of the types float16 and float32
 
     @property
     def packs(self) -> bool:
@@ -22,4 +22,8 @@ class Identity(Format):
 
     @property
     def significand_bits(self) -> int:
-        return 24 if self.bits > 16 else 11
+        return 24 if self.bits > 16 else min(self.bits, 11)
+
+    @property
+    def multiplier_bits(self) -> int:
+        return self.significand_bits

@@ -26,7 +26,7 @@ def layout(ffi: FFI) -> dict[str, int]:
     for name in ffi.list_types()[0]:
         struct = ffi.typeof(name)
         if struct.kind == "struct":
-            numbers[f"sizeof({name})"] = ffi.sizeof(struct)
+            numbers[f"sizeof({name})"] = ffi.sizeof(name)
             numbers |= {f"offsetof({name}, {field})": kind.offset for field, kind in struct.fields or ()}
     return numbers
 

@@ -58,7 +58,7 @@ class Library:
 @cache
 def library() -> Library:
     """The library, loaded with the first call, its threads those of PyTorch. Raises what ``load`` does."""
-    loaded = load()
+    loaded = load(LIBRARY, abi.HEADER)
     runtime = FFI()
     runtime.cdef("void GOMP_parallel(void); void omp_get_thread_num(void);")
     with suppress(AttributeError):  # PyTorch built without OpenMP: one thread
@@ -68,7 +68,7 @@ def library() -> Library:
     return loaded
 
 
-def load(path: Path = LIBRARY, header: Path = abi.HEADER) -> Library:
+def load(path: Path, header: Path) -> Library:
     """The library at ``path``, which must have been built from ``header``.
 
     Raises ImportError where there is none, and RuntimeError for one that was built from another header.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dsq
-from dsq.kernels.cpu import linear as cpu_linear
+from dsq.kernels.cpu import scratch
 from dsq.kernels.dispatch import backend_for, use_backend
 from dsq.ops import linear_passes as passes
 
@@ -47,7 +47,7 @@ def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options,
 
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
 def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
-    monkeypatch.setattr(cpu_linear, "_KEPT", 0)
+    monkeypatch.setattr(scratch, "KEPT", 0)
     matmuls = dsq.Quantizers.of(precision).matmuls
     x, w, dy = torch.randn(4096, 64), torch.randn(512, 64), torch.randn(4096, 512)
     y, x1 = passes.forward(matmuls, x, w, None, None, stashing=True)

@@ -1,0 +1,108 @@
+"""dsq-cost estimate: precisions, or a finished run, in one line each."""
+
+import argparse
+
+from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.query import check_paper, facts, floor_record, heading, setup_of, workload_of
+from costmodel.cli.run_history import RunHistory, load_history
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.estimate import REFERENCE, Estimate, evaluate
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import Setup
+from costmodel.paper import calibrated
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    if bool(arguments.precision) == bool(arguments.history):
+        raise ValueError("give one or more precisions, or --history FILE, and not both")
+    workload, history, excluded = workload_of(arguments), None, ""
+    setups = [setup_of(arguments, text) for text in arguments.precision]
+    if arguments.history:
+        history = load_history(arguments.history, vars(arguments))
+        _check_options(arguments, history)
+        setups = [level.setup for level in history.levels]
+        if history.exclude and arguments.exclude is None:
+            workload, excluded = _as_the_run(workload, history.exclude, arguments.profile)
+    estimated = _paper if arguments.profile == "paper" else _first_principles
+    records, shown, title, notes, known = estimated(arguments, workload, setups)
+    if history:
+        records.append(_mean_record(records, history))
+        shown = {"format": shown.pop("format"), "precision": shown.pop("precision"), "share": ".1%"} | shown
+        notes.append(f"mean: weighed by each level's share of {history.weighing}.")
+        notes += [excluded] if excluded else []
+    return Report([Section("estimates", title, records, shown)], notes, known)
+
+
+#: records, shown columns, title, notes and facts
+Estimated = tuple[list[Record], dict[str, str], str, list[str], Record]
+
+
+def _paper(arguments: argparse.Namespace, workload: Workload, setups: list[Setup]) -> Estimated:
+    check_paper(arguments)
+    records = [
+        _named(setup)
+        | {"arithmetic": float(calibrated.arithmetic(setup)), "dram": float(calibrated.dram(workload, setup))}
+        for setup in setups
+    ]
+    shown = {"format": "", "precision": "", "arithmetic": ".4f", "dram": ".4f"}
+    return records, shown, f"{workload.name}, paper profile, relative to fixed-point 32", [], facts(workload)
+
+
+def _first_principles(arguments: argparse.Namespace, workload: Workload, setups: list[Setup]) -> Estimated:
+    hardware = load_hardware(arguments.hardware)
+    reference = evaluate(workload, REFERENCE, hardware)
+    records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
+    shown = {"format": "", "precision": "", "dram_MB": ",.1f", "dram": ".3f", "stash_MB": ",.2f"}
+    shown |= {"multiplier_Tbit": ",.1f", "arithmetic": ".4f", "flop_per_byte": ",.1f", "ridge": ",.1f"}
+    shown |= {"bound": "", "floor_ms": ",.3f"}
+    notes = [
+        "a training step; dram and arithmetic: relative to fixed-point 32; multiplier: operand width x operand "
+        "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward; "
+        "ridge: the intensity at which this mix of datatypes turns compute-bound."
+    ]
+    return records, shown, heading(workload, hardware), notes, facts(workload, hardware)
+
+
+def _check_options(arguments: argparse.Namespace, history: RunHistory) -> None:
+    """Raises ValueError for an option of the format that the run's own record overrules."""
+    for option, recorded in history.recorded.items():
+        given = getattr(arguments, option)
+        if given not in (arguments.parser.get_default(option), recorded):
+            raise ValueError(f"--{option.replace('_', '-')} {given} does nothing: the history records {recorded}")
+
+
+def _as_the_run(workload: Workload, pattern: str, profile: str) -> tuple[Workload, str]:
+    """The workload with the layers unconverted that the run left so, and a note of what that changes."""
+    whole, workload = workload, workload.excluding(pattern)
+    if profile == "paper":
+        change = "changes nothing: the paper profile costs every linear layer"
+    elif workload == whole:  # no error: the workload may name layers otherwise, or have them unconverted already
+        change = "changes nothing: it matches none of the workload's converted layers"
+    else:
+        change = "leaves the layers that it matches unconverted"
+    return workload, f"the run's exclude {pattern!r} {change}."
+
+
+def _named(setup: Setup) -> Record:
+    return {"format": setup.format.name, "precision": str(setup.precision)}
+
+
+def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
+    return _named(setup) | {
+        "dram_MB": float(cost.dram_bytes) / 1e6,
+        "dram": float(cost.dram_bytes / reference.dram_bytes),
+        "stash_MB": float(cost.stash_bytes) / 1e6,
+        "arithmetic": float(cost.arithmetic / reference.arithmetic),
+        "multiplier_Tbit": float(cost.multiplier_work) / 1e12,
+        **floor_record(cost.total),
+    }
+
+
+def _mean_record(records: list[Record], history: RunHistory) -> Record:
+    mean: Record = {"format": history.levels[0].setup.format.name, "precision": "mean", "share": 1.0}
+    for record, share in zip(records, history.shares, strict=True):
+        record["share"] = share
+    for name in ("dram_MB", "dram", "stash_MB", "arithmetic", "multiplier_Tbit", "gflop", "floor_ms"):
+        if name in records[0]:
+            mean[name] = sum(record[name] * record["share"] for record in records)
+    return mean

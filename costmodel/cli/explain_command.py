@@ -1,0 +1,92 @@
+"""dsq-cost explain: one configuration, tensor by tensor."""
+
+import argparse
+
+from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.query import check_paper, facts, heading, setup_of, workload_of
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import Setup
+from costmodel.model.traffic import Transfer, transfers
+from costmodel.paper import calibrated
+from dsq.arguments import pattern
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    workload, setup = workload_of(arguments), setup_of(arguments, arguments.precision)
+    matched = pattern("operation", arguments.operation or "")
+    if arguments.profile == "paper":
+        check_paper(arguments)
+        return _explain_paper(workload, setup)
+    hardware = load_hardware(arguments.hardware)
+    moved = transfers(workload, setup, hardware.on_chip_bytes)
+    whole = sum(float(transfer.total) for transfer in moved)
+    records = [_record(transfer, whole) for transfer in moved if any(map(matched.search, transfer.group.names))]
+    if not records:
+        raise ValueError(f"operation {arguments.operation!r} matches none of the workload's operations")
+    shown = dict.fromkeys(records[0], "") | {"bytes": ",", "exponents": ",", "total": ",", "share": ".2%"}
+    total = sum(record["total"] for record in records)
+    notes = [
+        f"{setup}: {total:,} bytes shown of {whole:,.0f} a step.",
+        "bytes: one operation, all its reads; exponents: the part of them that box storage adds; times: how often "
+        "the tile model reads it; a: the container width of tensors that no quantiser touches.",
+    ]
+    return Report([Section("tensors", heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
+
+
+def _record(transfer: Transfer, whole: float) -> Record:
+    names = transfer.group.names
+    return {
+        "operation": names[0] if len(names) == 1 else f"{names[0]} (+{len(names) - 1} alike)",
+        "tensor": transfer.tensor,
+        "phase": transfer.phase,
+        "moved": transfer.direction,
+        "shape": "x".join(map(str, transfer.shape)),
+        "q": transfer.width,
+        "bits": transfer.bits,
+        "times": transfer.times,
+        "bytes": transfer.bytes,
+        "exponents": transfer.scales,
+        "count": transfer.group.count,
+        "total": transfer.total,
+        "share": float(transfer.total) / whole,
+    }
+
+
+def _explain_paper(workload: Workload, setup: Setup) -> Report:
+    totals = calibrated.tensor_totals(workload, setup)
+    whole = sum(float(total.bytes) for total in totals)
+    tensors: list[Record] = [
+        {
+            "tensor": total.tensor.name,
+            "phase": total.tensor.phase,
+            "moved": total.tensor.direction,
+            "q": total.tensor.width,
+            "values": total.values,
+            "bits_a_value": float(total.bits_a_value),
+            "bytes": float(total.bytes),
+            "share": float(total.bytes) / whole,
+            "source": total.tensor.source,
+        }
+        for total in totals
+    ]
+    products: list[Record] = [
+        {
+            "product": matmul.name,
+            "widths": " x ".join(str(getattr(setup.precision, width)) for width in matmul.widths),
+            "cost": float(calibrated.matmul_cost(matmul, setup)),
+            "source": matmul.source,
+        }
+        for matmul in calibrated.MATMULS
+    ]
+    shown = dict.fromkeys(tensors[0], "") | {"values": ",", "bits_a_value": "g", "bytes": ",.0f", "share": ".1%"}
+    shown_products = dict.fromkeys(products[0], "") | {"cost": ".4f"}
+    law, title = setup.format.law, f"{workload.name}, paper profile, {setup}: linear layers' tensors"
+    sections = [
+        Section("tensors", title, tensors, shown),
+        Section(
+            "products", "Products, relative to a fixed-point 32 x 32 multiply-accumulate", products, shown_products
+        ),
+    ]
+    notes = [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
+    return Report(sections, notes, facts(workload))

@@ -1,0 +1,164 @@
+"""dsq-cost: what a precision configuration costs. This file parses; NAME_command.py answers.
+
+Nothing here needs numpy, for --help to be quick.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from costmodel.cli import format_options
+from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
+from costmodel.workloads.named import WORKLOADS
+from dsq.command.files import check_writable, write_text
+from dsq.command.parser import OneLineParser, guarded
+from dsq.formats import BFP
+
+#: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
+EXAMPLES = {
+    "estimate": (
+        '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
+        '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
+        '"[8,4,4,16]" --workload path/to/config.json --sequences 8 --target-length 1024 --json',
+        "--history run/dsq_history.json --profile paper",
+    ),
+    "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
+    "roofline": (
+        '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',
+        "float:[16,16,16,16] --workload opt_1.3b --hardware h200 --picture opt.svg",
+    ),
+    "sweep": (
+        "--q0 2:16 --q1 2:16 --q2 2:16 --q3 8:16 --csv --output sweep.csv",
+        "--picture front.png",
+        "--hardware msfp-accelerator --objectives time,stash,noise",
+    ),
+    "explain": (
+        '"[16,4,4,16]" --workload opt_1.3b',
+        '"[16,4,4,16]" --operation fc1',
+        '"[2,2,2,16]" --profile paper --csv',
+    ),
+}
+PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Returns 0, or 2 after one line on stderr for bad input."""
+    arguments = parser().parse_args(argv)
+    return guarded(f"dsq-cost {arguments.command}", lambda: answer(arguments))
+
+
+def answer(arguments: argparse.Namespace) -> None:
+    """Print or write what one command finds. Raises ValueError for bad input, before anything is written."""
+    picture = getattr(arguments, "picture", None)
+    for path in (arguments.output, picture):
+        if path:
+            check_writable(path)
+    if picture and not picture.endswith((".png", ".svg")):
+        raise ValueError(f"picture {picture} must end in .png or .svg")
+    report = import_module(f"costmodel.cli.{arguments.command}_command").run(arguments)
+    text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
+    if arguments.output:
+        write_text(arguments.output, text)
+    else:
+        sys.stdout.write(text)
+
+
+def parser() -> OneLineParser:
+    top = OneLineParser(
+        prog="dsq-cost",
+        description="What a training precision [q0,q1,q2,q3] costs: DRAM traffic, arithmetic, roofline.",
+    )
+    _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+
+    estimate = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
+    estimate.add_argument("precision", nargs="*", help=PRECISION_HELP)
+    text = "JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
+    text += "unconverted, or those of --exclude where that is given"
+    estimate.add_argument("--history", metavar="FILE", help=text)
+    _profile(estimate)
+
+    table = _command(commands, "table", "the paper's tables 1, 6 and 7 beside ours, with residuals", workload=False)
+    table.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
+    _hardware(table, "for table 7")
+
+    summary = "intensity, bound and time floor of each operation class, and the picture"
+    roofline = _command(commands, "roofline", summary)
+    roofline.add_argument("precision", nargs="+", help=PRECISION_HELP)
+    roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
+
+    sweep = _command(commands, "sweep", "cost all configurations in a range and find the Pareto front")
+    for q, default in (("q0", "2:16"), ("q1", "2:16"), ("q2", "2:16"), ("q3", "8:16")):
+        text = f"widths such as 4, 2:8 or 2:16,32 (default: {default})"
+        sweep.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
+    text = "what the front trades: two or more of dram, arithmetic, stash, time, noise (default: dram,noise)"
+    sweep.add_argument("--objectives", default="dram,noise", help=text)
+    sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
+
+    explain = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
+    explain.add_argument("precision", help=PRECISION_HELP)
+    explain.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
+    _profile(explain)
+    return top
+
+
+def _command(
+    commands: "argparse._SubParsersAction[OneLineParser]", name: str, summary: str, workload: bool = True
+) -> OneLineParser:
+    command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    _examples(command, [f"{name} {example}" for example in EXAMPLES[name]])
+    command.set_defaults(parser=command)
+    if workload:
+        _workload(command)
+        _format(command)
+    out = command.add_argument_group("output")
+    kinds = out.add_mutually_exclusive_group()
+    kinds.add_argument("--json", action="store_true", help="JSON instead of a table")
+    kinds.add_argument("--csv", action="store_true", help="CSV instead of a table (the first table)")
+    out.add_argument("--output", "-o", metavar="FILE", help="write there instead of to the terminal")
+    return command
+
+
+def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
+
+
+def _profile(command: argparse.ArgumentParser) -> None:
+    text = "first-principles: tensors actually moved; paper: the calibrated model of tables 1 and 6"
+    profiles = ("first-principles", "paper")
+    command.add_argument("--profile", choices=profiles, default=profiles[0], help=text)
+
+
+def _hardware(group: "argparse._ActionsContainer", purpose: str) -> None:
+    text = f"{purpose} (default: {DEFAULT_HARDWARE})"
+    group.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=text)
+
+
+def _workload(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("workload and hardware")
+    known, default = ", ".join(WORKLOADS), next(iter(WORKLOADS))
+    text = f"{known}; or a Hugging Face config.json; or a workload file of dsq.workload.trace (default: {default})"
+    group.add_argument("--workload", default=default, metavar="NAME|FILE", help=text)
+    group.add_argument("--sequences", type=int, metavar="N", help="sequences a batch (default: the workload's)")
+    group.add_argument("--source-length", type=int, metavar="N", help="encoder tokens a sequence")
+    group.add_argument("--target-length", type=int, metavar="N", help="decoder tokens a sequence")
+    _hardware(group, f"{', '.join(profile_names())}, or a .toml file")
+    text = "leave out softmax, norms, activations, embeddings, loss and optimiser"
+    group.add_argument("--gemms-only", action="store_true", help=text)
+    group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
+    group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
+    text = "attention scores stay on chip and are recomputed"
+    group.add_argument("--fused-attention", action="store_true", help=text)
+
+
+def _format(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("format")
+    text = f"of precisions that name none (default: {BFP.name})"
+    group.add_argument("--format", default=BFP.name, choices=format_options.names(), help=text)
+    for field, defaults in format_options.all_sizes().items():
+        flag, stated = field.replace("_", "-"), ", ".join(f"{default} in {name}" for name, default in defaults.items())
+        group.add_argument(f"--{flag}", type=int, metavar="N", help=f"{flag.replace('-', ' ')} (default: {stated})")
+    text = "axis of the boxes (default: contraction)"
+    group.add_argument("--box-axis", default="contraction", choices=("contraction", "last"), help=text)

@@ -1,0 +1,58 @@
+"""What a command answers: a table for people, JSON or CSV."""
+
+import csv
+import io
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsq.command.table import table
+
+Record = dict[str, Any]
+NOTE_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table: records carry full values under names that JSON and CSV keep; `shown` says which columns people
+    see, and how."""
+
+    key: str  #: its name in JSON
+    title: str
+    records: list[Record]
+    shown: dict[str, str] = field(default_factory=dict)  #: column -> format spec; empty: all columns as they are
+
+
+@dataclass(frozen=True)
+class Report:
+    """A command's answer. CSV holds `columns` where given, else the first section's records; JSON every section."""
+
+    sections: list[Section]
+    notes: list[str] = field(default_factory=list)
+    facts: Record = field(default_factory=dict)  #: what was costed: workload, hardware, options
+    columns: Mapping[str, Any] | None = None  #: name -> array, where CSV holds more rows than people are shown
+
+    def table(self) -> str:
+        parts = [f"{s.title}\n\n{table(s.records, s.shown or None) or '(nothing)'}" for s in self.sections]
+        notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
+        return "\n\n".join(parts + ["\n".join(notes)] * bool(notes)) + "\n"
+
+    def json(self) -> str:
+        data = {**self.facts, **{section.key: section.records for section in self.sections}, "notes": self.notes}
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        if self.columns:
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(self.columns)
+            writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
+        else:
+            records = self.sections[0].records
+            names = dict.fromkeys(name for record in records for name in record)
+            rows = csv.DictWriter(text, list(names), lineterminator="\n")
+            rows.writeheader()
+            rows.writerows(records)
+        return text.getvalue()

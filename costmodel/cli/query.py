@@ -1,0 +1,85 @@
+"""What the arguments of every command describe: a workload, hardware, formats and precisions."""
+
+import argparse
+from collections.abc import Iterable
+
+from costmodel.cli.format_options import template
+from costmodel.cli.output import Record
+from costmodel.hardware.hardware import Hardware
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import PrecisionGrid, Setup
+from costmodel.model.roofline import Floor
+from costmodel.workloads.named import load_workload
+from dsq.precision import Precision, parse_named_precision
+
+
+def workload_of(arguments: argparse.Namespace) -> Workload:
+    workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
+    if arguments.quantise_attention:
+        workload = _changed(workload, workload.quantising_attention(), "--quantise-attention")
+    if arguments.exclude:
+        whole, workload = workload, workload.excluding(arguments.exclude)
+        if workload == whole:
+            raise ValueError(f"exclude {arguments.exclude!r} matches none of the workload's converted layers")
+    if arguments.fused_attention:
+        workload = _changed(workload, workload.fusing_attention(), "--fused-attention")
+    return workload.gemms_only() if arguments.gemms_only else workload
+
+
+def _changed(before: Workload, after: Workload, option: str) -> Workload:
+    """``after``. Raises ValueError where the option did nothing."""
+    if after == before:
+        raise ValueError(f"{option} does nothing for {before.name}: leave it out")
+    return after
+
+
+def setup_of(arguments: argparse.Namespace, precision: str | Precision | PrecisionGrid) -> Setup:
+    """The precision in its own format, or in that of the options."""
+    name = None
+    if isinstance(precision, str):
+        name, precision = parse_named_precision(precision)
+    return Setup(template(name or arguments.format, vars(arguments)), precision, arguments.box_axis)
+
+
+def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
+    found: Record = {
+        "workload": workload.name,
+        "tokens": workload.tokens,
+        "parameters": workload.parameters,
+        "macs": workload.macs,
+        "source": workload.source,
+    }
+    return found | ({"hardware": hardware.name, "hardware_sources": hardware.sources} if hardware else {})
+
+
+def heading(workload: Workload, hardware: Hardware) -> str:
+    return (
+        f"{workload.name}: {workload.parameters:,} parameters, {workload.tokens:,} tokens a step, "
+        f"{workload.macs / 1e9:,.1f} GMAC a step; on {hardware.name}"
+    )
+
+
+def floor_record(floor: Floor) -> Record:
+    return {
+        "gflop": float(floor.flops) / 1e9,
+        "flop_per_byte": float(floor.intensity),
+        "ridge": float(floor.ridge) if floor.compute_seconds else None,
+        "bound": "memory" if floor.memory_bound else "compute",
+        "floor_ms": float(floor.seconds) * 1e3,
+    }
+
+
+#: options that change nothing in the paper profile, which costs linear layers and knows no hardware
+IGNORED_BY_PAPER = ("hardware", "gemms_only", "exclude", "quantise_attention", "fused_attention", "box_axis")
+
+
+def check_paper(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for an option that would do nothing."""
+    refuse_idle(arguments, IGNORED_BY_PAPER, "in the paper profile")
+
+
+def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str) -> None:
+    """Raises ValueError for an option of ``names`` that was given; they do nothing ``where``."""
+    for name in names:
+        if getattr(arguments, name) != arguments.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")

@@ -1,0 +1,54 @@
+"""dsq-cost sweep: all configurations in a range, and the Pareto front."""
+
+import argparse
+from math import prod
+
+import numpy as np
+
+from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.query import facts, heading, setup_of, workload_of
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.sweep import OBJECTIVES, grid, pareto, parse_range, sweep
+from dsq.command.files import write_whole
+
+MAX_CONFIGURATIONS = 500_000
+FRONT_ROWS = 20
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    objectives = [name.strip() for name in arguments.objectives.split(",")]
+    if not set(objectives) <= set(OBJECTIVES) or len(set(objectives)) < 2:
+        raise ValueError(f"objectives must be two or more of {', '.join(OBJECTIVES)}, not {arguments.objectives!r}")
+    ranges = [parse_range(getattr(arguments, q)) for q in ("q0", "q1", "q2", "q3")]
+    count = prod(map(len, ranges))
+    if count > MAX_CONFIGURATIONS:
+        raise ValueError(f"{count:,} configurations are more than {MAX_CONFIGURATIONS:,}: narrow a range")
+    precision = grid(ranges)
+    setup = setup_of(arguments, precision)
+    columns = sweep(workload, setup, hardware)
+    front = pareto([columns[name] for name in objectives])
+    name = setup.format.name
+    if arguments.picture:
+        from costmodel.cli.pictures import draw_sweep
+
+        title, axes = f"{workload.name}, {name}, {hardware.name}", objectives[:2]
+        write_whole(arguments.picture, lambda path: draw_sweep(path, title, precision, columns, front, *axes))
+    on_front = np.flatnonzero(front)
+    rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")].tolist()
+    records: list[Record] = [
+        {"precision": str(precision[row])} | {name: float(column[row]) for name, column in columns.items()}
+        for row in rows
+    ]
+    notes = [
+        f"{count:,} configurations, {len(rows):,} on the front of {', '.join(objectives)}.",
+        "dram, arithmetic: relative to fixed-point 32; stash: bytes; time: seconds; noise: dB of first-order "
+        "rounding noise, no prediction of accuracy.",
+    ]
+    if not arguments.json and len(records) > FRONT_ROWS:
+        records = [records[i] for i in np.linspace(0, len(records) - 1, FRONT_ROWS).round().astype(int)]
+        notes.append(f"{FRONT_ROWS} of them shown, evenly picked; --csv and --json give all.")
+    shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e", "noise": ".1f"}
+    section = Section("front", f"Pareto front: {heading(workload, hardware)}", records, shown)
+    known = facts(workload, hardware) | {"format": name, "objectives": objectives, "configurations": count}
+    return Report([section], notes, known, columns=vars(precision) | columns | {"pareto": front})

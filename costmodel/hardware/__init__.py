@@ -1,0 +1,1 @@
+"""Hardware profiles: a .toml file each, and what reads them."""

@@ -1,0 +1,130 @@
+"""Hardware profiles: TOML data files (profiles/*.toml, or a user's own), each figure with its source.
+
+    name = "..."
+    [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
+    [on_chip]     mb = 40            source = "..."     memory the tile model may use
+    [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
+    [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
+
+`holds` says the widest operand of each format that the datatype multiplies exactly. A format that it does not name is
+held where its significands are: those of a format with boxes as bfp's, others as fixed point's.
+"""
+
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel.hardware.shipped import profile_names, profile_text
+from costmodel.names import nearest
+from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A datatype's dense matrix rate."""
+
+    datatype: str
+    flops: float  #: floating or integer operations a second (a multiply-accumulate is two)
+    holds: dict[str, int]  #: name of a format -> widest operand it multiplies exactly
+    source: str
+
+    def multiplies(self, operand: Format) -> bool:
+        """Whether it multiplies two such operands exactly."""
+        if self.holds.get(operand.name, 0) >= operand.bits:
+            return True
+        alike = BFP.name if operand.box else FixedPoint.name
+        return not isinstance(operand, Identity) and self.holds.get(alike, 0) > operand.significand_bits
+
+
+@dataclass(frozen=True)
+class Hardware:
+    name: str
+    bandwidth: float  #: DRAM bytes a second
+    on_chip_bytes: float
+    vector_flops: float  #: elementwise operations a second
+    peaks: tuple[Peak, ...]
+    sources: dict[str, str]
+
+    def peak(self, operand: Format) -> Peak:
+        """The fastest datatype that multiplies two such operands exactly. Raises ValueError where there is none."""
+        able = [peak for peak in self.peaks if peak.multiplies(operand)]
+        if not able:
+            raise ValueError(
+                f"hardware {self.name!r} has no peak that holds {operand.name} operands of {operand.bits} bits"
+            )
+        return max(able, key=lambda peak: peak.flops)
+
+
+def load_hardware(name: str) -> Hardware:
+    """A named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
+    if name in profile_names():
+        return _parse(profile_text(name), f"profile {name}")
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise ValueError(
+            f"unknown hardware {name!r}: nearest is {nearest(name, profile_names())!r}; profiles are "
+            f"{', '.join(profile_names())}, or a .toml file"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"hardware file {name} cannot be read: {reason}") from None
+    return _parse(text, name)
+
+
+def _parse(text: str, where: str) -> Hardware:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"hardware file {where} is not TOML: {error}") from None
+    peaks = _field(data, "peak", list, where)
+    if not peaks:
+        raise ValueError(f"hardware file {where}: field peak must list at least one datatype")
+    return Hardware(
+        name=_field(data, "name", str, where),
+        bandwidth=1e9 * _number(data, "bandwidth.gb_per_s", where),
+        on_chip_bytes=1e6 * _number(data, "on_chip.mb", where),
+        vector_flops=1e12 * _number(data, "vector.tflops", where),
+        peaks=tuple(_peak(entry, f"peak[{index}]", where) for index, entry in enumerate(peaks)),
+        sources={part: _field(data, f"{part}.source", str, where) for part in ("bandwidth", "on_chip", "vector")},
+    )
+
+
+def _peak(entry: Any, label: str, where: str) -> Peak:
+    data = {label: entry}
+    holds = _field(data, f"{label}.holds", dict, where)
+    known = (*FORMATS, Identity.name)
+    for name, bits in holds.items():
+        if name not in known or type(bits) is not int or not 1 <= bits <= WIDEST:
+            raise ValueError(
+                f"hardware file {where}: field {label}.holds.{name} must be bits from 1 to {WIDEST} "
+                f"for one of {', '.join(known)}"
+            )
+    return Peak(
+        datatype=_field(data, f"{label}.datatype", str, where),
+        flops=1e12 * _number(data, f"{label}.tflops", where),
+        holds=holds,
+        source=_field(data, f"{label}.source", str, where),
+    )
+
+
+def _field(data: Any, dotted: str, kind: type, where: str) -> Any:
+    value = data
+    for part in dotted.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise ValueError(f"hardware file {where}: field {dotted} is missing")
+        value = value[part]
+    if not isinstance(value, kind):
+        names: dict[type, str] = {str: "text", list: "a list of tables ([[peak]])", dict: "a table"}
+        raise ValueError(f"hardware file {where}: field {dotted} must be {names[kind]}, not {value!r}")
+    return value
+
+
+def _number(data: Any, dotted: str, where: str) -> float:
+    value = _field(data, dotted, object, where)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"hardware file {where}: field {dotted} must be a positive number, not {value!r}")
+    return float(value)

@@ -1,0 +1,63 @@
+"""Multiply-accumulates by operand widths, and what one costs under its format's law.
+
+A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w)) and q3 x q1
+(dw = Q3(dy)^T Q1(x)). Matrix products no quantiser touches multiply containers of width a as floating point.
+"""
+
+from dataclasses import dataclass
+
+from costmodel.model.operations import Gemm, Group, Workload
+from costmodel.model.quantisation import Bits, Setup, multiplier_bits
+from dsq.formats import Format, Identity
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """One matrix product of a group of operations: its multiply-accumulates, operand widths and format."""
+
+    group: Group
+    name: str  #: "forward", "dx", "dw" or "recompute"
+    macs: int  #: of one operation of the group
+    m1: Bits
+    m2: Bits
+    format: Format
+
+    @property
+    def total_macs(self) -> int:
+        return self.macs * self.group.count
+
+    @property
+    def operands(self) -> tuple[Bits, Bits]:
+        """What the multiplier sees of the two widths."""
+        return multiplier_bits(self.format, self.m1), multiplier_bits(self.format, self.m2)
+
+
+def matmuls(workload: Workload, setup: Setup) -> list[MatMul]:
+    """Every matrix product of one training step."""
+    q, container = setup.precision, setup.container_bits
+    listed = []
+    for group in workload.groups:
+        op = group.operation
+        if not isinstance(op, Gemm):
+            continue
+        pairs = [("forward", q.q0, q.q0)]
+        pairs += [("dx", q.q2, q.q1)] if op.x_grad else []
+        pairs += [("dw", q.q3, q.q1)] if op.w_grad else []
+        pairs += [("recompute", q.q0, q.q0)] * op.recompute
+        for name, m1, m2 in pairs:
+            if op.quantised:
+                listed.append(MatMul(group, name, op.macs, m1, m2, setup.format))
+            else:
+                listed.append(MatMul(group, name, op.macs, container, container, Identity()))
+    return listed
+
+
+def arithmetic_cost(listed: list[MatMul]) -> Bits:
+    """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
+    return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)
+
+
+def multiplier_work(listed: list[MatMul]) -> Bits:
+    """Sum of m1 * m2 over every multiply-accumulate: the multiplier-bits of the step, free of any law."""
+    products = ((matmul.total_macs, *matmul.operands) for matmul in listed)
+    return sum((float(macs) * (1.0 * m1 * m2) for macs, m1, m2 in products), start=0.0)

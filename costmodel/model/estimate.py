@@ -1,0 +1,43 @@
+"""One setup (or an array of them) costed from first principles: the sums the commands print."""
+
+from dataclasses import dataclass
+
+from costmodel.hardware.hardware import Hardware
+from costmodel.model.arithmetic import arithmetic_cost, matmuls, multiplier_work
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import Bits, Setup
+from costmodel.model.roofline import ZERO, Floor, floors
+from costmodel.model.traffic import total_stash_bytes, transfers
+from dsq.formats import WIDEST, FixedPoint
+from dsq.precision import Precision
+
+#: what "relative" is relative to in both profiles: fixed-point 32 (paper, table 1)
+REFERENCE = Setup(FixedPoint(WIDEST), Precision(32, 32, 32, 32))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Costs of one training step; every field may be an array with one entry a configuration."""
+
+    dram_bytes: Bits
+    stash_bytes: Bits  #: what converted layers hold between forward and backward
+    arithmetic: Bits  #: in fixed-point 32 x 32 multiply-accumulates
+    multiplier_work: Bits  #: sum of m1 * m2 over multiply-accumulates
+    classes: dict[str, Floor]
+
+    @property
+    def total(self) -> Floor:
+        return sum(self.classes.values(), start=ZERO)
+
+
+def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
+    """Cost of one training step. Raises ValueError if the hardware lacks a datatype."""
+    moved = transfers(workload, setup, hardware.on_chip_bytes)
+    multiplied = matmuls(workload, setup)
+    return Estimate(
+        dram_bytes=sum(transfer.total for transfer in moved),
+        stash_bytes=total_stash_bytes(workload, setup),
+        arithmetic=arithmetic_cost(multiplied),
+        multiplier_work=multiplier_work(multiplied),
+        classes=floors(moved, multiplied, hardware),
+    )

@@ -1,0 +1,165 @@
+"""A workload as plain data: the matrix products and pointwise passes of one training step, with their shapes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dsq.arguments import pattern
+
+#: operation classes of the roofline (paper, table 7)
+CLASSES = ("attention", "fc", "other")
+MAX_COUNT = 2**56
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """y_MN = x_MK w_NK^T, `batch` times. Training adds dx_MK = dy_MN w_NK and dw_NK = dy_MN^T x_MK.
+
+    A linear layer has batch 1, M tokens, K in-features, N out-features and a weight; attention's two products have
+    activations on both sides and a batch of heads.
+    """
+
+    name: str
+    M: int
+    K: int
+    N: int
+    batch: int = 1
+    cls: str = "fc"
+    weight: bool = True  #: the second operand is a parameter (a linear layer), not an activation
+    bias: bool = False
+    tied: bool = False  #: the weight is counted elsewhere (a tied output projection)
+    quantised: bool = True  #: a converted layer: q0..q3 apply; otherwise everything moves at the activation width
+    input: str = ""  #: name of the input tensor; layers that share one stash it once
+    x_grad: bool = True  #: the input needs a gradient (there is a dx GEMM)
+    w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
+    recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
+    on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one product; forward, dx and dw each cost this many."""
+        return self.batch * self.M * self.K * self.N
+
+    @property
+    def matmuls(self) -> int:
+        """Matrix products a training step runs: forward, dx, dw and any recomputation."""
+        return 1 + self.x_grad + self.w_grad + self.recompute
+
+    @property
+    def parameters(self) -> int:
+        return (0 if self.tied or not self.weight else self.K * self.N) + (self.N if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, embedding,
+    loss..."""
+
+    name: str
+    kind: str  #: a key of traffic.POINTWISE
+    rows: int
+    width: int
+    cls: str = "other"
+    parameters: int = 0
+
+
+Operation = Gemm | Pointwise
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step of a model: its operations in order, and where its shapes come from."""
+
+    name: str
+    operations: tuple[Operation, ...]
+    tokens: int  #: tokens a step
+    source: str = ""
+
+    @property
+    def parameters(self) -> int:
+        return sum(op.parameters for op in self.operations)
+
+    @property
+    def gemms(self) -> list[Gemm]:
+        return [op for op in self.operations if isinstance(op, Gemm)]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of a training step, forward and backward; FLOPs are twice this."""
+        return sum(g.macs * g.matmuls for g in self.gemms)
+
+    def check_size(self) -> None:
+        """Raises ValueError where a count would not fit in the 64 bits that sums over operations are made in."""
+        largest = max(op.macs if isinstance(op, Gemm) else op.rows * op.width for op in self.operations)
+        if largest * len(self.operations) >= MAX_COUNT:
+            raise ValueError(
+                f"workload {self.name!r} is absurdly large: {largest:.1e} multiply-accumulates in one operation"
+            )
+
+    def excluding(self, exclude: str) -> "Workload":
+        """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
+        regex = pattern("exclude", exclude)
+        return self._with_gemms(lambda gemm: replace(gemm, quantised=False) if regex.search(gemm.name) else gemm)
+
+    def quantising_attention(self) -> "Workload":
+        """The workload with attention's two products quantised like linear layers."""
+        return self._with_gemms(lambda gemm: gemm if gemm.weight else replace(gemm, quantised=True))
+
+    def fusing_attention(self) -> "Workload":
+        """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do."""
+        operations: list[Operation] = []
+        scores = False  # the last product between activations made scores, which the next one consumes
+        for index, op in enumerate(self.operations):
+            if isinstance(op, Gemm) and not op.weight and not op.on_chip:
+                if scores:
+                    op, scores = replace(op, on_chip="x"), False
+                elif _softmax_follows(self.operations[index + 1 :]):
+                    op, scores = replace(op, on_chip="y", recompute=1), True
+            elif scores and not isinstance(op, Gemm):
+                continue  # scaling, masking and softmax happen inside the fused kernel
+            operations.append(op)
+        return replace(self, operations=tuple(operations))
+
+    def gemms_only(self) -> "Workload":
+        """The matrix products alone; parameters of the rest still count, but nothing of them moves."""
+        rest = self.parameters - sum(gemm.parameters for gemm in self.gemms)
+        return replace(self, operations=(*self.gemms, Pointwise("rest", "parameters", 1, 1, parameters=rest)))
+
+    def _with_gemms(self, change: Callable[[Gemm], Gemm]) -> "Workload":
+        changed = (change(op) if isinstance(op, Gemm) else op for op in self.operations)
+        return replace(self, operations=tuple(changed))
+
+    @cached_property
+    def groups(self) -> list["Group"]:
+        """The operations with equal ones merged, in order of first appearance. A converted GEMM owns its stash unless
+        an earlier converted one has the same named input."""
+        inputs: set[tuple[str, int, int]] = set()
+        names: dict[tuple[Operation, bool], list[str]] = {}
+        for op in self.operations:
+            owner, alike = True, replace(op, name="")
+            if isinstance(op, Gemm):
+                alike = replace(op, name="", input="")
+                if op.input and op.quantised:
+                    owner = (op.input, op.M, op.K) not in inputs
+                    inputs.add((op.input, op.M, op.K))
+            names.setdefault((alike, owner), []).append(op.name)
+        return [Group(op, owner, len(alike), tuple(alike)) for (op, owner), alike in names.items()]
+
+
+def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
+    """A softmax comes before the next matrix product."""
+    for op in operations:
+        if isinstance(op, Gemm) or op.kind == "softmax":
+            return not isinstance(op, Gemm)
+    return False
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` operations alike in everything but their names; `owner`: a GEMM that stashes its input (the first to
+    use it)."""
+
+    operation: Operation
+    owner: bool
+    count: int
+    names: tuple[str, ...]

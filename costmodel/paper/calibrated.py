@@ -1,0 +1,126 @@
+"""The `paper` profile: the cost model behind the published tables 1 and 6, rebuilt from named assumptions.
+
+DRAM: every linear layer moves the eight tensors of TENSORS, each stored at stored_bits a value. Arithmetic: its three
+matrix products cost K * (m1 * m2)^p (the law of the format) at the widths of MATMULS. Both are relative to fixed-point
+32. No attention, norms, caches or optimiser: figure 2 draws a linear layer, and the published ratios leave no room.
+"""
+
+from dataclasses import dataclass
+
+from costmodel.model.estimate import REFERENCE
+from costmodel.model.operations import Gemm, Workload
+from costmodel.model.quantisation import Bits, Setup
+from dsq.formats import WIDEST, Format, Identity
+
+#: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
+#: (1.13x) and BFP 16 20 (0.63x)
+WORD_BITS = 64
+
+
+@dataclass(frozen=True)
+class PaperTensor:
+    name: str
+    phase: str
+    direction: str
+    shape: str  #: its axes, of M (tokens), K (in-features), N (out-features)
+    width: str
+    source: str
+
+
+#: the tensors that cross the DRAM boundary, each once
+TENSORS = (
+    PaperTensor("x", "forward", "read", "MK", "q0", "figure 2: x_l enters the forward product"),
+    PaperTensor("w", "forward", "read", "NK", "q0", "figure 2: w_l enters the forward product"),
+    PaperTensor("y", "forward", "write", "MN", "q0", "figure 2: x_(l+1), the next layer's input"),
+    PaperTensor("stash", "forward", "write", "MK", "q1", "section 3: intermediate results are stashed in DRAM"),
+    PaperTensor("stash", "backward", "read", "MK", "q1", "figure 2: x_l is the quantised version fetched from DRAM"),
+    PaperTensor("w", "backward", "read", "NK", "q1", "section 2: the work 'includes quantization of stashed weights'"),
+    PaperTensor("dy", "backward", "read", "MN", "q2", "figure 2: dx_(l+1) is fetched from DRAM"),
+    PaperTensor("dx", "backward", "write", "MK", "q3", "section 3: dx_l is always flushed to DRAM"),
+)
+
+#: left out of TENSORS: with it the GLUE rows fit better and the DSQ rows worse (see `dsq-cost table`)
+WEIGHT_GRADIENT = PaperTensor(
+    "dw", "backward", "write", "NK", "q3", "figure 2 computes dw but does not say that it is flushed"
+)
+
+
+@dataclass(frozen=True)
+class PaperMatMul:
+    name: str
+    widths: tuple[str, str]
+    source: str
+
+
+#: operand widths each matrix product's multipliers are built for
+MATMULS = (
+    PaperMatMul("forward", ("q0", "q0"), "section 3: q0 sets the arithmetic density of the forward pass"),
+    PaperMatMul(
+        "dx",
+        ("q2", "q0"),
+        "section 3: q2 sets the first backward product; w's port keeps the forward's width "
+        "(4x4 would make fixed [16,4,4,16] 0.109x, not 0.13x)",
+    ),
+    PaperMatMul("dw", ("q3", "q1"), "section 3: q3 sets the second backward product; x is read at q1"),
+)
+
+
+@dataclass(frozen=True)
+class TensorTotal:
+    """One of the tensors, summed over a workload's linear layers."""
+
+    tensor: PaperTensor
+    values: int
+    bits_a_value: Bits
+
+    @property
+    def bytes(self) -> Bits:
+        return self.values * self.bits_a_value / 8
+
+
+def stored_bits(bits: Bits, template: Format) -> Bits:
+    """Bits a value takes in DRAM: ceil((box * m + scale) / 64) * 64 / box where the format has boxes, else m."""
+    if not template.box:
+        return bits
+    words = -(-(template.box * bits + template.scale_bits) // WORD_BITS)
+    return words * WORD_BITS / template.box
+
+
+def tensor_totals(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> list[TensorTotal]:
+    """What the linear layers of the workload move in one step. Raises ValueError if there is nothing to cost."""
+    if isinstance(setup.format, Identity):
+        raise ValueError("the paper profile costs no float, only quantised formats: use --profile first-principles")
+    layers = [gemm for gemm in workload.gemms if gemm.weight]
+    if not layers:
+        raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
+    return [
+        TensorTotal(
+            tensor,
+            sum(_values(gemm, tensor.shape) for gemm in layers),
+            stored_bits(getattr(setup.precision, tensor.width), setup.format),
+        )
+        for tensor in tensors
+    ]
+
+
+def dram(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> Bits:
+    """DRAM traffic relative to fixed-point 32."""
+    totals = tensor_totals(workload, setup, tensors)
+    return sum((total.bytes for total in totals), start=0.0) / (sum(total.values for total in totals) * WIDEST / 8)
+
+
+def matmul_cost(matmul: PaperMatMul, setup: Setup) -> Bits:
+    """Cost of one of its multiply-accumulates, relative to a fixed-point 32 x 32 one."""
+    m1, m2 = (getattr(setup.precision, width) for width in matmul.widths)
+    return setup.format.law.cost(m1, m2) / REFERENCE.format.law.cost(WIDEST, WIDEST)
+
+
+def arithmetic(setup: Setup) -> Bits:
+    """Cost of the three matrix products relative to fixed-point 32; each runs the same multiply-accumulates, so it is
+    their mean."""
+    return sum((matmul_cost(matmul, setup) for matmul in MATMULS), start=0.0) / len(MATMULS)
+
+
+def _values(gemm: Gemm, shape: str) -> int:
+    size = {"M": gemm.M, "K": gemm.K, "N": gemm.N}
+    return size[shape[0]] * size[shape[1]]

@@ -1,0 +1,1 @@
+"""Where the shapes of a training step come from."""

@@ -1,0 +1,200 @@
+"""Transformers from stated shapes: every matrix product and pointwise pass of one training step, in order.
+
+Covers encoders, decoders and encoder-decoders, grouped-query attention, gated MLPs, layer and RMS norms. Attention is
+written as its two batched products with a materialised softmax (see Workload.fusing_attention for the fused kernel).
+"""
+
+from dataclasses import dataclass
+
+from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
+
+MAX_SIZE = 2**24
+MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack of alike layers."""
+
+    name: str  #: "encoder" or "decoder"
+    layers: int
+    d: int  #: model width
+    heads: int
+    ffn: int  #: width of the MLP's hidden layer
+    kv_heads: int = 0  #: key and value heads (grouped-query attention); 0: as many as heads
+    head_dim: int = 0  #: 0: d / heads
+    gated: bool = False  #: the MLP has a gate (SwiGLU, GeGLU): two up projections
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    rms: bool = False  #: norms have a scale only
+    norms: int = 2  #: norms a layer has, without the one of cross-attention
+    qk_norm: bool = False  #: queries and keys are normed, a scale of head_dim each
+    cross: bool = False  #: attends to the encoder
+    final_norm: bool = False
+    embedding_norm: bool = False
+    tables: tuple[tuple[str, int, int], ...] = ()  #: embeddings looked up at the input: (name, rows, width)
+    extra_parameters: int = 0  #: parameters that belong to no operation (relative position biases)
+
+    def __post_init__(self) -> None:
+        for field in ("d", "heads", "ffn"):
+            _check_size(f"{self.name}.{field}", getattr(self, field))
+        _check_size(f"{self.name}.layers", self.layers, MAX_LAYERS)
+        if not self.head_dim and self.d % self.heads:
+            raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {self.name}.heads ({self.heads})")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(
+                f"{self.name}.heads ({self.heads}) must be a multiple of {self.name}.kv_heads ({self.kv_heads})"
+            )
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns the last hidden state into logits.
+
+    kind "lm": a projection onto the vocabulary at every position; "classes": one at the first position of each
+    sequence; "none": no logits, no loss.
+    """
+
+    kind: str = "lm"
+    outputs: int = 0
+    bias: bool = False
+    tied: bool = False  #: the projection is the embedding table
+    dense: bool = False  #: a d x d layer and an activation come before it (a pooler, or the transform of a masked LM)
+    norm: bool = False  #: and a norm after that
+
+
+@dataclass(frozen=True)
+class Transformer:
+    name: str
+    head: Head
+    encoder: Stack | None = None
+    decoder: Stack | None = None
+    sequences: int = 1
+    source_length: int = 512
+    target_length: int = 512
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("sequences", "source_length", "target_length"):
+            _check_size(field, getattr(self, field))
+
+
+def _check_size(name: str, value: object, largest: int = MAX_SIZE) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        raise ValueError(f"{name} must be a whole number from 1 to {largest}, not {value!r}")
+
+
+def build(model: Transformer) -> Workload:
+    """The operations of one training step."""
+    ops: list[Operation] = []
+    source_tokens, target_tokens = (model.sequences * n for n in (model.source_length, model.target_length))
+    if model.encoder:
+        ops += _stack(model.encoder, model, source_tokens, model.source_length)
+    if model.decoder:
+        ops += _stack(model.decoder, model, target_tokens, model.target_length)
+    last = model.decoder or model.encoder
+    assert last is not None
+    ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
+    tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
+    ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops), 1))
+    return Workload(model.name, tuple(ops), tokens, model.source)
+
+
+def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[Operation]:
+    ops: list[Operation] = []
+    for index, (name, rows, width) in enumerate(stack.tables):
+        ops.append(Pointwise(f"{stack.name}.{name}", "embedding", tokens, width, parameters=rows * width))
+        if index:
+            ops.append(Pointwise(f"{stack.name}.{name}.add", "residual", tokens, width))
+    if stack.embedding_norm:
+        ops.append(_norm(f"{stack.name}.embedding_norm", tokens, stack))
+    if stack.extra_parameters:
+        ops.append(Pointwise(f"{stack.name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
+    for layer in range(stack.layers):
+        prefix = f"{stack.name}.layers.{layer}"
+        ops += _attention(
+            f"{prefix}.self_attn", stack, model.sequences, length, length, f"{prefix}.self_attn.x", stack.d
+        )
+        ops.append(Pointwise(f"{prefix}.self_attn.add", "residual", tokens, stack.d))
+        if stack.cross:
+            assert model.encoder is not None
+            memory = (model.source_length, "encoder.out", model.encoder.d)
+            ops += _attention(f"{prefix}.encoder_attn", stack, model.sequences, length, *memory)
+            ops.append(Pointwise(f"{prefix}.encoder_attn.add", "residual", tokens, stack.d))
+        ops += _mlp(prefix, stack, tokens)
+        ops.append(Pointwise(f"{prefix}.mlp.add", "residual", tokens, stack.d))
+        ops += [_norm(f"{prefix}.norm{i}", tokens, stack) for i in range(stack.norms + stack.cross)]
+    if stack.final_norm:
+        ops.append(_norm(f"{stack.name}.final_norm", tokens, stack))
+    return ops
+
+
+def _norm(name: str, tokens: int, stack: Stack) -> Pointwise:
+    return Pointwise(name, "norm", tokens, stack.d, parameters=stack.d * (1 if stack.rms else 2))
+
+
+def _attention(
+    prefix: str, stack: Stack, sequences: int, query_length: int, key_length: int, key_input: str, key_width: int
+) -> list[Operation]:
+    heads, kv_heads = stack.heads, stack.kv_heads or stack.heads
+    head_dim = stack.head_dim or stack.d // heads
+    queries, keys = sequences * query_length, sequences * key_length
+    query_input = f"{prefix}.x"
+    # grouped-query attention: the heads that share keys are rows of one product
+    batch, rows = sequences * kv_heads, query_length * (heads // kv_heads)
+
+    def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool = stack.qkv_bias) -> Gemm:
+        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias)
+
+    def product(name: str, width: int, outputs: int) -> Gemm:
+        return Gemm(
+            f"{prefix}.{name}", rows, width, outputs, batch=batch, cls="attention", weight=False, quantised=False
+        )
+
+    ops: list[Operation] = [
+        linear("q_proj", queries, stack.d, heads * head_dim, query_input),
+        linear("k_proj", keys, key_width, kv_heads * head_dim, key_input),
+        linear("v_proj", keys, key_width, kv_heads * head_dim, key_input),
+    ]
+    if stack.qk_norm:
+        ops.append(Pointwise(f"{prefix}.q_norm", "norm", queries * heads, head_dim, parameters=head_dim))
+        ops.append(Pointwise(f"{prefix}.k_norm", "norm", keys * kv_heads, head_dim, parameters=head_dim))
+    ops += [
+        product("scores", head_dim, key_length),
+        Pointwise(f"{prefix}.scale", "scale", batch * rows, key_length, cls="attention"),
+        Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
+        product("context", key_length, head_dim),
+        linear("out_proj", queries, heads * head_dim, stack.d, f"{prefix}.context", stack.out_bias),
+    ]
+    return ops
+
+
+def _mlp(prefix: str, stack: Stack, tokens: int) -> list[Operation]:
+    up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"] if stack.gated else [f"{prefix}.fc1"]
+    down = f"{prefix}.down_proj" if stack.gated else f"{prefix}.fc2"
+    ops: list[Operation] = [
+        Gemm(name, tokens, stack.d, stack.ffn, bias=stack.mlp_bias, input=f"{prefix}.mlp.x") for name in up
+    ]
+    ops.append(Pointwise(f"{prefix}.activation", "gate" if stack.gated else "activation", tokens, stack.ffn))
+    ops.append(Gemm(down, tokens, stack.ffn, stack.d, bias=stack.mlp_bias, input=f"{prefix}.mlp.h"))
+    return ops
+
+
+def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
+    if head.kind == "none" and not head.dense:
+        return []
+    rows = tokens if head.kind == "lm" else sequences
+    ops: list[Operation] = []
+    if head.dense:
+        ops.append(Gemm("head.dense", rows, d, d, bias=True, input="head.x"))
+        ops.append(Pointwise("head.activation", "activation", rows, d))
+    if head.norm:
+        ops.append(Pointwise("head.norm", "norm", rows, d, parameters=2 * d))
+    if head.kind == "none":
+        return ops
+    ops.append(
+        Gemm("output_projection", rows, d, head.outputs, bias=head.bias, tied=head.tied, input="output_projection.x")
+    )
+    ops.append(Pointwise("loss", "loss", rows, head.outputs))
+    return ops

@@ -1,0 +1,89 @@
+"""Workloads as JSON: what dsq.workload.trace writes of a live model, and dsq-cost reads.
+
+{"costmodel": 1, "name": "...", "tokens": 4096, "operations": [
+    {"op": "gemm", "name": "...", "M": 4096, "K": 512, "N": 512, ...},   fields of operations.Gemm
+    {"op": "pointwise", "name": "...", "kind": "norm", "rows": 4096, "width": 512, ...}]}   fields of
+    operations.Pointwise
+"""
+
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
+from costmodel.model.traffic import POINTWISE
+
+VERSION = 1
+MAX_SIZE = 2**48
+_OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
+_CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
+
+
+def read_json(path: Path) -> Any:
+    """Raises ValueError if the file cannot be read or is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read") from None
+
+
+def is_workload(data: Any) -> bool:
+    return isinstance(data, dict) and "costmodel" in data
+
+
+def dump(workload: Workload) -> dict[str, Any]:
+    """The workload as JSON-able data."""
+    operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **vars(op)} for op in workload.operations]
+    facts = {"name": workload.name, "tokens": workload.tokens, "source": workload.source}
+    return {"costmodel": VERSION, **facts, "operations": operations}
+
+
+def parse(data: dict[str, Any], where: str) -> Workload:
+    """The workload of the JSON data. Raises ValueError that names the operation and the field."""
+    if data["costmodel"] != VERSION:
+        raise ValueError(f"workload file {where}: field costmodel must be {VERSION}, not {data['costmodel']!r}")
+    listed = data.get("operations")
+    entries = listed if isinstance(listed, list) else []
+    operations = tuple(_operation(entry, f"operations[{index}]", where) for index, entry in enumerate(entries))
+    if not any(isinstance(op, Gemm) for op in operations):
+        raise ValueError(f"workload file {where}: field operations must be a list with at least one gemm")
+    name = _value(data.get("name"), str, "name", where)
+    tokens = _value(data.get("tokens"), int, "tokens", where)
+    return Workload(name, operations, tokens, str(data.get("source", "")))
+
+
+def _operation(entry: Any, label: str, where: str) -> Operation:
+    op = entry.get("op") if isinstance(entry, dict) else None
+    if not isinstance(op, str) or op not in _OPERATIONS:
+        raise ValueError(f"workload file {where}: field {label}.op must be one of {', '.join(_OPERATIONS)}")
+    known = {field.name: field for field in fields(_OPERATIONS[op])}
+    unknown = set(entry) - set(known) - {"op"}
+    if unknown:
+        raise ValueError(f"workload file {where}: field {label}.{min(unknown)} is not one of {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for name, field in known.items():
+        if name in entry:
+            least = 0 if name in ("parameters", "recompute") else 1
+            values[name] = _value(entry[name], field.type, f"{label}.{name}", where, least)
+        elif field.default is MISSING:
+            raise ValueError(f"workload file {where}: field {label}.{name} is missing")
+    for name in values.keys() & _CHOICES.keys():
+        if values[name] not in _CHOICES[name]:
+            allowed = ", ".join(map(repr, _CHOICES[name]))
+            raise ValueError(
+                f"workload file {where}: field {label}.{name} must be one of {allowed}, not {values[name]!r}"
+            )
+    return _OPERATIONS[op](**values)
+
+
+def _value(value: Any, kind: Any, label: str, where: str, least: int = 1) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"workload file {where}: field {label} must be {kind.__name__}, not {value!r}")
+    if kind is int and not least <= value < MAX_SIZE:
+        raise ValueError(f"workload file {where}: field {label} must be from {least} to {MAX_SIZE - 1}, not {value}")
+    return value

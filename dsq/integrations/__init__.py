@@ -1,0 +1,1 @@
+"""Trainers that dsq works inside: a file a trainer, imported by whoever uses that trainer."""

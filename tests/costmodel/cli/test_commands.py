@@ -1,0 +1,227 @@
+"""dsq-cost as a user meets it: answers in three forms, pictures, and one clear line for bad input."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from costmodel.cli.main import main
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.estimate import evaluate
+from costmodel.model.quantisation import Setup
+from costmodel.workloads.named import load_workload
+from dsq.formats import BFP
+from dsq.precision import Precision
+
+COMMANDS = {
+    "estimate": ["estimate", "[16,4,4,16]", "fixed:[16,16,16,16]"],
+    "estimate, paper": ["estimate", "[16,4,4,16]", "--profile", "paper"],
+    "table": ["table"],
+    "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
+    "sweep": ["sweep", "--q0", "2:4", "--q1", "2:4", "--q2", "4", "--q3", "8,16"],
+    "explain": ["explain", "[16,4,4,16]"],
+    "explain, paper": ["explain", "[16,4,4,16]", "--profile", "paper"],
+}
+
+
+def run(capsys, *arguments):
+    status = main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_answers_in_every_form(arguments, capsys, tmp_path):
+    status, table, err = run(capsys, *arguments)
+    assert (status, err) == (0, "")
+    assert len(table.splitlines()) > 3
+    status, text, _ = run(capsys, *arguments, "--json")
+    data = json.loads(text)
+    assert status == 0
+    records = [record for section in data.values() if isinstance(section, list) for record in section]
+    assert any(isinstance(record, dict) for record in records)
+    status, text, _ = run(capsys, *arguments, "--csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert status == 0
+    assert rows
+    path = tmp_path / "out"
+    assert run(capsys, *arguments, "--csv", "--output", str(path)) == (0, "", "")
+    assert path.read_text() == text
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]  # no temporary left
+
+
+def test_estimate_is_the_models(capsys):
+    _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--workload", "opt_1.3b", "--hardware", "h100", "--json")
+    (record,) = json.loads(text)["estimates"]
+    cost = evaluate(load_workload("opt_1.3b"), Setup(BFP(32), Precision(16, 4, 4, 16)), load_hardware("h100"))
+    assert record["dram_MB"] == cost.dram_bytes / 1e6
+    assert record["stash_MB"] == cost.stash_bytes / 1e6
+
+
+def test_explain_adds_up_to_the_estimate(capsys):
+    _, text, _ = run(capsys, "explain", "[16,4,4,16]", "--csv")
+    total = sum(int(row["total"]) for row in csv.DictReader(io.StringIO(text)))
+    _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--csv")
+    assert float(next(csv.DictReader(io.StringIO(text)))["dram_MB"]) == total / 1e6
+
+
+def test_options_change_what_is_costed(capsys):
+    def dram(*options):
+        _, text, _ = run(capsys, "estimate", "[16,4,4,16]", *options, "--csv")
+        return float(next(csv.DictReader(io.StringIO(text)))["dram_MB"])
+
+    base = dram()
+    assert dram("--gemms-only") < base
+    assert dram("--fused-attention") < base
+    assert dram("--quantise-attention") < base
+    assert dram("--exclude", "output_projection") > base
+    assert dram("--box", "8") > base
+    assert dram("--exponent-bits", "4") < base
+    assert dram("--format", "fixed") < base
+    assert dram("--sequences", "64") < base
+
+
+@pytest.mark.parametrize("profile", ["paper", "first-principles"])
+def test_history_gives_the_weighted_mean(profile, capsys, tmp_path):
+    path = tmp_path / "history.json"
+    levels = [([2, 2, 2, 16], 300), ([16, 4, 4, 16], 100)]
+    path.write_text(json.dumps({"levels": [{"precision": p, "updates": 1, "tokens": n} for p, n in levels]}))
+    _, text, _ = run(capsys, "estimate", "--history", str(path), "--profile", profile, "--csv")
+    first, second, mean = csv.DictReader(io.StringIO(text))
+    for column in ("dram", "arithmetic"):
+        assert float(mean[column]) == pytest.approx(0.75 * float(first[column]) + 0.25 * float(second[column]))
+
+
+@pytest.mark.parametrize(
+    "recorded, options, same_as, note",
+    [
+        ("output_projection|fc", [], ["--exclude", "output_projection|fc"], "leaves the layers that it matches"),
+        ("output_projection|fc", ["--exclude", "fc1"], ["--exclude", "fc1"], ""),
+        ("lm_head", [], [], "matches none of the workload's converted layers"),
+        ("fc", ["--profile", "paper"], ["--profile", "paper"], "the paper profile costs every linear layer"),
+        (None, [], [], ""),
+    ],
+)
+def test_history_is_costed_with_the_runs_exclude(recorded, options, same_as, note, capsys, tmp_path):
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({"exclude": recorded, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}))
+    status, text, _ = run(capsys, "estimate", "--history", str(path), *options, "--json")
+    assert status == 0
+    found = json.loads(text)
+    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", *same_as, "--json")
+    (alone,) = json.loads(text)["estimates"]
+    assert found["estimates"][0] == alone | {"share": 1.0}
+    assert bool(note) == any("the run's exclude" in line for line in found["notes"])
+    assert any(note in line for line in found["notes"])
+
+
+@pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+@pytest.mark.parametrize("command", ["roofline", "sweep"])
+def test_pictures_are_whole_files(command, suffix, magic, capsys, tmp_path):
+    path = tmp_path / f"picture{suffix}"
+    status, out, _ = run(capsys, *COMMANDS[command], "--picture", str(path))
+    assert status == 0
+    assert out
+    assert path.read_bytes().startswith(magic)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+BAD = {
+    "precision": (
+        ["estimate", "[16,4,4]"],
+        "precision must be four whole numbers in 2..32, as in [16,4,4,16], got '[16,4,4]'",
+    ),
+    "no precision": (["estimate"], "give one or more precisions, or --history FILE"),
+    "workload": (["estimate", "[16,4,4,16]", "--workload", "opt-1.3b"], "nearest is 'opt_1.3b'"),
+    "negative": (["estimate", "[16,4,4,16]", "--sequences", "-2"], "sequences must be a whole number"),
+    "not a number": (["estimate", "[16,4,4,16]", "--box", "x"], "argument --box: invalid int value"),
+    "hardware": (["estimate", "[16,4,4,16]", "--hardware", "h300"], "unknown hardware 'h300'"),
+    "no folder": (["estimate", "[16,4,4,16]", "--output", "/no/such/folder/x"], "there is no folder /no/such/folder"),
+    "a folder": (["table", "--output", "/"], "output / is a folder"),
+    "picture": (["roofline", "[16,4,4,16]", "--picture", "x.jpg"], "must end in .png or .svg"),
+    "unwritable picture": (["sweep", "--picture", "/proc/x.png"], "output /proc/x.png cannot be written"),
+    "history": (["estimate", "--history", "/no/such.json"], "/no/such.json cannot be read"),
+    "range": (["sweep", "--q1", "0:4"], "range must be widths in 2..32 such as 4, 2:8 or 2:16,32, got '0:4'"),
+    "objectives": (["sweep", "--objectives", "speed,dram"], "objectives must be two or more of"),
+    "too many": (["sweep", *["--q0", "2:32", "--q1", "2:32", "--q2", "2:32", "--q3", "2:32"]], "narrow a range"),
+    "table": (["table", "5"], "table must be one of 1, 6, 7"),
+    "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
+    "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "must be a regular expression"),
+    "idle exclude": (["estimate", "[16,4,4,16]", "--exclude", "conv"], "exclude 'conv' matches none"),
+    "idle length": (
+        ["roofline", "[16,4,4,16]", "--workload", "opt_1.3b", "--source-length", "8"],
+        "source_length does nothing for opt_1.3b",
+    ),
+    "command": (["cost"], "invalid choice: 'cost'"),
+    "idle option": (
+        ["estimate", "[16,4,4,16]", "--profile", "paper", "--fused-attention"],
+        "--fused-attention does nothing in the paper profile",
+    ),
+    "idle hardware": (["table", "1", "--hardware", "cpu"], "--hardware does nothing without table 7"),
+    "float in paper": (["estimate", "float:[16,16,16,16]", "--profile", "paper"], "use --profile first-principles"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
+    try:
+        status = main(arguments)
+    except SystemExit as stop:  # argparse's own way out
+        status = stop.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+@pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
+def test_options_of_attention_need_some(option, capsys, tmp_path):
+    path = tmp_path / "one_layer.json"
+    layer = {"op": "gemm", "name": "fc", "M": 8, "K": 8, "N": 8}
+    path.write_text(json.dumps({"costmodel": 1, "name": "one layer", "tokens": 8, "operations": [layer]}))
+    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), option)
+    assert (status, errors) == (2, f"dsq-cost estimate: error: {option} does nothing for one layer: leave it out\n")
+
+
+def test_a_history_overrules_no_option_silently(capsys, tmp_path):
+    path = tmp_path / "history.json"
+    levels = [{"precision": [2, 2, 2, 16], "updates": 1}]
+    path.write_text(json.dumps({"format": "bfp", "box": 16, "levels": levels}))
+    for option, recorded in (("--format fixed", "bfp"), ("--box 32", "16")):
+        status, _, errors = run(capsys, "estimate", "--history", str(path), *option.split())
+        assert (status, errors) == (
+            2,
+            f"dsq-cost estimate: error: {option} does nothing: the history records {recorded}\n",
+        )
+    assert run(capsys, "estimate", "--history", str(path), "--box-axis", "last")[0] == 0  # it records none
+
+
+def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
+    path = tmp_path / "old.png"
+    path.write_text("old")
+    assert run(capsys, "roofline", "[16,4,4,16]", "--hardware", "none", "--picture", str(path))[0] == 2
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("command", ["", "estimate", "table", "roofline", "sweep", "explain"])
+def test_help_has_examples_that_parse(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"] if command else ["--help"])
+    assert stop.value.code == 0
+    help_text = capsys.readouterr().out
+    assert "examples:\n  dsq-cost" in help_text
+
+
+def test_no_query_imports_torch_or_pandas():
+    """What keeps a cold query fast; in a process of its own, for this one has imported them."""
+    root = Path(__file__).parents[3]
+    for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["explain", "[16,4,4,16]"]):
+        code = f"import sys; from costmodel.cli.main import main; main({arguments}); "
+        code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+        assert done.stderr.strip() == "[]"

@@ -1,0 +1,100 @@
+"""Hardware profiles."""
+
+import re
+
+import pytest
+
+from costmodel.hardware.hardware import load_hardware
+from costmodel.hardware.shipped import profile_names
+from dsq.formats import BFP, FixedPoint, Identity
+
+MINE = """
+name = "mine"
+[bandwidth]
+gb_per_s = 100
+source = "measured"
+[on_chip]
+mb = 8
+source = "measured"
+[vector]
+tflops = 0.1
+source = "measured"
+[[peak]]
+datatype = "wide"
+tflops = 1
+holds = { bfp = 32, fixed = 32, float = 32 }
+source = "measured"
+[[peak]]
+datatype = "narrow"
+tflops = 4
+holds = { bfp = 8 }
+source = "measured"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return load_hardware(str(path))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_shipped_profiles_name_a_source_for_each_figure_and_run_fp32(name):
+    hardware = load_hardware(name)
+    assert all(hardware.sources.values())
+    assert all(peak.source for peak in hardware.peaks)
+    assert all(hardware.peak(operand) for operand in (BFP(32), FixedPoint(32), Identity(32)))
+
+
+def test_named_profiles():
+    assert {"a100-80gb", "h100", "h200", "laptop-cpu", "msfp-accelerator"} <= set(profile_names())
+    assert load_hardware("h200").bandwidth == 4.8e12
+
+
+def test_fastest_exact_datatype(mine):
+    assert [mine.peak(BFP(m)).datatype for m in (2, 8, 9, 32)] == ["narrow", "narrow", "wide", "wide"]
+    assert mine.peak(FixedPoint(4)).datatype == "wide"
+    assert mine.peak(Identity(4)).datatype == "wide"
+    assert mine.peak(BFP(4)).flops == 4e12
+
+
+@pytest.mark.parametrize(
+    "line, replacement, message",
+    [
+        ('name = "mine"', "", "field name is missing"),
+        ('name = "mine"', "name = 3", "field name must be text"),
+        ("gb_per_s = 100", "", r"field bandwidth\.gb_per_s is missing"),
+        ("gb_per_s = 100", 'gb_per_s = "fast"', r"field bandwidth\.gb_per_s must be a positive number, not 'fast'"),
+        ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a positive number"),
+        ("gb_per_s = 100", "gb_per_s = nan", r"field bandwidth\.gb_per_s must be a positive number"),
+        ("mb = 8", "mb = true", r"field on_chip\.mb must be a positive number"),
+        ("[vector]\ntflops = 0.1", "[vector]", r"field vector\.tflops is missing"),
+        ('datatype = "narrow"', "", r"field peak\[1\]\.datatype is missing"),
+        ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),
+        ("holds = { bfp = 8 }", "holds = { int = 8 }", r"field peak\[1\]\.holds\.int must be"),
+        ("holds = { bfp = 8 }", 'holds = { bfp = "8" }', r"field peak\[1\]\.holds\.bfp must be"),
+        ("[bandwidth]", "bandwidth", "is not TOML"),
+    ],
+)
+def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path):
+    assert line in MINE
+    path = tmp_path / "bad.toml"
+    path.write_text(MINE.replace(line, replacement, 1))
+    with pytest.raises(ValueError, match=message) as error:
+        load_hardware(str(path))
+    assert str(path) in str(error.value)
+
+
+def test_unknown_hardware_names_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match="nearest is 'a100-80gb'"):
+        load_hardware("A100")
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'none.toml'} cannot be read")):
+        load_hardware(str(tmp_path / "none.toml"))
+
+
+def test_a_format_the_hardware_lacks_is_named(tmp_path):
+    path = tmp_path / "narrow.toml"
+    path.write_text(MINE.replace("holds = { bfp = 32, fixed = 32, float = 32 }", "holds = { bfp = 16 }"))
+    with pytest.raises(ValueError, match="no peak that holds bfp operands of 32 bits"):
+        load_hardware(str(path)).peak(BFP(32))

@@ -1,0 +1,66 @@
+"""Floors of operations small enough to count by hand."""
+
+import pytest
+
+from costmodel.hardware.hardware import Hardware, Peak
+from costmodel.model.arithmetic import matmuls
+from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import datatypes, floors
+from costmodel.model.traffic import transfers
+from dsq.formats import BFP
+from dsq.precision import Precision
+
+
+@pytest.fixture
+def mine():
+    peaks = Peak("wide", 1e12, {"bfp": 32, "float": 32}, ""), Peak("narrow", 4e12, {"bfp": 8}, "")
+    return Hardware("mine", 100e9, 8e6, 0.1e12, peaks, {})
+
+
+def roofs(workload, precision, mine):
+    setup = Setup(BFP(32), precision)
+    return floors(transfers(workload, setup, mine.on_chip_bytes), matmuls(workload, setup), mine)
+
+
+def test_floor_by_hand(mine):
+    """A layer of 160^3, narrow forward and dx, wide dw: each kernel takes the longer of its two times."""
+    n, boxed = 160, 160 * 160 + 160 * 10
+    workload = Workload("one", (Gemm("l", n, n, n),), tokens=n)
+    floor = roofs(workload, Precision(8, 8, 8, 16), mine)["fc"]
+    forward_bytes, backward_bytes = 4 * boxed, 3 * boxed + 2 * (2 * n * n + 160 * 10) + 4 * n * n
+    forward = max(2 * n**3 / 4e12, forward_bytes / 100e9)
+    backward = max(2 * n**3 / 4e12 + 2 * n**3 / 1e12, backward_bytes / 100e9)
+    assert floor.bytes == forward_bytes + backward_bytes
+    assert floor.flops == 6 * n**3
+    assert floor.seconds == pytest.approx(forward + backward)
+    assert floor.intensity == pytest.approx(6 * n**3 / (forward_bytes + backward_bytes))
+    assert floor.memory_bound == (floor.intensity < floor.ridge)
+
+
+def test_bound_changes_at_the_ridge(mine):
+    small, large = (
+        roofs(Workload("one", (Gemm("l", n, n, n),), tokens=n), Precision(8, 8, 8, 8), mine)["fc"] for n in (32, 2048)
+    )
+    assert small.memory_bound
+    assert small.intensity < small.ridge
+    assert not large.memory_bound
+    assert large.intensity > large.ridge
+    assert large.ridge == pytest.approx(4e12 / 100e9)
+
+
+def test_classes_and_datatypes(mine):
+    workload = Workload(
+        "two",
+        (
+            Gemm("l", 4, 4, 4),
+            Gemm("s", 4, 4, 4, cls="attention", weight=False, quantised=False),
+            Pointwise("n", "norm", 4, 4),
+        ),
+        tokens=4,
+    )
+    assert list(roofs(workload, Precision(8, 8, 8, 16), mine)) == ["attention", "fc", "other"]
+    found = matmuls(workload, Setup(BFP(32), Precision(8, 8, 8, 16)))
+    assert datatypes(found, "fc", mine) == "narrow, wide"
+    assert datatypes(found, "attention", mine) == "wide"
+    assert datatypes(found, "other", mine) == ""

@@ -1,0 +1,161 @@
+"""First-principles traffic and arithmetic of operations small enough to count by hand."""
+
+import numpy as np
+import pytest
+
+from costmodel.model.arithmetic import arithmetic_cost, matmuls, multiplier_work
+from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.quantisation import PrecisionGrid, Setup
+from costmodel.model.tiles import reads, tile_edge
+from costmodel.model.traffic import POINTWISE, total_stash_bytes, transfers
+from costmodel.workloads.named import load_workload
+from dsq.formats import BFP, FixedPoint
+from dsq.precision import Precision
+
+PRECISION = Precision(8, 4, 6, 16)
+SETUP = Setup(BFP(32), PRECISION)
+FIXED = Setup(FixedPoint(32), PRECISION)
+INFINITE = float("inf")
+
+
+def of(*operations):
+    return Workload("test", operations, tokens=1)
+
+
+def by_tensor(workload, setup=SETUP, on_chip=INFINITE):
+    return {(t.tensor, t.phase, t.direction): t.total for t in transfers(workload, setup, on_chip)}
+
+
+def test_every_tensor_of_a_linear_layer():
+    """32 tokens, 64 in, 48 out: codes in whole bytes here, one exponent byte for 16 values, fp32 weight gradient."""
+    x, w, y = 32 * 64, 48 * 64, 32 * 48
+    assert by_tensor(of(Gemm("l", 32, 64, 48, bias=True))) == {
+        ("x", "forward", "read"): x + x // 16,
+        ("w", "forward", "read"): w + w // 16,
+        ("y", "forward", "write"): y + y // 16,
+        ("stash", "forward", "write"): x // 2 + x // 16,
+        ("dy (for dx)", "backward", "read"): y * 6 // 8 + y // 16,
+        ("w (for dx)", "backward", "read"): w // 2 + w // 16,
+        ("dx", "backward", "write"): 2 * x + x // 16,
+        ("dy (for dw)", "backward", "read"): 2 * y + y // 16,
+        ("stash", "backward", "read"): x // 2 + x // 16,
+        ("dw", "backward", "write"): 4 * w,
+        ("bias", "forward", "read"): 4 * 48,
+        ("d bias", "backward", "write"): 4 * 48,
+    }
+
+
+def test_unconverted_layers_move_containers_and_stash_nothing_extra():
+    found = by_tensor(of(Gemm("l", 32, 64, 48, quantised=False)))
+    assert found["x", "forward", "read"] == 2 * 32 * 64
+    assert ("stash", "forward", "write") not in found
+    assert total_stash_bytes(of(Gemm("l", 32, 64, 48, quantised=False)), SETUP) == 0
+
+
+def test_above_sixteen_bits_the_stash_is_x_itself():
+    found = by_tensor(of(Gemm("l", 32, 64, 48)), Setup(BFP(32), Precision(32, 32, 32, 32)))
+    assert found["stash", "forward", "write"] == 0
+    assert found["stash", "backward", "read"] == 4 * 32 * 64
+
+
+def test_layers_that_share_an_input_stash_it_once():
+    shared = of(*(Gemm(name, 32, 64, 48, input="h") for name in "qkv"))
+    apart = of(*(Gemm(name, 32, 64, 48, input=name) for name in "qkv"))
+    write, read = ("stash", "forward", "write"), ("stash", "backward", "read")
+    owners = [t for t in transfers(shared, SETUP, INFINITE) if (t.tensor, t.direction) == ("stash", "write")]
+    assert sum(t.group.count for t in owners) == 1
+    assert by_tensor(apart)[write] == 3 * owners[0].bytes
+    assert by_tensor(apart)[read] == 3 * owners[0].bytes
+    assert 3 * total_stash_bytes(shared, SETUP) == total_stash_bytes(apart, SETUP)
+
+
+def test_attention_products_quantised_or_not():
+    product = Gemm("scores", 10, 16, 12, batch=6, weight=False, quantised=False)
+    plain = by_tensor(of(product))
+    assert plain["x", "forward", "read"] == 6 * 10 * 16 * 2
+    assert plain["dw", "backward", "write"] == 6 * 12 * 16 * 2
+    quantised = by_tensor(of(product).quantising_attention())
+    assert quantised["x", "forward", "read"] == 6 * (10 * 16 + 10)
+    assert quantised["stash of w", "forward", "write"] == 6 * (12 * 16 // 2 + 16)  # boxes along the 12 keys
+
+
+def test_quantising_attention_leaves_linear_layers_as_they_are():
+    layers = of(Gemm("excluded", 1, 1, 1, quantised=False), Gemm("scores", 1, 1, 1, weight=False, quantised=False))
+    assert [gemm.quantised for gemm in layers.quantising_attention().gemms] == [False, True]
+
+
+def test_fused_attention_keeps_scores_on_chip():
+    plain, fused = load_workload("opt_1.3b"), load_workload("opt_1.3b").fusing_attention()
+    scores = 32 * 2048 * 2048 * 24
+    moved = [sum(t.total for t in transfers(w, SETUP, 40e6)) for w in (plain, fused)]
+    # 2 bytes each: y of scores and x of context (3 and 3 crossings), their dy and dx (2 + 1), scaling 4, softmax 5
+    assert moved[0] - moved[1] >= 2 * scores * 9
+    assert fused.macs - plain.macs == scores * 64
+    assert fused.parameters == plain.parameters
+
+
+def test_tiles():
+    """Half of 8 MB holds a 1000 x 1000 tile of fp32 sums."""
+    assert tile_edge(8e6) == 1000
+    assert [reads(n, 1000) for n in (1, 1000, 1001, 2500)] == [1, 1, 2, 3]
+    small, large = (by_tensor(of(Gemm("l", 2500, 64, 1500)), on_chip=size) for size in (8e6, INFINITE))
+    assert small["x", "forward", "read"] == 2 * large["x", "forward", "read"]
+    assert small["w", "forward", "read"] == 3 * large["w", "forward", "read"]
+    assert small["y", "forward", "write"] == large["y", "forward", "write"]
+
+
+@pytest.mark.parametrize(
+    "kind, values", [("softmax", 5), ("norm", 5), ("residual", 6), ("gate", 8), ("loss", 3), ("scale", 4)]
+)
+def test_pointwise_passes(kind, values):
+    moved = sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values())
+    assert moved == values * 10 * 20 * 2
+
+
+def test_adam_reads_four_and_writes_three_words_a_parameter():
+    assert sum(by_tensor(of(Pointwise("optimiser", "adam", 1000, 1))).values()) == 28 * 1000
+
+
+def test_gemms_only_moves_only_what_gemms_move():
+    whole = load_workload("transformer_iwslt_de_en")
+    gemms = whole.gemms_only()
+    assert (gemms.macs, gemms.parameters) == (whole.macs, whole.parameters)
+    assert all(isinstance(t.group.operation, Gemm) for t in transfers(gemms, SETUP, 40e6))
+
+
+def test_arithmetic_counts_each_product_at_its_widths():
+    workload = of(Gemm("l", 3, 5, 7))
+    found = matmuls(workload, FIXED)
+    assert [(p.name, p.macs, p.m1, p.m2) for p in found] == [
+        ("forward", 105, 8, 8),
+        ("dx", 105, 6, 4),
+        ("dw", 105, 16, 4),
+    ]
+    assert multiplier_work(found) == 105 * (64 + 24 + 64)
+    assert arithmetic_cost(found) == pytest.approx(105 * (64 + 24 + 64) / 1024)
+    assert arithmetic_cost(matmuls(workload, SETUP)) == pytest.approx(
+        105 * sum(BFP.law.cost(*pair) for pair in ((8, 8), (6, 4), (16, 4)))
+    )
+    assert [p.name for p in matmuls(of(Gemm("l", 3, 5, 7, x_grad=False)), SETUP)] == ["forward", "dw"]
+
+
+def test_unquantised_products_multiply_significands():
+    found = matmuls(of(Gemm("l", 1, 1, 1, quantised=False)), SETUP)
+    assert multiplier_work(found) == 3 * 11 * 11
+
+
+def test_every_pointwise_kind_of_the_workloads_is_known():
+    for name in ("transformer_iwslt_de_en", "roberta_base_mnli", "opt_1.3b"):
+        assert {op.kind for op in load_workload(name).operations if isinstance(op, Pointwise)} <= set(POINTWISE)
+
+
+def test_arrays_of_configurations_give_what_each_alone_gives():
+    workload = load_workload("transformer_iwslt_de_en")
+    alone = [(16, 4, 4, 16), (2, 2, 2, 16), (32, 16, 5, 17), (32, 32, 32, 32)]
+    together = PrecisionGrid(*np.array(alone).T)
+    for template, axis in ((BFP(32), "contraction"), (FixedPoint(32), "contraction"), (BFP(32), "last")):
+        setup, setups = Setup(template, together, axis), [Setup(template, Precision(*q), axis) for q in alone]
+        total = sum(t.total for t in transfers(workload, setup, 40e6))
+        assert total.tolist() == [sum(t.total for t in transfers(workload, one, 40e6)) for one in setups]
+        costs = arithmetic_cost(matmuls(workload, setup))
+        assert costs.tolist() == [arithmetic_cost(matmuls(workload, one)) for one in setups]

@@ -1,0 +1,199 @@
+"""First principles against reality: stash bytes, matrix products and parameters of models that run."""
+
+import json
+from collections import defaultdict
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import dsq
+from costmodel.model.operations import Gemm
+from costmodel.model.quantisation import Setup
+from costmodel.model.traffic import stash_bytes, total_stash_bytes
+from costmodel.workloads import workload_file
+from costmodel.workloads.transformer import build
+from dsq.formats import BFP, FixedPoint
+from dsq.precision import Precision
+from tests.costmodel.workloads.models import GATED_DECODER, SHAPES, Model, ids
+
+SETUPS = (
+    Setup(BFP(32), Precision(16, 4, 4, 16)),
+    Setup(BFP(32), Precision(2, 2, 2, 16)),
+    Setup(BFP(32, box=8), Precision(4, 13, 4, 16)),
+    Setup(BFP(32), Precision(32, 32, 32, 32)),
+    Setup(BFP(32), Precision(8, 3, 8, 16), "last"),
+    Setup(BFP(32), Precision(16, 16, 16, 16), "last"),
+    Setup(FixedPoint(32), Precision(16, 3, 4, 16)),
+)
+
+
+def predicted_stash(workload, setup):
+    """Bytes by converted layer; 0 for a layer whose input an earlier one stashes."""
+    found = {}
+    for group in workload.groups:
+        op = group.operation
+        if isinstance(op, Gemm) and op.quantised:
+            found |= dict.fromkeys(group.names, stash_bytes(op, setup) if group.owner else 0)
+    return found
+
+
+def measured_stash(model, *inputs):
+    """Bytes by converted layer of the tensors autograd saves while it runs, parameters aside; a tensor saved again by a
+    later layer counts for the first."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    running, kept, found = [], {}, defaultdict(int)
+
+    def save(tensor):
+        pointer = tensor.untyped_storage().data_ptr()
+        if running and pointer not in parameters and pointer not in kept:
+            kept[pointer] = tensor  # alive, so that no later tensor takes its place
+            found[running[-1]] += tensor.untyped_storage().nbytes()
+        return tensor
+
+    handles = []
+    for name, module in dsq.converted(model).items():
+        found[name] = 0
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        model(*inputs)
+    for handle in handles:
+        handle.remove()
+    return dict(found)
+
+
+def flops(model, *inputs):
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(*inputs).sum().backward()
+    return counter.get_total_flops()
+
+
+def traced(model, *inputs):
+    """The workload of a live model, by way of the file's JSON."""
+    with sdpa_kernel(SDPBackend.MATH):
+        data = dsq.workload.trace(model, *inputs)
+    return workload_file.parse(json.loads(json.dumps(data)), "traced")
+
+
+@cache
+def trace_of(shape):
+    return traced(Model(shape), *ids(shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+def test_stash_bytes_equal_what_the_running_model_stashes(shape, setup):
+    torch.manual_seed(0)
+    box = {"box": setup.format.box} if setup.format.box else {}
+    config = dsq.DSQConfig(levels=(setup.precision,), format=setup.format.name, box_axis=setup.box_axis, **box)
+    model = dsq.convert(Model(shape), config)
+    measured = measured_stash(model, *ids(shape))
+    assert predicted_stash(build(shape), setup) == measured
+    assert predicted_stash(trace_of(shape), setup) == measured
+    assert total_stash_bytes(build(shape), setup) == sum(measured.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_matmul_counts_equal_the_flop_counters(shape):
+    model = Model(shape)
+    counted = flops(model, *ids(shape))
+    assert 2 * build(shape).macs == counted
+    assert 2 * trace_of(shape).macs == counted
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_parameter_counts_equal_the_real_ones(shape):
+    model = Model(shape)
+    real = sum(parameter.numel() for parameter in model.parameters())
+    assert build(shape).parameters == real
+    assert trace_of(shape).parameters == real
+
+
+def test_torch_transformer_traced():
+    """torch's own: packed q, k, v projections below any module, no gradient for the input, scores by baddbmm or "
+    "sdpa."""
+    torch.manual_seed(0)
+    model = nn.Transformer(32, 4, 2, 2, 64, batch_first=True)
+    inputs = torch.randn(3, 7, 32), torch.randn(3, 5, 32)
+    workload = traced(model, *inputs)
+    assert 2 * workload.macs == flops(model, *inputs)
+    assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert {g.name for g in workload.gemms if g.quantised} == {
+        f"{side}.layers.{layer}.linear{i}" for side in ("encoder", "decoder") for layer in (0, 1) for i in (1, 2)
+    }
+
+
+def test_frozen_layers_and_frozen_inputs():
+    """A layer whose weight needs no gradient runs no dw product and stashes nothing; the first layer runs no dx "
+    "product."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 8))
+    model[2].weight.requires_grad_(False)
+    x = torch.randn(5, 24)
+    assert 2 * traced(model, x).macs == flops(model, x)
+    dsq.convert(model, dsq.DSQConfig(levels="[16,4,4,16]"))
+    workload = traced(model, x)
+    total = total_stash_bytes(workload, Setup(BFP(32), Precision(16, 4, 4, 16)))
+    assert total == sum(measured_stash(model, x).values())
+
+
+def test_excluded_layers_are_not_quantised():
+    model = dsq.convert(Model(GATED_DECODER), dsq.DSQConfig(levels="[16,4,4,16]", exclude="output_projection|gate"))
+    workload = traced(model, *ids(GATED_DECODER))
+    kept = {g.name for g in build(GATED_DECODER).excluding("output_projection|gate").gemms if g.quantised}
+    assert {g.name for g in workload.gemms if g.quantised} == kept == set(dsq.converted(model))
+
+
+def test_fused_attention_runs_five_products_in_training_and_two_forward():
+    class Fused(nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    q, k, v = (torch.randn(2, 3, n, 8, requires_grad=True) for n in (5, 7, 7))
+    data = dsq.workload.trace(Fused(), q, k, v)
+    workload = workload_file.parse(json.loads(json.dumps(data)), "fused")
+    one = 2 * 3 * 5 * 7 * 8
+    assert [g.macs for g in workload.gemms] == [one, one]
+    assert workload.macs == 7 * one  # forward 2; backward: scores again, and two for each of the two products
+    assert not [op for op in workload.operations if getattr(op, "kind", "") == "softmax"]
+
+
+def test_fusing_attention_of_a_traced_model_is_that_of_its_shapes():
+    plain, shapes = trace_of(GATED_DECODER), build(GATED_DECODER)
+    extra = shapes.fusing_attention().macs - shapes.macs
+    assert plain.fusing_attention().macs - plain.macs == extra > 0
+    assert [g.on_chip for g in plain.fusing_attention().gemms if not g.weight] == ["y", "x"] * 2
+
+
+def test_trace_names_bad_arguments():
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        dsq.workload.trace("model", torch.zeros(1))
+    with pytest.raises(ValueError, match="at least one tensor"):
+        dsq.workload.trace(nn.Linear(2, 2))
+    for shape in ((0, 2), (2, 0)):
+        with pytest.raises(ValueError, match=rf"at least one token, got a tensor of shape \({shape[0]}, {shape[1]}\)"):
+            dsq.workload.trace(nn.Linear(2, 2), torch.zeros(shape))
+    with pytest.raises(ValueError, match="multiplies no matrices"):
+        dsq.workload.trace(nn.ReLU(), torch.zeros(2, 2))
+
+
+def test_trace_leaves_the_model_as_it_was():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return super().forward(x)
+
+    model = nn.Sequential(Counting(), nn.BatchNorm1d(4))
+    before, calls = {name: value.clone() for name, value in model.state_dict().items()}, model[0].calls
+    dsq.workload.trace(model, torch.randn(8, 4))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model[0].calls is calls

@@ -1,0 +1,258 @@
+"""Workloads by name, from config.json and from files."""
+
+import json
+
+import pytest
+
+from costmodel.workloads import families, workload_file
+from costmodel.workloads.named import WORKLOADS, load_workload
+from costmodel.workloads.transformer import Head, Stack, Transformer, build
+
+BERT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+BART = {
+    f"{side}_{field}": n for side in ("encoder", "decoder") for field, n in (("layers", 6), ("attention_heads", 12))
+}
+BART |= {"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "d_model": 768, "vocab_size": 50265}
+
+#: config.json fields and the parameters of the model that transformers builds from them
+PUBLISHED = {
+    "bert-base-uncased": (
+        109_482_240,
+        {"model_type": "bert", **BERT, "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2},
+    ),
+    "bert-base-uncased, masked LM": (
+        109_514_298,
+        {
+            "model_type": "bert",
+            "architectures": ["BertForMaskedLM"],
+            **BERT,
+            "vocab_size": 30522,
+            "max_position_embeddings": 512,
+        },
+    ),
+    "roberta-base": (
+        124_697_433,
+        {
+            "model_type": "roberta",
+            "architectures": ["RobertaForMaskedLM"],
+            **BERT,
+            "vocab_size": 50265,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+        },
+    ),
+    "distilbert-base-uncased": (
+        66_362_880,
+        {
+            "model_type": "distilbert",
+            "dim": 768,
+            "n_layers": 6,
+            "n_heads": 12,
+            "hidden_dim": 3072,
+            "vocab_size": 30522,
+            "max_position_embeddings": 512,
+        },
+    ),
+    "gpt2": (
+        124_439_808,
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024},
+    ),
+    "pythia-160m": (
+        162_322_944,
+        {"model_type": "gpt_neox", **BERT, "vocab_size": 50304, "max_position_embeddings": 2048},
+    ),
+    "llama-2-7b": (6_738_415_616, {"model_type": "llama", **LLAMA, "intermediate_size": 11008, "vocab_size": 32000}),
+    "llama-3-8b": (
+        8_030_261_248,
+        {"model_type": "llama", **LLAMA, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
+    ),
+    "mistral-7b": (
+        7_241_732_096,
+        {"model_type": "mistral", **LLAMA, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000},
+    ),
+    "qwen2-0.5b": (
+        494_032_768,
+        {
+            "model_type": "qwen2",
+            "hidden_size": 896,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "intermediate_size": 4864,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma-2b": (
+        2_506_172_416,
+        {
+            "model_type": "gemma",
+            "hidden_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "intermediate_size": 16384,
+            "vocab_size": 256000,
+        },
+    ),
+    "t5-small": (
+        60_506_624,
+        {
+            "model_type": "t5",
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 2048,
+            "num_layers": 6,
+            "num_heads": 8,
+            "vocab_size": 32128,
+        },
+    ),
+    "bart-base": (139_420_416, {"model_type": "bart", **BART, "max_position_embeddings": 1024}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_config_json_gives_the_published_parameter_count(name, tmp_path):
+    count, config = PUBLISHED[name]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert load_workload(str(path)).parameters == count
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("transformer_iwslt_de_en", 39_469_056),  # fairseq's own count for its IWSLT14 recipe
+        ("roberta_base_mnli", 124_647_939),
+        ("opt_1.3b", 1_315_758_080),
+    ],
+)
+def test_named_workloads_have_the_real_parameter_counts(name, count):
+    assert load_workload(name).parameters == count
+
+
+def test_encoder_decoder_macs_by_hand():
+    """One layer each, d 4, ffn 8, 2 tokens in, 3 out: projections, scores and context, MLP; three products each."""
+    model = Transformer(
+        "tiny",
+        Head("none"),
+        encoder=Stack("encoder", 1, 4, heads=2, ffn=8),
+        decoder=Stack("decoder", 1, 4, heads=2, ffn=8, cross=True),
+        source_length=2,
+        target_length=3,
+    )
+    encoder = 4 * 2 * 16 + 2 * (2 * 2 * 4) + 2 * (2 * 4 * 8)
+    decoder = 4 * 3 * 16 + 2 * (3 * 3 * 4) + 2 * (3 * 4 * 8)
+    cross = (2 * 3 + 2 * 2) * 16 + 2 * (3 * 2 * 4)
+    assert build(model).macs == 3 * (encoder + decoder + cross)
+
+
+def test_sizes_can_be_changed():
+    small = load_workload("transformer_iwslt_de_en", sequences=2, source_length=5, target_length=7)
+    assert small.tokens == 2 * (5 + 7)
+    assert small.parameters == load_workload("transformer_iwslt_de_en").parameters
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_survives_its_file(name):
+    workload = load_workload(name)
+    assert workload_file.parse(json.loads(json.dumps(workload_file.dump(workload))), "file") == workload
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"name": "roberta_base_mlni"}, "nearest is 'roberta_base_mnli'"),
+        ({"name": "opt"}, "nearest is 'opt_1.3b'"),
+        ({"name": "no/such.json"}, "no/such.json cannot be read"),
+        ({"name": "opt_1.3b", "sequences": -1}, "sequences must be a whole number"),
+        ({"name": "opt_1.3b", "target_length": 0}, "target_length must be a whole number"),
+        ({"name": "opt_1.3b", "source_length": 8}, "source_length does nothing for opt_1.3b, which has no encoder"),
+        ({"name": "roberta_base_mnli", "target_length": 8}, "target_length does nothing for roberta_base_mnli"),
+        ({"name": "opt_1.3b", "sequences": 2**60}, "sequences must be a whole number"),
+        ({"name": "opt_1.3b", "sequences": 2**24, "target_length": 2**24}, "absurdly large"),
+    ],
+)
+def test_bad_workload_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load_workload(**arguments)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": None}, "field model_type is missing"),
+        ({"model_type": "berd"}, "nearest is 'bert'"),
+        ({"hidden_size": None}, "field hidden_size is missing"),
+        ({"hidden_size": "768"}, "field hidden_size must be a positive whole number, not '768'"),
+        ({"num_hidden_layers": -2}, "field num_hidden_layers must be a positive whole number"),
+        ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
+        ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number from 1 to 4096"),
+        ({"architectures": "BertModel"}, "field architectures must be a list"),
+    ],
+)
+def test_bad_config_names_the_field(change, message):
+    config = {k: v for k, v in (PUBLISHED["bert-base-uncased"][1] | change).items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        families.transformer_of(config, "config.json")
+
+
+@pytest.mark.parametrize("field", ["_name_or_path", "tie_word_embeddings", "type_vocab_size", "architectures"])
+def test_a_null_in_a_config_is_an_absent_field(field):
+    config = PUBLISHED["bert-base-uncased, masked LM"][1]
+    absent = {name: value for name, value in config.items() if name != field}
+    assert families.transformer_of(config | {field: None}, "config.json") == families.transformer_of(
+        absent, "config.json"
+    )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"costmodel": 2}, "field costmodel must be 1"),
+        ({"operations": {}}, "field operations must be a list with at least one gemm"),
+        ({"operations": []}, "field operations must be a list with at least one gemm"),
+        (
+            {"operations": [{"op": "pointwise", "name": "a", "kind": "norm", "rows": 1, "width": 1}]},
+            "field operations must be a list with at least one gemm",
+        ),
+        ({"operations": [{"op": "conv"}]}, r"operations\[0\].op must be one of gemm, pointwise"),
+        ({"operations": [{"op": []}]}, r"operations\[0\].op must be one of gemm, pointwise"),
+        ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2}]}, r"operations\[0\].N is missing"),
+        ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 0}]}, r"operations\[0\].N must be from 1"),
+        ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": True}]}, r"operations\[0\].N must be int"),
+        ({"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 3, "Z": 1}]}, r"operations\[0\].Z is not"),
+        (
+            {"operations": [{"op": "pointwise", "name": "a", "kind": "sum", "rows": 1, "width": 1}]},
+            "kind must be one of",
+        ),
+        (
+            {"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 3, "on_chip": "z"}]},
+            r"operations\[0\].on_chip must be one of '', 'x', 'y', not 'z'",
+        ),
+        ({"name": None}, "field name must be str, not None"),
+        ({"tokens": "many"}, "field tokens must be int, not 'many'"),
+        ({"tokens": True}, "field tokens must be int, not True"),
+        ({"tokens": 0}, "field tokens must be from 1"),
+        ({"tokens": -5}, "field tokens must be from 1"),
+    ],
+)
+def test_bad_workload_file_names_the_field(change, message):
+    data = {
+        "costmodel": 1,
+        "name": "a",
+        "tokens": 1,
+        "operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 3}],
+    }
+    assert workload_file.parse(data, "ok.json").macs == 18
+    with pytest.raises(ValueError, match=message):
+        workload_file.parse(data | change, "bad.json")
+
+
+def test_json_nested_too_deeply_is_named(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep\.json is nested too deeply"):
+        load_workload(str(path))

@@ -1,0 +1,247 @@
+"""Products by the compiled kernels: exact products, against float64; what they take and what they refuse."""
+
+import pytest
+import torch
+
+from dsq.formats import BFP, FixedPoint
+from dsq.kernels.backend import Codes, MatMul, Operand
+from dsq.kernels.cpu.backend import load
+from dsq.kernels.cpu.library import LIBRARY
+from dsq.kernels.dispatch import pack, quantize
+
+if not LIBRARY.exists():
+    pytest.skip("the C++ kernels are not built", allow_module_level=True)
+
+WEIGHT_GRADIENT = MatMul(Operand(BFP(16), 0, transposed=True), Operand(BFP(4), 0))
+NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
+BFLOAT16, INTEGER, TORCH = load().gemms
+
+
+def integer_fits(matmul):
+    return INTEGER.fits(matmul, torch.float32)
+
+
+def gemm_bf16(a, b, bias=None):
+    return BFLOAT16.run(NARROW, a, b, bias)
+
+
+def gemm_integer(matmul, a, b, bias=None):
+    return INTEGER.run(matmul, a, b, bias)
+
+
+needs_bf16 = pytest.mark.skipif(not BFLOAT16.fits(NARROW, torch.float32), reason="this CPU has no AVX512_BF16")
+needs_integer = pytest.mark.skipif(not integer_fits(WEIGHT_GRADIENT), reason="this CPU has no AVX512_VNNI")
+
+SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (37, 51, 45), (100, 600, 70)]
+
+
+def integers(shape, largest, seed=0):
+    return torch.randint(-largest, largest + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+@needs_bf16
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_bf16_products_are_exact(m, k, n):
+    # sums of products of small integers stay below 2**24, so any rounding at all would show
+    a, b, bias = integers((m, k), 100), integers((k, n), 100, 1), integers((n,), 1000, 2)
+    for a_view in (a, a.t().contiguous().t()):
+        for b_view in (b, b.t().contiguous().t()):
+            for offset in (None, bias):
+                got = gemm_bf16(a_view.bfloat16(), b_view.bfloat16(), offset)
+                expected = a.double() @ b.double() + (0 if offset is None else offset)
+                assert torch.equal(got.double(), expected)
+
+
+@needs_bf16
+def test_bf16_sums_are_in_float32():
+    a, b = torch.randn(64, 512).bfloat16(), torch.randn(512, 64).bfloat16()
+    expected = a.double() @ b.double()
+    assert (gemm_bf16(a, b) - expected).abs().max() < 1e-4
+    assert ((a @ b) - expected).abs().max() > 1e-2  # what a bfloat16 result would lose
+
+
+def packed(x, operand):
+    return Codes(*pack(x, operand.format, operand.axis), x.shape)
+
+
+def entering(x, operand):
+    values = quantize(x, operand.format, operand.axis).double()
+    return values.t() if operand.transposed else values
+
+
+@needs_integer
+@pytest.mark.parametrize("bits", [(2, 2), (3, 5), (4, 4), (8, 8), (16, 2), (4, 16), (12, 12), (15, 3), (9, 8)])
+@pytest.mark.parametrize("box", [16, 32, 4, 2, 0])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+def test_box_products_are_exact(bits, box, transposed):
+    a_format, b_format = ((BFP(m, box) if box else FixedPoint(m)) for m in bits)
+    a_transposed, b_transposed = transposed
+    matmul = MatMul(
+        Operand(a_format, 0 if a_transposed else -1, transposed=a_transposed),
+        Operand(b_format, -1 if b_transposed else 0, transposed=b_transposed),
+    )
+    if not integer_fits(matmul):
+        assert a_format.largest_code * b_format.largest_code * box >= 2**31
+        return
+    for m, k, n in SIZES:
+        a_stored = torch.randn((k, m) if a_transposed else (m, k))
+        b_stored = torch.randn((n, k) if b_transposed else (k, n))
+        bias = torch.randn(n)
+        got = gemm_integer(matmul, packed(a_stored, matmul.a), packed(b_stored, matmul.b), bias)
+        a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
+        # a box's integer is exact; it rounds once, to float32, and so does each sum over boxes
+        bound = (k / (box or 16) + 3) * 2**-24 * (a.abs() @ b.abs() + bias.abs())
+        assert ((got.double() - (a @ b + bias)).abs() <= bound).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (2, 8), (7, 5), (16, 2), (16, 4), (16, 8), (9, 8)])
+@pytest.mark.parametrize("box", [4, 8, 16, 64, 128, 256])
+@pytest.mark.parametrize("spread", [0, 1, 2, 3, 4, 6, 7, 9, 12, 13])
+def test_boxes_share_an_exponent_only_as_far_as_their_codes_have_room(bits, box, spread):
+    m, k, n = 70, 1100, 45
+    generator = torch.Generator().manual_seed(spread)
+
+    def spread_out(lines):
+        scale = 2.0 ** torch.randint(spread + 1, (lines, -(-k // box)), generator=generator)
+        scale[:, : 512 // box] = 2  # a block of calm lines
+        return torch.randn(lines, k, generator=generator) * scale.repeat_interleave(box, 1)[:, :k]
+
+    a_format, b_format = (BFP(m, box) for m in bits)
+    matmul = MatMul(Operand(a_format, -1), Operand(b_format, -1, transposed=True))
+    a_stored, b_stored = spread_out(m), spread_out(n)
+    got = gemm_integer(matmul, packed(a_stored, matmul.a), packed(b_stored, matmul.b))
+    a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
+    assert ((got.double() - a @ b).abs() <= (k / box + 3) * 2**-24 * (a.abs() @ b.abs())).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (16, 4)])
+@pytest.mark.parametrize("across", [False, True])
+def test_boxes_of_zeros_and_of_subnormal_values_among_others(bits, across):
+    m, k, n = 70, 1100, 45
+    generator = torch.Generator().manual_seed(0)
+
+    def with_zeros(lines, scales):
+        x = torch.randn(lines, k, generator=generator) * torch.tensor(scales).repeat(lines)[:lines, None]
+        zero = torch.rand(lines, -(-k // 16), generator=generator) < 0.4
+        x = x.masked_fill(zero.repeat_interleave(16, 1)[:, :k], 0)
+        return x.t().contiguous() if across else x
+
+    axis = 0 if across else -1
+    a_format, b_format = (BFP(m) for m in bits)
+    matmul = MatMul(Operand(a_format, axis, transposed=across), Operand(b_format, axis, transposed=not across))
+    a_stored, b_stored = with_zeros(m, [2.0**40]), with_zeros(n, [1.0, 2.0**-128])  # the latter's exponents are 0 too
+    got = gemm_integer(matmul, packed(a_stored, matmul.a), packed(b_stored, matmul.b))
+    a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
+    assert (b.abs().sum(0) > 0).all()
+    assert ((got.double() - a @ b).abs() <= (k / 16 + 3) * 2**-24 * (a.abs() @ b.abs())).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("bits", [(2, 2), (7, 5), (8, 8), (16, 2), (16, 4), (16, 8), (16, 11), (12, 9)])
+def test_sums_of_the_largest_codes_fit_at_any_spread(bits):
+    a_format, b_format = (BFP(m) for m in bits)
+    matmul = MatMul(Operand(a_format, -1), Operand(b_format, 0))
+    a, column = torch.full((1, 512), float(a_format.largest_code)), torch.full((512, 1), float(b_format.largest_code))
+    for spread in range(16):
+        b = column.clone()
+        b[:128] *= 2.0**spread
+        got = gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b))
+        torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=2**-19, atol=0)
+
+
+@needs_integer
+def test_a_box_with_a_nan_shows_in_the_product():
+    for bits in (16, 8):
+        matmul = MatMul(Operand(BFP(bits), 0, transposed=True), Operand(BFP(4), 0))
+        x = torch.ones(32, 8)
+        x[3, 2] = torch.nan
+        got = gemm_integer(matmul, packed(x, matmul.a), packed(torch.ones(32, 4), matmul.b))
+        assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
+
+
+@needs_integer
+@pytest.mark.parametrize("a_bits", [2, 16])
+@pytest.mark.parametrize("calm", [64, 8])  # steps after which exponents stray: all of a line may share one, or a run
+def test_a_nan_shows_beside_boxes_of_the_largest_exponents(a_bits, calm):
+    matmul = MatMul(Operand(BFP(a_bits, box=8), -1), Operand(BFP(2, box=8), 0))
+    a, b = torch.full((2, 128), 2.0**-60), torch.full((128, 3), 2.0**124)
+    b[64:, :] = 2.0 ** (124 if calm == 64 else 100)
+    b[20, 1] = torch.nan
+    got = gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b))
+    assert got.isnan().tolist() == [[False, True, False]] * 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (Operand(BFP(16), 0, transposed=True), Operand(BFP(16), 0)),  # a box's sum passes 32 bits
+        (Operand(BFP(16), 0, transposed=True), Operand(BFP(4, box=32), 0)),
+        (Operand(BFP(4, box=5), -1), Operand(BFP(4, box=5), 0)),
+        (Operand(BFP(4), -1), Operand(BFP(4), -1)),  # boxes that do not run along the contraction
+        (Operand(BFP(4), -1), Operand(None, 0)),
+    ],
+)
+def test_what_cannot_be_exact_is_declined(a, b):
+    assert not integer_fits(MatMul(a, b))
+
+
+def test_empty_products():
+    if BFLOAT16.fits(NARROW, torch.float32):
+        empty = torch.empty(3, 0, dtype=torch.bfloat16)
+        assert torch.equal(gemm_bf16(empty, empty.t(), torch.arange(3.0)), torch.arange(3.0).expand(3, 3))
+        assert gemm_bf16(torch.empty(0, 4).bfloat16(), torch.empty(4, 3).bfloat16()).shape == (0, 3)
+    if integer_fits(WEIGHT_GRADIENT):
+        a, b = (packed(torch.empty(0, n), f) for n, f in ((3, WEIGHT_GRADIENT.a), (2, WEIGHT_GRADIENT.b)))
+        assert torch.equal(gemm_integer(WEIGHT_GRADIENT, a, b, torch.arange(2.0)), torch.arange(2.0).expand(3, 2))
+
+
+@needs_bf16
+def test_operands_that_do_not_fit_are_refused():
+    a = torch.zeros(4, 8, dtype=torch.bfloat16)
+    for operands in [(a, a), (a[0], a.t()), (a.float(), a.t())]:
+        with pytest.raises(ValueError, match=r"a \(M, K\) and b \(K, N\) must be bfloat16, got torch\.\w+ \("):
+            gemm_bf16(*operands)
+    with pytest.raises(ValueError, match=r"bias must be float32 \(4,\), got torch.float32 \(8,\)"):
+        gemm_bf16(a, a.t(), torch.zeros(8))
+    with pytest.raises(ValueError, match="a, b and bias must be on the CPU"):
+        gemm_bf16(a, a.t(), torch.zeros(4, device="meta"))
+
+
+@needs_integer
+def test_codes_that_do_not_fit_are_refused():
+    a, b = (packed(torch.randn(32, n), f) for n, f in ((8, WEIGHT_GRADIENT.a), (4, WEIGHT_GRADIENT.b)))
+    with pytest.raises(ValueError, match=r"the integer kernel does not multiply Operand"):
+        gemm_integer(MatMul(WEIGHT_GRADIENT.a, Operand(BFP(4, box=32), 0)), a, b)
+    with pytest.raises(ValueError, match=r"a and b must share the axis summed over, got \(32, 8\) and \(64, 4\)"):
+        gemm_integer(WEIGHT_GRADIENT, a, b._replace(shape=torch.Size((64, 4))))
+    with pytest.raises(ValueError, match=r"codes and scales must be uint8 of shapes"):
+        gemm_integer(WEIGHT_GRADIENT, a, b._replace(codes=b.codes[:16]))
+    with pytest.raises(ValueError, match=r"bias must be float32 \(4,\), got torch.float32 \(8,\)"):
+        gemm_integer(WEIGHT_GRADIENT, a, b, torch.zeros(8))
+    elsewhere = Codes(b.codes.to("meta"), b.scales.to("meta"), b.shape)
+    for operands in [(a, elsewhere), (a, b, torch.zeros(4, device="meta"))]:
+        with pytest.raises(ValueError, match="a, b and bias must be on the CPU"):
+            gemm_integer(WEIGHT_GRADIENT, *operands)
+
+
+@needs_integer
+def test_codes_in_another_memory_order_give_the_same():
+    a, b = (packed(torch.randn(32, n), f) for n, f in ((8, WEIGHT_GRADIENT.a), (4, WEIGHT_GRADIENT.b)))
+    other = a._replace(codes=a.codes.t().contiguous().t())
+    assert torch.equal(gemm_integer(WEIGHT_GRADIENT, a, b), gemm_integer(WEIGHT_GRADIENT, other, b))
+
+
+@needs_integer
+def test_subnormal_steps_count_whatever_the_thread_has_set():
+    matmul = MatMul(Operand(BFP(8), -1), Operand(BFP(8), 0))
+    a, b = packed(torch.randn(8, 32) * 2.0**100, matmul.a), packed(torch.randn(32, 8) * 2.0**-124, matmul.b)
+    expected = gemm_integer(matmul, a, b)
+    torch.set_flush_denormal(True)
+    try:
+        found = gemm_integer(matmul, a, b)
+    finally:
+        torch.set_flush_denormal(False)
+    assert expected.abs().max() > 0
+    assert torch.equal(found, expected)

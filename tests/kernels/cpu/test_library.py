@@ -1,0 +1,88 @@
+"""The library loads only with the header it was built from; its instruction sets and threads."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dsq.kernels.cpu import abi
+from dsq.kernels.cpu.library import LIBRARY, _matches, library, load
+
+needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the C++ kernels are not built")
+
+
+@needs_library
+def test_this_machine_has_the_portable_kernels_at_least():
+    assert "portable" in library().instruction_sets()
+
+
+@needs_library
+def test_a_library_built_from_another_header_is_refused(tmp_path):
+    header, text = tmp_path / "abi.h", abi.HEADER.read_text()
+    swapped = text.replace("int32_t bits;", "int32_t swap;").replace("int32_t box;", "int32_t bits;", 1)
+    for other in (swapped.replace("int32_t swap;", "int32_t box;"), text.replace("int threads,", "int64_t threads,")):
+        assert other != text
+        header.write_text(other)
+        with pytest.raises(
+            RuntimeError, match=r"_native\.so is stale: .*; in a checkout, build .* build_ext --inplace"
+        ):
+            load(LIBRARY, header)
+    header.write_text(text)
+    assert load(LIBRARY, header).c.dsq_has_gemm(library().c.GEMM_TORCH)
+
+
+@needs_library
+def test_a_library_whose_compiler_lays_structs_out_otherwise_is_refused():
+    ffi, numbers = library().ffi, list(abi.layout(library().ffi).values())
+    for at in (None, 0, len(numbers) - 1):
+        found = [number + (i == at) for i, number in enumerate(numbers)]
+        text, table = ffi.new("char[]", b"digest"), ffi.new("int64_t[]", found)
+        c = SimpleNamespace(dsq_abi_digest=lambda text=text: text, dsq_abi_layout=lambda table=table: table)
+        assert _matches(ffi, c, "digest") == (at is None)
+    assert not _matches(ffi, SimpleNamespace(), "digest")  # of a time before there were digests
+
+
+def test_sizes_and_offsets_are_those_of_every_field():
+    numbers = abi.layout(
+        abi.parse("typedef struct { int64_t a; int32_t b, c; } Pair; typedef struct { Pair x; } Outer;")
+    )
+    assert numbers == {
+        "sizeof(Outer)": 16,
+        "offsetof(Outer, x)": 0,
+        "sizeof(Pair)": 16,
+        "offsetof(Pair, a)": 0,
+        "offsetof(Pair, b)": 8,
+        "offsetof(Pair, c)": 12,
+    }
+
+
+def test_without_the_library_the_reference_serves_and_says_so_once():
+    program = (
+        "import pathlib, warnings, torch\n"
+        "from dsq.formats import BFP\n"
+        "from dsq.kernels import dispatch\n"
+        "from dsq.kernels.cpu import library\n"
+        "library.LIBRARY = pathlib.Path('none.so')\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    dispatch.quantize(torch.randn(3, 16), BFP(4), -1)\n"
+        "    dispatch.quantize(torch.randn(3, 16), BFP(4), -1)\n"
+        "assert len(said) == 1 and 'build_ext --inplace' in str(said[0].message), said\n"
+        "assert dispatch.backend_for(torch.device('cpu')).name == 'reference'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@needs_library
+def test_the_threads_are_pytorchs():
+    program = (
+        "import torch\n"
+        "from dsq.formats import BFP\n"
+        "from dsq.kernels import dispatch\n"
+        "torch.set_num_threads(2)\n"
+        "dispatch.quantize(torch.randn(1024, 1024), BFP(4), -1); torch.randn(1024, 1024).exp()\n"
+        "files = {line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.rsplit('/', 1)[-1]}\n"
+        "assert len([f for f in files if '.so' in f]) <= 1, files\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
