@@ -1,0 +1,67 @@
+"""The examples run, in few steps, and show what they say they show."""
+
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.threads import threads
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with threads(1):
+        yield
+
+
+def example(name: str) -> ModuleType:
+    """By path: other packages install folders that are called "examples" too."""
+    spec = spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_plain_loop_rises_at_a_plateau_and_goes_on_learning():
+    losses = example("plain_loop").main(steps=300)
+    first, second = losses["[2,2,2,16]"], losses["[16,4,4,16]"]
+    assert first[-1] < first[0]
+    assert min(second) < min(first)
+
+
+def test_the_gpt_learns_with_a_packed_stash():
+    shown = example("char_gpt").main(steps=30)
+    assert shown["last"] < 0.8 * shown["first"]
+    assert shown["packed_bytes"] < 0.25 * shown["fp32_bytes"]
+
+
+def test_the_vision_transformer_learns_with_a_packed_stash():
+    shown = example("vit_classifier").main(steps=40)
+    assert shown["accuracy"] > 0.5  # chance is 0.25
+    assert shown["packed_bytes"] < 0.25 * shown["fp32_bytes"]
+
+
+def test_fairseq_translates_from_text_to_text():
+    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+    program = [sys.executable, EXAMPLES / "fairseq_translation.py", "--epochs", "3"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "validation loss" in line]
+    assert losses[-1] < losses[0]
+    assert "BLEU4" in done.stdout
+
+
+def test_every_example_is_tested_and_fits_a_screen_or_two():
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == {"plain_loop", "char_gpt", "vit_classifier", "fairseq_translation"}
+    assert all(len(path.read_text().splitlines()) <= 100 for path in EXAMPLES.glob("*.py"))
