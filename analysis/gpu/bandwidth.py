@@ -101,7 +101,9 @@ def _unpack(x: torch.Tensor, dim: int, fmt: Format) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     codes, scales = codec.pack(x, fmt, layout, None)
     moved = x.nbytes + codes.nbytes + scales.nbytes
-    return KernelRun(_what("unpack", x, dim, fmt, None), moved, lambda: codec.unpack(codes, scales, fmt, layout, x.dtype))
+    return KernelRun(
+        _what("unpack", x, dim, fmt, None), moved, lambda: codec.unpack(codes, scales, fmt, layout, x.dtype)
+    )
 
 
 def _quantize(x: torch.Tensor, dim: int, fmt: Format, out: torch.dtype, seed: int | None = None) -> KernelRun:

@@ -100,7 +100,7 @@ class Encode:
         self.turn = 0
 
     def __call__(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
-        if values.numel() <= FEW or self.format.grid is None:
+        if values.numel() <= FEW or not self.format.packs:
             return None
         self.turn += 1
         return pack(values.reshape(-1), self.format, rounding=self.rounding, seed=(self.seed << 16) + self.turn)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels import FLOATS, apply_mask, relu, unpack_mask
+from dsq.kernels.backend import FLOATS
+from dsq.kernels.dispatch import apply_mask, relu, unpack_mask
 from dsq.stash.saved_tensors.masks import Mask, TwoValued
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
 from dsq.stash.saved_tensors.rules import Call, Replacement

@@ -7,7 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dsq.kernels import FLOATS, pack_mask, unpack_mask
+from dsq.kernels.backend import FLOATS
+from dsq.kernels.dispatch import pack_mask, unpack_mask
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
 
 
