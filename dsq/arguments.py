@@ -36,7 +36,8 @@ def number(
         low = f"[{least:g}" if least > -inf else f"({above:g}"
         high = f"{most:g}]" if most < inf else f"{below:g})"
         raise ValueError(f"{name} must be a number in {low}, {high}, got {value!r}")
-    return value
+    result: float = value
+    return result
 
 
 def flag(name: str, value: Any) -> bool:

@@ -30,7 +30,8 @@ class Offloaded:
         self.fetch()
         if self.before is not None:
             self.before.fetch()
-        return replace(self.shell, **{name: slot.take() for name, slot in self.slots.items()}).unpack(dtype)
+        code: Code = replace(self.shell, **{name: slot.take() for name, slot in self.slots.items()})
+        return code.unpack(dtype)
 
     def fetch(self) -> None:
         """Start to bring the tensors back."""

@@ -1,7 +1,5 @@
 """The most memory that PyTorch's allocators held at once."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -10,8 +10,6 @@ A group without spread has step 0 and comes back exact. A group that holds a NaN
 overflows, comes back as NaN: a loss scaler still sees it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -92,7 +90,7 @@ def ranges(x: Tensor, bits: int, dim: int | tuple[int, ...]) -> tuple[Tensor, Te
     return low, (high - low) / (2**bits - 1)
 
 
-def encode(x: Tensor, low: Tensor, step: Tensor, bits: int, noise: Noise) -> Tensor:
+def encode(x: Tensor, low: Tensor, step: Tensor, bits: int, noise: "Noise") -> Tensor:
     """uint8 codes clip(floor((x - low) / step + u), 0, 2^bits - 1), one a value; low and step broadcast against x."""
     position = x.to(_wide(x.dtype)).sub(low).div_(torch.where(step > 0, step, torch.ones_like(step)))
     noise.add_to(position)

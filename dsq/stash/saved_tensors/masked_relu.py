@@ -37,7 +37,8 @@ def _applies(x: Any, in_place: bool) -> bool:
 def bits_or_tensor(saved: Any) -> Tensor:
     """What is kept of the result: the bits of its mask, if that is all, or the tensor."""
     bits = getattr(saved, "mask_bits", None)
-    return saved.get() if bits is None else bits
+    kept: Tensor = saved.get() if bits is None else bits
+    return kept
 
 
 class MaskedRelu(torch.autograd.Function):
@@ -70,4 +71,5 @@ class MaskedRelu(torch.autograd.Function):
                     return apply_mask(saved, dy), None, None
                 return ctx.order.restore(apply_mask(saved, ctx.order.flat(dy))), None, None
             saved = ctx.order.restore(unpack_mask(saved, dy.numel(), 0.0, 1.0, dy.dtype))
-        return torch.ops.aten.threshold_backward(dy, saved, 0), None, None
+        dx: Tensor = torch.ops.aten.threshold_backward(dy, saved, 0)
+        return dx, None, None

@@ -57,7 +57,8 @@ def sampled_linear(
     if rows == 0 or budget(rows, sampler.ratio) >= rows:
         sampler.tally.exact += 1
         return F.linear(x, weight, bias)
-    return _SampledLinear.apply(x, weight, bias, sampler, reader, tokens)
+    z: Tensor = _SampledLinear.apply(x, weight, bias, sampler, reader, tokens)  # type: ignore[no-untyped-call]
+    return z
 
 
 class _SampledLinear(torch.autograd.Function):

@@ -234,7 +234,7 @@ def test_bad_input():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"bits must be a whole number in 2\.\.32, got 1"):
         apply(model, "bfp", bits=1)
-    with pytest.raises(ValueError, match="rounding must be nearest or stochastic, got 'up'"):
+    with pytest.raises(ValueError, match="rounding must be one of nearest, stochastic, got 'up'"):
         apply(model, "bfp", rounding="up")
     with pytest.raises(ValueError, match="the scheduler says the bits"):
         apply(model, "bfp", bits=4, scheduler=dsq.PrecisionScheduler(["[4,4,4,16]"]))
