@@ -1,6 +1,6 @@
 # make demo    corpus, training from [2,2,2,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
-# make lint    ruff and mypy
+# make lint    ruff, mypy and the contracts of imports
 # make env     .venv with everything; the targets above make it by themselves, once
 #
 # With an environment that is ready (torch 2.13, fairseq 0.12.2, the extras in pyproject.toml):
@@ -34,6 +34,7 @@ lint: $(DEV)
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m mypy
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
 env: $(DEV)
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsq.conversion import converted
 from dsq.linear import Linear
 
-#: version of the workload schema (costmodel/workload_file.py)
+#: version of the workload schema (costmodel/workloads/workload_file.py)
 SCHEMA = 1
 aten = torch.ops.aten
 Entry = dict[str, Any]

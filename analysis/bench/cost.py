@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench.timer import Call, in_turns
-from costmodel.formats import Format
-from costmodel.hardware import load_hardware
-from costmodel.sweep import grid, pareto, parse_range, sweep
-from costmodel.workloads import REGISTRY, load_workload
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.quantisation import Setup
+from costmodel.model.sweep import grid, pareto, parse_range, sweep
+from costmodel.workloads.named import WORKLOADS, load_workload
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
+from dsq.formats import BFP, FixedPoint
 
 RANGES = ["2:16,32"] * 4  #: 16^4 configurations, in two formats
 COMMANDS = (("--help",), ("estimate", "[16,4,4,16]"), ("table",), ("explain", "[16,4,4,16]"))
@@ -21,7 +22,7 @@ ROUNDS = 3
 
 def run(out: Path) -> None:
     """Print the best times and write them to ``out``/cost.csv."""
-    calls = {f"sweep {name}": _sweep(name) for name in REGISTRY}
+    calls = {f"sweep {name}": _sweep(name) for name in WORKLOADS}
     calls |= {f"cold dsq-cost {' '.join(command)}": partial(_cold, command) for command in COMMANDS}
     seconds = in_turns(calls, ROUNDS, repeats=1, warm=0)
     rows: list[dict[str, Any]] = [{"what": name, "seconds": min(taken)} for name, taken in seconds.items()]
@@ -36,9 +37,9 @@ def _sweep(name: str) -> Call:
     precision = grid([parse_range(text) for text in RANGES])
 
     def both_formats() -> None:
-        for kind in ("bfp", "fixed"):
-            found = sweep(workload, precision, Format(kind), hardware)
-            pareto([found.columns["dram"], found.columns["noise"]])
+        for template in (BFP(32), FixedPoint(32)):
+            columns = sweep(workload, Setup(template, precision), hardware)
+            pareto([columns["dram"], columns["noise"]])
 
     return both_formats
 

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import sacrebleu
+from sacrebleu.metrics.bleu import BLEU
 
 from analysis.experiments.fairseq_run import command_line, records
 from analysis.experiments.parallel_text import ParallelText
@@ -22,7 +22,7 @@ def collect(
     """Everything measured in the run, as data for JSON."""
     references = text["test"].target
     assert len(translations) == len(references), "dsq-generate translates every sentence of the test text"
-    bleu = sacrebleu.metrics.BLEU()
+    bleu = BLEU()
     score = bleu.corpus_score(translations, [references])
     write_text(recipe.out / f"hypotheses.{recipe.target}", "\n".join(translations) + "\n")
     return {

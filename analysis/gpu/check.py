@@ -28,7 +28,7 @@ from dsq.command.parser import OneLineParser, fail, guarded
 from dsq.command.table import Record, as_csv, table
 from dsq.formats import BFP, Layout
 from dsq.kernels.conformance import Case, cases, disagreements, gemm_disagreements, mask_disagreements
-from dsq.kernels.triton import codec, masks
+from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
 
 PROG = "python -m analysis.gpu.check"
@@ -92,12 +92,12 @@ def _compared_masks(prefix: str, device: torch.device) -> Iterator[Record]:
 @contextmanager
 def _wide_offsets() -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    before, codec.WIDE, masks.WIDE = codec.WIDE, 0, 0
+    before, codec.WIDE = codec.WIDE, 0
     codec.launch_for.cache_clear()
     try:
         yield
     finally:
-        codec.WIDE = masks.WIDE = before
+        codec.WIDE = before
         codec.launch_for.cache_clear()
 
 

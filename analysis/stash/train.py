@@ -33,7 +33,7 @@ from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import as_csv, table
 from dsq.stash.policy import Controller
-from dsq.stash.wtacrs import WTACRS
+from dsq.stash.wtacrs.controller import WTACRS
 
 PROG = "python -m analysis.stash.train"
 #: what each run applies, in order

@@ -39,10 +39,12 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self._args = {"levels": levels, **options}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Convert the model, at the level of the checkpoint that the trainer resumes from."""
-        saved = state.stateful_callbacks.get(type(self).__name__)
+        model: nn.Module = kwargs["model"]
+        callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
+        saved = callbacks.get(type(self).__name__)
         if saved:
             self.scheduler.load_state_dict(saved["attributes"]["scheduler_state"])
         if not converted(model):
@@ -57,15 +59,14 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: nn.Module,
-        metrics: dict[str, float],
         **kwargs: Any,
     ) -> None:
         """Take note of the evaluation's loss. Raises ValueError where the evaluation gave none."""
+        metrics: dict[str, float] = kwargs["metrics"]
         if "eval_loss" not in metrics:
             raise ValueError(f"the evaluation must give eval_loss for the level to follow, got {sorted(metrics)}")
         if self.scheduler.step(metrics["eval_loss"]):
-            set_level(model, self.config, self.scheduler.level)
+            set_level(kwargs["model"], self.config, self.scheduler.level)
 
     @property
     def scheduler_state(self) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from dsq.kernels.reference import masks
-from dsq.kernels.triton.codec import LOADED, WIDE, integers_for_bfloat16
+from dsq.kernels.triton import codec
+from dsq.kernels.triton.codec import LOADED, integers_for_bfloat16
 
 #: bytes of a mask a program: 8 to 32 bytes of values a thread
 MASK = {"B": 256, "num_warps": 4}
@@ -21,7 +22,7 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     count = x_N.numel()
     bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
     if count:
-        options = {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open, "WIDE": count >= WIDE, **MASK}
+        options = {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open, "WIDE": count >= codec.WIDE, **MASK}
         with torch.cuda.device_of(x_N):
             kernel[_mask_programs(bits)](_mask_values(x_N), bits, count, float(low), float(high), **options)
     return bits
@@ -35,7 +36,7 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
 
     out = torch.empty(count, dtype=dtype, device=bits.device)
     if count:
-        options = {"FLAGS": dtype is torch.bool, "WIDE": count >= WIDE, **MASK}
+        options = {"FLAGS": dtype is torch.bool, "WIDE": count >= codec.WIDE, **MASK}
         with torch.cuda.device_of(bits):
             kernel[_mask_programs(bits)](bits, _mask_values(out), count, float(closed), float(open), **options)
     return out
@@ -49,7 +50,7 @@ def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
 
     out, integers = torch.empty_like(x_N), torch.int32 if x_N.dtype is torch.float32 else torch.int16
     if x_N.numel():
-        options = {"WIDE": x_N.numel() >= WIDE, **MASK}
+        options = {"WIDE": x_N.numel() >= codec.WIDE, **MASK}
         with torch.cuda.device_of(x_N):
             kernel[_mask_programs(bits)](bits, x_N.view(integers), out.view(integers), x_N.numel(), **options)
     return out

@@ -23,7 +23,7 @@ def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     segment = _Segment(module, rest, where, spec, active_contexts(), _Ambient.now(tensors))
-    flat, output_spec = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters), segment.output_spec
+    flat, output_spec = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters), segment.output_spec  # type: ignore[no-untyped-call]
     return tree_unflatten([v if o is None else o for v, o in _merge(flat, segment.output_rest)], output_spec)
 
 

@@ -71,4 +71,4 @@ class GradientVariance:
         """Take back what state_dict gave, on the device of the model."""
         self.listening = state["listening"]
         self.means = {name: mean.to(device) for name, mean in state["means"].items()}
-        self.sums = {name: tuple(part.to(device) for part in sums) for name, sums in state["sums"].items()}  # type: ignore[misc]
+        self.sums = {name: tuple(part.to(device) for part in sums) for name, sums in state["sums"].items()}

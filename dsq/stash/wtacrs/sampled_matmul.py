@@ -34,7 +34,7 @@ class SampledProducts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if not kwargs and getattr(func, "__name__", "") in _PRODUCTS and rules_may_act() and _fits(*args):
-            return _SampledMatmul.apply(*args, self.sampler)
+            return _SampledMatmul.apply(*args, self.sampler)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 

@@ -9,7 +9,7 @@ from dsq.kernels.backend import Backend
 
 
 def counting(backend: Backend) -> tuple[Backend, Counter[str]]:
-    """``backend`` with every kernel counted, under its name in Backend or the GEMM's; linear layers kernel by kernel."""
+    """``backend`` with every kernel counted under its name in Backend, or the GEMM's; layers run kernel by kernel."""
     calls: Counter[str] = Counter()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
