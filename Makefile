@@ -39,7 +39,7 @@ env: $(DEV)
 
 # torch first, so that nothing later chooses another; fairseq's own metadata no longer resolves, hence --no-deps, and it
 # is built while the rest downloads. Editable: the C++ kernels are built in place, and the checkout is what runs.
-$(VENV)/.run: pyproject.toml $(wildcard setup.py kernels/native/*)
+$(VENV)/.run: pyproject.toml $(wildcard setup.py kernels/cpu/*.py kernels/cpu/src/* kernels/cpu/src/*/*)
 	@test -n "$(BASE_PYTHON)" || { echo "no Python 3.11 or later found: make BASE_PYTHON=/path/to/python3" >&2; exit 2; }
 	$(BASE_PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip wheel -qq --no-deps --wheel-dir $(VENV)/wheels fairseq==0.12.2 & fairseq=$$!; \

@@ -1,6 +1,7 @@
 """Checks of arguments: one error line that names the argument, what is accepted and what was given."""
 
 import re
+from collections.abc import Iterable
 from math import inf
 from numbers import Integral
 from typing import Any
@@ -20,3 +21,35 @@ def pattern(name: str, value: Any) -> re.Pattern[str]:
         return re.compile(value)
     except (re.error, TypeError) as error:
         raise ValueError(f"{name} must be a regular expression of module names, got {value!r} ({error})") from None
+
+
+def number(
+    name: str, value: Any, *, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
+) -> float:
+    """``value``, a float or an int. Raises ValueError where it is no number (True is none), not finite or out of range.
+
+    Args:
+        least, most: bounds that are in range themselves; above, below: bounds that are not.
+    """
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not (least <= value <= most and above < value < below):
+        low = f"[{least:g}" if least > -inf else f"({above:g}"
+        high = f"{most:g}]" if most < inf else f"{below:g})"
+        raise ValueError(f"{name} must be a number in {low}, {high}, got {value!r}")
+    result: float = value
+    return result
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value``. Raises TypeError where it is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
+    """``value``. Raises ValueError where it is none of the accepted words."""
+    words = tuple(accepted)
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+    return str(value)

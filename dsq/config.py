@@ -58,9 +58,10 @@ class DSQConfig:
         return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
 
     def _format(self, bits: int) -> formats.Format:
-        """The format at ``bits``, with those options that it has."""
-        options = {name: getattr(self, name) for name in formats.options(self.format) if name in _OPTIONS}
-        return formats.format_class(self.format)(bits, **options)
+        """The format at ``bits``, or BFP where it gains nothing on that, with those options that it has."""
+        kind = formats.format_class(self.format)
+        kind = kind if bits <= kind.useful_to else formats.BFP
+        return kind(bits, **{name: getattr(self, name) for name in formats.options(kind.name) if name in _OPTIONS})
 
     def _check_options(self) -> None:
         """ValueError where the format is unknown, or has not the option that was set."""

@@ -3,19 +3,22 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import dsq
+from dsq.stash.meter import Scale
+from dsq.stash.meter.module_runs import next_node
 
 
 @dataclass
 class Measured:
     """The stash of one forward pass. A tensor that several layers share counts once, in both numbers."""
 
-    stash_bytes: int = 0  #: the tensors that the converted linears saved for their backward
+    stash_bytes: int = 0  #: the storages that the converted linears keep for their backward
     stash_bytes_fp32: int = 0  #: what plain linears would have saved of the same inputs: the inputs, 4 bytes a value
     linears_called: int = 0  #: converted linears that ran
 
@@ -24,30 +27,24 @@ class Measured:
 def measured(model: nn.Module) -> Iterator[Measured]:
     """Measure the forward passes of ``model`` within the block; the result is complete when the block ends.
 
-    Counts what autograd is handed, through its own saved-tensor hooks. Parameters are no stash.
+    The graph of each converted linear is weighed right after its forward. Parameters are no stash.
     """
     result = Measured()
-    # keyed by where the bytes lie; the tensors are held, so that no address is used twice
-    saved: dict[tuple[int, int], Tensor] = {}
-    inputs: dict[tuple[int, int], Tensor] = {}
+    scale = Scale({p.untyped_storage()._cdata for p in model.parameters()})
+    inputs: dict[tuple[int, int, int], StorageWeakRef] = {}  # by where the bytes lie; held, so that no address returns
     called: set[nn.Module] = set()
-    open_forwards: list[contextlib.AbstractContextManager] = []
+    first_nodes: list[int] = []
 
-    def before(linear: dsq.Linear, args: tuple[Tensor, ...]) -> None:
-        def keep(tensor: Tensor) -> Tensor:
-            if tensor.data_ptr() != linear.weight.data_ptr():
-                saved[tensor.data_ptr(), tensor.nbytes] = tensor
-            return tensor
-
+    def before(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
         called.add(linear)
+        first_nodes.append(next_node())
         if torch.is_grad_enabled():  # with --checkpoint-activations a layer runs first without, and again with
             x = args[0]
-            inputs[x.data_ptr(), x.numel()] = x.detach()
-        open_forwards.append(saved_tensors_hooks(keep, lambda tensor: tensor))
-        open_forwards[-1].__enter__()
+            storage = StorageWeakRef(x.untyped_storage())
+            inputs[storage.cdata, int(x.storage_offset()), x.numel()] = storage
 
-    def after(*_: object) -> None:
-        open_forwards.pop().__exit__(None, None, None)
+    def after(linear: nn.Module, args: Any, output: Tensor) -> None:
+        scale.add([output], since=first_nodes.pop())
 
     handles = []
     for linear in dsq.converted(model).values():
@@ -57,6 +54,6 @@ def measured(model: nn.Module) -> Iterator[Measured]:
     finally:
         for handle in handles:
             handle.remove()
-    result.stash_bytes = sum(tensor.nbytes for tensor in saved.values())
-    result.stash_bytes_fp32 = sum(4 * x.numel() for x in inputs.values())
+    result.stash_bytes = sum(held.nbytes for held in scale.held)
+    result.stash_bytes_fp32 = sum(4 * numel for _, _, numel in inputs)
     result.linears_called = len(called)

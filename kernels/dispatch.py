@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul, check_codes, check_codes
+from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
 

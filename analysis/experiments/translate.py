@@ -136,12 +136,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
         "Unless given, these: " + shlex.join(word for pair in TRAINING.items() for word in pair),
     )
-    top.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="directory of parallel text (see parallel_text.py)",
-    )
+    top.add_argument("--data", type=Path, required=True, help="directory of parallel text (see parallel_text.py)")
     top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
     top.add_argument("--source", default="de", metavar="LANG", help="source language (default: %(default)s)")
     top.add_argument("--target", default="en", metavar="LANG", help="target language (default: %(default)s)")

@@ -22,7 +22,7 @@ TARGET = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KernelRun:
     """One kernel, ready to go."""
 
     what: Row
@@ -49,7 +49,7 @@ def bandwidth(values: int = VALUES) -> Iterator[Row]:
         }
 
 
-def _runs(values: int) -> Iterator[Run]:
+def _runs(values: int) -> Iterator[KernelRun]:
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(values // COLUMNS, COLUMNS, device="cuda").to(dtype)
         for dim in (-1, 0):
@@ -79,33 +79,35 @@ def _what(op: str, x: torch.Tensor, dim: int, fmt: Format, seed: int | None) -> 
     }
 
 
-def _pack(x: torch.Tensor, dim: int, fmt: Format, seed: int | None = None) -> Run:
+def _pack(x: torch.Tensor, dim: int, fmt: Format, seed: int | None = None) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     codes, scales = codec.pack(x, fmt, layout, seed)
     reads = x.nbytes if codec.holds_boxes(fmt, layout) else 2 * x.nbytes
     moved = reads + codes.nbytes + scales.nbytes
-    return Run(_what("pack", x, dim, fmt, seed), moved, lambda: codec.pack(x, fmt, layout, seed))
+    return KernelRun(_what("pack", x, dim, fmt, seed), moved, lambda: codec.pack(x, fmt, layout, seed))
 
 
-def _masks(x: torch.Tensor) -> Iterator[Run]:
+def _masks(x: torch.Tensor) -> Iterator[KernelRun]:
     bits = masks.pack_mask(x, 0.0, math.nan, True)
     what = {**_what("pack", x, -1, FixedPoint(2), None), "bits": 1, "box": "mask"}
     moved = x.nbytes + bits.nbytes
-    yield Run(what, moved, lambda: masks.pack_mask(x, 0.0, math.nan, True))
+    yield KernelRun(what, moved, lambda: masks.pack_mask(x, 0.0, math.nan, True))
     unpack = partial(masks.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
-    yield Run({**what, "op": "unpack"}, moved, unpack)
-    yield Run({**what, "op": "apply"}, moved + x.nbytes, lambda: masks.apply_mask(bits, x))
+    yield KernelRun({**what, "op": "unpack"}, moved, unpack)
+    yield KernelRun({**what, "op": "apply"}, moved + x.nbytes, lambda: masks.apply_mask(bits, x))
 
 
-def _unpack(x: torch.Tensor, dim: int, fmt: Format) -> Run:
+def _unpack(x: torch.Tensor, dim: int, fmt: Format) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     codes, scales = codec.pack(x, fmt, layout, None)
     moved = x.nbytes + codes.nbytes + scales.nbytes
-    return Run(_what("unpack", x, dim, fmt, None), moved, lambda: codec.unpack(codes, scales, fmt, layout, x.dtype))
+    return KernelRun(
+        _what("unpack", x, dim, fmt, None), moved, lambda: codec.unpack(codes, scales, fmt, layout, x.dtype)
+    )
 
 
-def _quantize(x: torch.Tensor, dim: int, fmt: Format, out: torch.dtype, seed: int | None = None) -> Run:
+def _quantize(x: torch.Tensor, dim: int, fmt: Format, out: torch.dtype, seed: int | None = None) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     moved = x.nbytes + x.numel() * out.itemsize
     what = _what(f"quantize to {str(out).removeprefix('torch.')}", x, dim, fmt, seed)
-    return Run(what, moved, lambda: codec.quantize(x, fmt, layout, seed, out))
+    return KernelRun(what, moved, lambda: codec.quantize(x, fmt, layout, seed, out))

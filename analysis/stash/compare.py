@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from analysis.bench.memory import keep_freed_memory
 from analysis.bench.timer import gpu_clock, in_turns, wall_clock
 from analysis.stash.picture import draw
-from analysis.stash.setups import CASES, SETUPS, Case, Setup, attach
+from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach
 from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
@@ -73,7 +73,7 @@ def chosen(args: argparse.Namespace) -> list[Setup]:
 class Bench:
     """A case: its plain model, batch, gradient and stash."""
 
-    def __init__(self, case: Case, device: str) -> None:
+    def __init__(self, case: TrainingCase, device: str) -> None:
         torch.manual_seed(0)
         self.case = case
         self.plain = case.model().to(device)

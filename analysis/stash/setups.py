@@ -14,7 +14,7 @@ from dsq import stash
 
 
 @dataclass(frozen=True)
-class Case:
+class TrainingCase:
     """A model with its batch and loss, and who needs a gradient."""
 
     model: Callable[[], nn.Module]
@@ -44,11 +44,11 @@ def _images() -> tuple[Tensor, Tensor]:
 
 
 CASES = {
-    "encoder": Case(encoder, _encoder_batch, F.mse_loss),
-    "encoder, SDPA": Case(lambda: encoder(sdpa=True), _encoder_batch, F.mse_loss),
-    "resnet": Case(resnet20, _images, F.cross_entropy),
-    "resnet, norms": Case(resnet20, _images, F.cross_entropy, "norms only, BN eval"),
-    "resnet, input": Case(resnet20, _images, F.cross_entropy, "input only, BN eval"),
+    "encoder": TrainingCase(encoder, _encoder_batch, F.mse_loss),
+    "encoder, SDPA": TrainingCase(lambda: encoder(sdpa=True), _encoder_batch, F.mse_loss),
+    "resnet": TrainingCase(resnet20, _images, F.cross_entropy),
+    "resnet, norms": TrainingCase(resnet20, _images, F.cross_entropy, "norms only, BN eval"),
+    "resnet, input": TrainingCase(resnet20, _images, F.cross_entropy, "input only, BN eval"),
 }
 
 #: (policy, options), in the order of applying; "dsq.convert" is the converter of linears, with its levels

@@ -39,11 +39,8 @@ Estimated = tuple[list[Record], dict[str, str], str, list[str], Record]
 
 def _paper(arguments: argparse.Namespace, workload: Workload, setups: list[Setup]) -> Estimated:
     check_paper(arguments)
-    records = [
-        _named(setup)
-        | {"arithmetic": float(calibrated.arithmetic(setup)), "dram": float(calibrated.dram(workload, setup))}
-        for setup in setups
-    ]
+    costs = [(float(calibrated.arithmetic(setup)), float(calibrated.dram(workload, setup))) for setup in setups]
+    records = [_named(setup) | {"arithmetic": a, "dram": d} for setup, (a, d) in zip(setups, costs, strict=True)]
     shown = {"format": "", "precision": "", "arithmetic": ".4f", "dram": ".4f"}
     return records, shown, f"{workload.name}, paper profile, relative to fixed-point 32", [], facts(workload)
 

@@ -35,58 +35,35 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _record(transfer: Transfer, whole: float) -> Record:
-    names = transfer.group.names
-    return {
-        "operation": names[0] if len(names) == 1 else f"{names[0]} (+{len(names) - 1} alike)",
-        "tensor": transfer.tensor,
-        "phase": transfer.phase,
-        "moved": transfer.direction,
-        "shape": "x".join(map(str, transfer.shape)),
-        "q": transfer.width,
-        "bits": transfer.bits,
-        "times": transfer.times,
-        "bytes": transfer.bytes,
-        "exponents": transfer.scales,
-        "count": transfer.group.count,
-        "total": transfer.total,
-        "share": float(transfer.total) / whole,
-    }
+    first, *rest = transfer.group.names
+    record: Record = {"operation": f"{first} (+{len(rest)} alike)" if rest else first, "tensor": transfer.tensor}
+    record |= {"phase": transfer.phase, "moved": transfer.direction, "shape": "x".join(map(str, transfer.shape))}
+    record |= {"q": transfer.width, "bits": transfer.bits, "times": transfer.times, "bytes": transfer.bytes}
+    record |= {"exponents": transfer.scales, "count": transfer.group.count, "total": transfer.total}
+    return record | {"share": float(transfer.total) / whole}
 
 
 def _explain_paper(workload: Workload, setup: Setup) -> Report:
     totals = calibrated.tensor_totals(workload, setup)
     whole = sum(float(total.bytes) for total in totals)
     tensors: list[Record] = [
-        {
-            "tensor": total.tensor.name,
-            "phase": total.tensor.phase,
-            "moved": total.tensor.direction,
-            "q": total.tensor.width,
-            "values": total.values,
-            "bits_a_value": float(total.bits_a_value),
-            "bytes": float(total.bytes),
-            "share": float(total.bytes) / whole,
-            "source": total.tensor.source,
-        }
+        {"tensor": total.tensor.name, "phase": total.tensor.phase, "moved": total.tensor.direction}
+        | {"q": total.tensor.width, "values": total.values, "bits_a_value": float(total.bits_a_value)}
+        | {"bytes": float(total.bytes), "share": float(total.bytes) / whole, "source": total.tensor.source}
         for total in totals
     ]
-    products: list[Record] = [
-        {
-            "product": matmul.name,
-            "widths": " x ".join(str(getattr(setup.precision, width)) for width in matmul.widths),
-            "cost": float(calibrated.matmul_cost(matmul, setup)),
-            "source": matmul.source,
-        }
-        for matmul in calibrated.MATMULS
-    ]
+    products: list[Record] = []
+    for matmul in calibrated.MATMULS:
+        widths = " x ".join(str(getattr(setup.precision, width)) for width in matmul.widths)
+        cost = float(calibrated.matmul_cost(matmul, setup))
+        products.append({"product": matmul.name, "widths": widths, "cost": cost, "source": matmul.source})
     shown = dict.fromkeys(tensors[0], "") | {"values": ",", "bits_a_value": "g", "bytes": ",.0f", "share": ".1%"}
     shown_products = dict.fromkeys(products[0], "") | {"cost": ".4f"}
     law, title = setup.format.law, f"{workload.name}, paper profile, {setup}: linear layers' tensors"
+    products_title = "Products, relative to a fixed-point 32 x 32 multiply-accumulate"
     sections = [
         Section("tensors", title, tensors, shown),
-        Section(
-            "products", "Products, relative to a fixed-point 32 x 32 multiply-accumulate", products, shown_products
-        ),
+        Section("products", products_title, products, shown_products),
     ]
     notes = [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
     return Report(sections, notes, facts(workload))

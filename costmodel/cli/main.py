@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TypeAlias
 
 from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
@@ -40,6 +41,8 @@ EXAMPLES = {
     ),
 }
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
+
+Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +92,7 @@ def parser() -> OneLineParser:
     roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
     sweep = _command(commands, "sweep", "cost all configurations in a range and find the Pareto front")
-    for q, default in (("q0", "2:16"), ("q1", "2:16"), ("q2", "2:16"), ("q3", "8:16")):
+    for q, default in {"q0": "2:16", "q1": "2:16", "q2": "2:16", "q3": "8:16"}.items():
         text = f"widths such as 4, 2:8 or 2:16,32 (default: {default})"
         sweep.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
     text = "what the front trades: two or more of dram, arithmetic, stash, time, noise (default: dram,noise)"
@@ -103,9 +106,7 @@ def parser() -> OneLineParser:
     return top
 
 
-def _command(
-    commands: "argparse._SubParsersAction[OneLineParser]", name: str, summary: str, workload: bool = True
-) -> OneLineParser:
+def _command(commands: Commands, name: str, summary: str, workload: bool = True) -> OneLineParser:
     command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     _examples(command, [f"{name} {example}" for example in EXAMPLES[name]])
     command.set_defaults(parser=command)

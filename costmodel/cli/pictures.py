@@ -2,13 +2,13 @@
 too."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,12 +18,14 @@ from matplotlib.transforms import Bbox
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.quantisation import PrecisionGrid
 from costmodel.model.roofline import Floor
-from costmodel.model.sweep import Column
+from costmodel.model.sweep import Column, Mask
 
 BLACK, VERMILION, BLUE = "#000000", "#D55E00", "#0072B2"
 POINT_COLOURS = (VERMILION, BLUE, "#009E73", "#E69F00", "#CC79A7", "#56B4E9", BLACK)
 MARKERS = "osD^vP*X"
 TERA = 1e12
+AWAY: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9, "zorder": 6}
+LINE = {"arrowstyle": "-", "linewidth": 0.7, "shrinkB": 4}
 AXIS_NAMES = {
     "dram": "DRAM traffic (x fixed-point 32)",
     "arithmetic": "arithmetic (x fixed-point 32)",
@@ -61,8 +63,7 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, points: list[tu
         bound = "memory" if floor.memory_bound else "compute"
         milliseconds = float(floor.seconds) * 1e3
         time = f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-        text_label = f"{label}\n{time} ms, {bound}-bound"
-        _place(axes, text_label, (xs[index], ys[index]), colour, taken)
+        _place(axes, f"{label}\n{time} ms, {bound}-bound", (xs[index], ys[index]), colour, taken)
     axes.set_xlabel("operational intensity (operations a DRAM byte)")
     axes.set_ylabel("attainable rate (TFLOP/s)")
     axes.set_title(f"{workload}, one training step on {hardware.name}")
@@ -70,13 +71,7 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, points: list[tu
 
 
 def draw_sweep(
-    path: Path,
-    title: str,
-    precision: PrecisionGrid,
-    columns: dict[str, Column],
-    front: npt.NDArray[np.bool_],
-    x: str,
-    y: str,
+    path: Path, title: str, precision: PrecisionGrid, columns: dict[str, Column], front: Mask, x: str, y: str
 ) -> None:
     """All configurations in grey, the front over them, a few of its points labelled."""
     figure, axes = _figure()
@@ -84,9 +79,8 @@ def draw_sweep(
     label = f"all {len(precision):,} configurations"
     axes.plot(xs, ys, ".", color="#999999", markersize=1.5, rasterized=True, label=label)
     rows = np.flatnonzero(front)[np.argsort(xs[front], kind="stable")]
-    axes.plot(
-        xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=f"Pareto front, {len(rows):,} configurations"
-    )
+    label = f"Pareto front, {len(rows):,} configurations"
+    axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=label)
     axes.margins(0.08)
     axes.autoscale_view()
     axes.set(xlabel=AXIS_NAMES[x], ylabel=AXIS_NAMES[y], title=title)
@@ -130,17 +124,8 @@ def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, take
     renderer = axes.figure.canvas.get_renderer()
     for distance in (14, 30, 48, 68, 90, 114, 140, 170):
         for dx, dy in ((-1, -0.5), (-1, 0.6), (1, -0.5), (1, 0.6), (-0.3, -1.2), (0.3, -1.2), (-0.3, 1.2), (0.3, 1.2)):
-            text = axes.annotate(
-                label,
-                point,
-                (dx * distance, dy * distance),
-                textcoords="offset points",
-                ha="left" if dx > 0 else "right",
-                va="center",
-                fontsize=9,
-                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkB": 4},
-                zorder=6,
-            )
+            side, at = "left" if dx > 0 else "right", (dx * distance, dy * distance)
+            text = axes.annotate(label, point, at, **AWAY, ha=side, arrowprops=LINE | {"color": colour})
             text.update_positions(renderer)
             box = Text.get_window_extent(text, renderer).padded(2)  # of the words: Annotation's own includes the line
             inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)

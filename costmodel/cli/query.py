@@ -42,14 +42,9 @@ def setup_of(arguments: argparse.Namespace, precision: str | Precision | Precisi
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
-    found: Record = {
-        "workload": workload.name,
-        "tokens": workload.tokens,
-        "parameters": workload.parameters,
-        "macs": workload.macs,
-        "source": workload.source,
-    }
-    return found | ({"hardware": hardware.name, "hardware_sources": hardware.sources} if hardware else {})
+    known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+    known |= {"macs": workload.macs, "source": workload.source}
+    return known | ({"hardware": hardware.name, "hardware_sources": hardware.sources} if hardware else {})
 
 
 def heading(workload: Workload, hardware: Hardware) -> str:

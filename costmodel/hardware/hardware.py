@@ -51,80 +51,68 @@ class Hardware:
         """The fastest datatype that multiplies two such operands exactly. Raises ValueError where there is none."""
         able = [peak for peak in self.peaks if peak.multiplies(operand)]
         if not able:
-            raise ValueError(
-                f"hardware {self.name!r} has no peak that holds {operand.name} operands of {operand.bits} bits"
-            )
+            missing = f"{operand.name} operands of {operand.bits} bits"
+            raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
         return max(able, key=lambda peak: peak.flops)
 
 
 def load_hardware(name: str) -> Hardware:
     """A named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
-    if name in profile_names():
-        return _parse(profile_text(name), f"profile {name}")
-    path = Path(name)
-    if path.suffix != ".toml":
-        raise ValueError(
-            f"unknown hardware {name!r}: nearest is {nearest(name, profile_names())!r}; profiles are "
-            f"{', '.join(profile_names())}, or a .toml file"
-        )
+    known, path = profile_names(), Path(name)
+    if name not in known and path.suffix != ".toml":
+        accepted = f"profiles are {', '.join(known)}, or a .toml file"
+        raise ValueError(f"unknown hardware {name!r}: nearest is {nearest(name, known)!r}; {accepted}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = profile_text(name) if name in known else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"hardware file {name} cannot be read: {reason}") from None
-    return _parse(text, name)
-
-
-def _parse(text: str, where: str) -> Hardware:
     try:
-        data = tomllib.loads(text)
+        return _hardware(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"hardware file {where} is not TOML: {error}") from None
-    peaks = _field(data, "peak", list, where)
+        raise ValueError(f"hardware file {name} is not TOML: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"hardware file {name}: field {error}") from None
+
+
+def _hardware(data: dict[str, Any]) -> Hardware:
+    peaks = _field(data, "peak", list)
     if not peaks:
-        raise ValueError(f"hardware file {where}: field peak must list at least one datatype")
+        raise ValueError("peak must list at least one datatype")
     return Hardware(
-        name=_field(data, "name", str, where),
-        bandwidth=1e9 * _number(data, "bandwidth.gb_per_s", where),
-        on_chip_bytes=1e6 * _number(data, "on_chip.mb", where),
-        vector_flops=1e12 * _number(data, "vector.tflops", where),
-        peaks=tuple(_peak(entry, f"peak[{index}]", where) for index, entry in enumerate(peaks)),
-        sources={part: _field(data, f"{part}.source", str, where) for part in ("bandwidth", "on_chip", "vector")},
+        name=_field(data, "name", str),
+        bandwidth=1e9 * _number(data, "bandwidth.gb_per_s"),
+        on_chip_bytes=1e6 * _number(data, "on_chip.mb"),
+        vector_flops=1e12 * _number(data, "vector.tflops"),
+        peaks=tuple(_peak(entry, f"peak[{index}]") for index, entry in enumerate(peaks)),
+        sources={part: _field(data, f"{part}.source", str) for part in ("bandwidth", "on_chip", "vector")},
     )
 
 
-def _peak(entry: Any, label: str, where: str) -> Peak:
-    data = {label: entry}
-    holds = _field(data, f"{label}.holds", dict, where)
-    known = (*FORMATS, Identity.name)
+def _peak(entry: Any, label: str) -> Peak:
+    data, known = {label: entry}, (*FORMATS, Identity.name)
+    holds = _field(data, f"{label}.holds", dict)
     for name, bits in holds.items():
         if name not in known or type(bits) is not int or not 1 <= bits <= WIDEST:
-            raise ValueError(
-                f"hardware file {where}: field {label}.holds.{name} must be bits from 1 to {WIDEST} "
-                f"for one of {', '.join(known)}"
-            )
-    return Peak(
-        datatype=_field(data, f"{label}.datatype", str, where),
-        flops=1e12 * _number(data, f"{label}.tflops", where),
-        holds=holds,
-        source=_field(data, f"{label}.source", str, where),
-    )
+            raise ValueError(f"{label}.holds.{name} must be bits from 1 to {WIDEST} for one of {', '.join(known)}")
+    datatype, source = (_field(data, f"{label}.{field}", str) for field in ("datatype", "source"))
+    return Peak(datatype, 1e12 * _number(data, f"{label}.tflops"), holds, source)
 
 
-def _field(data: Any, dotted: str, kind: type, where: str) -> Any:
+def _field(data: Any, dotted: str, kind: type) -> Any:
     value = data
     for part in dotted.split("."):
         if not isinstance(value, dict) or part not in value:
-            raise ValueError(f"hardware file {where}: field {dotted} is missing")
+            raise ValueError(f"{dotted} is missing")
         value = value[part]
     if not isinstance(value, kind):
         names: dict[type, str] = {str: "text", list: "a list of tables ([[peak]])", dict: "a table"}
-        raise ValueError(f"hardware file {where}: field {dotted} must be {names[kind]}, not {value!r}")
+        raise ValueError(f"{dotted} must be {names[kind]}, not {value!r}")
     return value
 
 
-def _number(data: Any, dotted: str, where: str) -> float:
-    value = _field(data, dotted, object, where)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"hardware file {where}: field {dotted} must be a positive number, not {value!r}")
+def _number(data: Any, dotted: str) -> float:
+    value = _field(data, dotted, object)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{dotted} must be a positive number, not {value!r}")
     return float(value)

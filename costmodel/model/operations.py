@@ -52,8 +52,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, embedding,
-    loss..."""
+    """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, loss..."""
 
     name: str
     kind: str  #: a key of traffic.POINTWISE
@@ -92,9 +91,8 @@ class Workload:
         """Raises ValueError where a count would not fit in the 64 bits that sums over operations are made in."""
         largest = max(op.macs if isinstance(op, Gemm) else op.rows * op.width for op in self.operations)
         if largest * len(self.operations) >= MAX_COUNT:
-            raise ValueError(
-                f"workload {self.name!r} is absurdly large: {largest:.1e} multiply-accumulates in one operation"
-            )
+            counted = f"{largest:.1e} multiply-accumulates in one operation"
+            raise ValueError(f"workload {self.name!r} is absurdly large: {counted}")
 
     def excluding(self, exclude: str) -> "Workload":
         """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
@@ -156,8 +154,7 @@ def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """`count` operations alike in everything but their names; `owner`: a GEMM that stashes its input (the first to
-    use it)."""
+    """`count` operations alike but for their names; `owner`: a GEMM that stashes its input (the first to use it)."""
 
     operation: Operation
     owner: bool

@@ -22,6 +22,7 @@ from dsq.precision import Precision
 OBJECTIVES = ("dram", "arithmetic", "stash", "time", "noise")
 FP32_BITS = 25  #: significand and sign of the fp32 value kept above 16 bits
 Column = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 def parse_range(text: str) -> list[int]:
@@ -69,7 +70,7 @@ def _rounding_noise(bits: int) -> float:
     return step * step / 12
 
 
-def pareto(columns: Sequence[Column]) -> npt.NDArray[np.bool_]:
+def pareto(columns: Sequence[Column]) -> Mask:
     """Mask of the points no other point beats: nowhere larger and somewhere smaller. Of equal points the first
     stays."""
     points = np.column_stack(columns)

@@ -67,13 +67,9 @@ class Pass:
     times: int = 1
 
 
-_UNARY = (
-    Pass("x", "forward", "read"),
-    Pass("y", "forward", "write"),
-    Pass("dy", "backward", "read"),
-    Pass("saved", "backward", "read"),
-    Pass("dx", "backward", "write"),
-)
+_X, _Y = Pass("x", "forward", "read"), Pass("y", "forward", "write")
+_DY, _DX = Pass("dy", "backward", "read"), Pass("dx", "backward", "write")
+_UNARY = (_X, _Y, _DY, Pass("saved", "backward", "read"), _DX)
 #: what each pointwise operation moves
 POINTWISE: dict[str, tuple[Pass, ...]] = {
     "activation": _UNARY,
@@ -86,28 +82,19 @@ POINTWISE: dict[str, tuple[Pass, ...]] = {
     ),
     "gate": (  # y = f(gate) * up
         Pass("gate, up", "forward", "read", times=2),
-        Pass("y", "forward", "write"),
-        Pass("dy", "backward", "read"),
+        _Y,
+        _DY,
         Pass("gate, up", "backward", "read", times=2),
         Pass("d gate, up", "backward", "write", times=2),
     ),
-    "residual": (  # y = x + f(x); backward sums the two branches' gradients
-        Pass("x, f", "forward", "read", times=2),
-        Pass("y", "forward", "write"),
-        Pass("dx, df", "backward", "read", times=2),
-        Pass("dx", "backward", "write"),
-    ),
-    "scale": (  # score scaling and masking
-        Pass("x", "forward", "read"),
-        Pass("y", "forward", "write"),
-        Pass("dy", "backward", "read"),
-        Pass("dx", "backward", "write"),
-    ),
+    # y = x + f(x); backward sums the two branches' gradients
+    "residual": (Pass("x, f", "forward", "read", times=2), _Y, Pass("dx, df", "backward", "read", times=2), _DX),
+    "scale": (_X, _Y, _DY, _DX),  # score scaling and masking
     "embedding": (  # rows gathered; gradient rows accumulated
         Pass("token ids", "forward", "read", "ids", "rows"),
         Pass("table rows", "forward", "read", "state"),
-        Pass("y", "forward", "write"),
-        Pass("dy", "backward", "read"),
+        _Y,
+        _DY,
         Pass("d table rows", "backward", "read", "state"),
         Pass("d table rows", "backward", "write", "state"),
     ),

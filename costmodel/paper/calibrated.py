@@ -93,14 +93,9 @@ def tensor_totals(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, 
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
-    return [
-        TensorTotal(
-            tensor,
-            sum(_values(gemm, tensor.shape) for gemm in layers),
-            stored_bits(getattr(setup.precision, tensor.width), setup.format),
-        )
-        for tensor in tensors
-    ]
+    values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in tensors]
+    stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in tensors]
+    return [TensorTotal(*total) for total in zip(tensors, values, stored, strict=True)]
 
 
 def dram(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> Bits:

@@ -75,18 +75,12 @@ def gpt2(config: ConfigJson) -> Transformer:
 def opt(config: ConfigJson) -> Transformer:
     d, positions = config.size("hidden_size"), config.size("max_position_embeddings")
     if config.size("word_embed_proj_dim", default=d) != d:
-        raise ValueError(
-            f"config {config.where}: field word_embed_proj_dim other than hidden_size ({d}) is not supported"
-        )
+        raise ValueError(f"config {config.where}: field word_embed_proj_dim must be hidden_size ({d})")
     bias = config.flag("enable_bias", True)
-    decoder = _stack(
-        config,
-        "decoder",
-        (*USUAL[:3], "ffn_dim"),
-        {"embed_tokens": config.size("vocab_size"), "embed_positions": positions + 2},
-        **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias),
-        final_norm=config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
-    )
+    tables = {"embed_tokens": config.size("vocab_size"), "embed_positions": positions + 2}
+    final = config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False)
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias)
+    decoder = _stack(config, "decoder", (*USUAL[:3], "ffn_dim"), tables, **biases, final_norm=final)
     return _decoder_only(config, decoder, True, positions)
 
 
@@ -184,15 +178,13 @@ FAMILIES: dict[str, Callable[[ConfigJson], Transformer]] = {
     "opt": opt,
     "gpt_neox": gpt_neox,
     "phi": phi,
-    "llama": llama_like(),
+    **dict.fromkeys(("llama", "phi3"), llama_like()),
     "mistral": llama_like(kv_default=8),
     "qwen2": llama_like(qkv_bias=True),
     "qwen3": llama_like(qk_norm=True),
     "gemma": llama_like(tied=True),
     "gemma2": llama_like(tied=True, norms=4),
-    "phi3": llama_like(),
-    "t5": t5,
-    "mt5": t5,
+    **dict.fromkeys(("t5", "mt5"), t5),
     "bart": bart(),
     "mbart": bart(final_norm=True),
 }
@@ -207,8 +199,6 @@ def transformer_of(data: Any, where: str) -> Transformer:
     if not family:
         raise ValueError(f"config {where}: field model_type is missing")
     if family not in FAMILIES:
-        raise ValueError(
-            f"config {where}: model_type {family!r} is not supported; nearest is {nearest(family, FAMILIES)!r}; "
-            f"supported are {', '.join(FAMILIES)}"
-        )
+        known = f"nearest is {nearest(family, FAMILIES)!r}; supported are {', '.join(FAMILIES)}"
+        raise ValueError(f"config {where}: model_type {family!r} is not supported; {known}")
     return FAMILIES[family](config)

@@ -80,10 +80,8 @@ def load_workload(
     elif name.endswith(".json"):
         workload = _from_file(name, given)
     else:
-        raise ValueError(
-            f"unknown workload {name!r}: nearest is {nearest(name, WORKLOADS)!r}; workloads are "
-            f"{', '.join(WORKLOADS)}, or a .json file (a Hugging Face config.json or a workload file)"
-        )
+        known = f"{', '.join(WORKLOADS)}, or a .json file (a Hugging Face config.json or a workload file)"
+        raise ValueError(f"unknown workload {name!r}: nearest is {nearest(name, WORKLOADS)!r}; workloads are {known}")
     workload.check_size()
     return workload
 

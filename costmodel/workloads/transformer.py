@@ -7,6 +7,7 @@ written as its two batched products with a materialised softmax (see Workload.fu
 from dataclasses import dataclass
 
 from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
+from dsq.arguments import whole_number
 
 MAX_SIZE = 2**24
 MAX_LAYERS = 4096
@@ -38,14 +39,13 @@ class Stack:
 
     def __post_init__(self) -> None:
         for field in ("d", "heads", "ffn"):
-            _check_size(f"{self.name}.{field}", getattr(self, field))
-        _check_size(f"{self.name}.layers", self.layers, MAX_LAYERS)
+            whole_number(f"{self.name}.{field}", getattr(self, field), 1, MAX_SIZE)
+        whole_number(f"{self.name}.layers", self.layers, 1, MAX_LAYERS)
+        heads = f"{self.name}.heads ({self.heads})"
         if not self.head_dim and self.d % self.heads:
-            raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {self.name}.heads ({self.heads})")
+            raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {heads}")
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(
-                f"{self.name}.heads ({self.heads}) must be a multiple of {self.name}.kv_heads ({self.kv_heads})"
-            )
+            raise ValueError(f"{heads} must be a multiple of {self.name}.kv_heads ({self.kv_heads})")
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,7 @@ class Transformer:
 
     def __post_init__(self) -> None:
         for field in ("sequences", "source_length", "target_length"):
-            _check_size(field, getattr(self, field))
-
-
-def _check_size(name: str, value: object, largest: int = MAX_SIZE) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        raise ValueError(f"{name} must be a whole number from 1 to {largest}, not {value!r}")
+            whole_number(field, getattr(self, field), 1, MAX_SIZE)
 
 
 def build(model: Transformer) -> Workload:
@@ -113,9 +108,8 @@ def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[O
         ops.append(Pointwise(f"{stack.name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
     for layer in range(stack.layers):
         prefix = f"{stack.name}.layers.{layer}"
-        ops += _attention(
-            f"{prefix}.self_attn", stack, model.sequences, length, length, f"{prefix}.self_attn.x", stack.d
-        )
+        own = (length, f"{prefix}.self_attn.x", stack.d)
+        ops += _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own)
         ops.append(Pointwise(f"{prefix}.self_attn.add", "residual", tokens, stack.d))
         if stack.cross:
             assert model.encoder is not None
@@ -148,9 +142,7 @@ def _attention(
         return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias)
 
     def product(name: str, width: int, outputs: int) -> Gemm:
-        return Gemm(
-            f"{prefix}.{name}", rows, width, outputs, batch=batch, cls="attention", weight=False, quantised=False
-        )
+        return Gemm(f"{prefix}.{name}", rows, width, outputs, batch, "attention", weight=False, quantised=False)
 
     ops: list[Operation] = [
         linear("q_proj", queries, stack.d, heads * head_dim, query_input),
@@ -173,17 +165,15 @@ def _attention(
 def _mlp(prefix: str, stack: Stack, tokens: int) -> list[Operation]:
     up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"] if stack.gated else [f"{prefix}.fc1"]
     down = f"{prefix}.down_proj" if stack.gated else f"{prefix}.fc2"
-    ops: list[Operation] = [
-        Gemm(name, tokens, stack.d, stack.ffn, bias=stack.mlp_bias, input=f"{prefix}.mlp.x") for name in up
+    bias = stack.mlp_bias
+    return [
+        *(Gemm(name, tokens, stack.d, stack.ffn, bias=bias, input=f"{prefix}.mlp.x") for name in up),
+        Pointwise(f"{prefix}.activation", "gate" if stack.gated else "activation", tokens, stack.ffn),
+        Gemm(down, tokens, stack.ffn, stack.d, bias=bias, input=f"{prefix}.mlp.h"),
     ]
-    ops.append(Pointwise(f"{prefix}.activation", "gate" if stack.gated else "activation", tokens, stack.ffn))
-    ops.append(Gemm(down, tokens, stack.ffn, stack.d, bias=stack.mlp_bias, input=f"{prefix}.mlp.h"))
-    return ops
 
 
 def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
-    if head.kind == "none" and not head.dense:
-        return []
     rows = tokens if head.kind == "lm" else sequences
     ops: list[Operation] = []
     if head.dense:
@@ -191,10 +181,8 @@ def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
         ops.append(Pointwise("head.activation", "activation", rows, d))
     if head.norm:
         ops.append(Pointwise("head.norm", "norm", rows, d, parameters=2 * d))
-    if head.kind == "none":
-        return ops
-    ops.append(
-        Gemm("output_projection", rows, d, head.outputs, bias=head.bias, tied=head.tied, input="output_projection.x")
-    )
-    ops.append(Pointwise("loss", "loss", rows, head.outputs))
+    if head.kind != "none":
+        name = "output_projection"
+        ops.append(Gemm(name, rows, d, head.outputs, bias=head.bias, tied=head.tied, input=f"{name}.x"))
+        ops.append(Pointwise("loss", "loss", rows, head.outputs))
     return ops

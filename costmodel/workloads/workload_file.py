@@ -45,45 +45,49 @@ def dump(workload: Workload) -> dict[str, Any]:
 
 def parse(data: dict[str, Any], where: str) -> Workload:
     """The workload of the JSON data. Raises ValueError that names the operation and the field."""
+    try:
+        return _workload(data)
+    except ValueError as error:
+        raise ValueError(f"workload file {where}: field {error}") from None
+
+
+def _workload(data: dict[str, Any]) -> Workload:
     if data["costmodel"] != VERSION:
-        raise ValueError(f"workload file {where}: field costmodel must be {VERSION}, not {data['costmodel']!r}")
+        raise ValueError(f"costmodel must be {VERSION}, not {data['costmodel']!r}")
     listed = data.get("operations")
     entries = listed if isinstance(listed, list) else []
-    operations = tuple(_operation(entry, f"operations[{index}]", where) for index, entry in enumerate(entries))
+    operations = tuple(_operation(entry, f"operations[{index}]") for index, entry in enumerate(entries))
     if not any(isinstance(op, Gemm) for op in operations):
-        raise ValueError(f"workload file {where}: field operations must be a list with at least one gemm")
-    name = _value(data.get("name"), str, "name", where)
-    tokens = _value(data.get("tokens"), int, "tokens", where)
+        raise ValueError("operations must be a list with at least one gemm")
+    name, tokens = _value(data.get("name"), str, "name"), _value(data.get("tokens"), int, "tokens")
     return Workload(name, operations, tokens, str(data.get("source", "")))
 
 
-def _operation(entry: Any, label: str, where: str) -> Operation:
+def _operation(entry: Any, label: str) -> Operation:
     op = entry.get("op") if isinstance(entry, dict) else None
     if not isinstance(op, str) or op not in _OPERATIONS:
-        raise ValueError(f"workload file {where}: field {label}.op must be one of {', '.join(_OPERATIONS)}")
+        raise ValueError(f"{label}.op must be one of {', '.join(_OPERATIONS)}")
     known = {field.name: field for field in fields(_OPERATIONS[op])}
     unknown = set(entry) - set(known) - {"op"}
     if unknown:
-        raise ValueError(f"workload file {where}: field {label}.{min(unknown)} is not one of {', '.join(known)}")
+        raise ValueError(f"{label}.{min(unknown)} is not one of {', '.join(known)}")
     values: dict[str, Any] = {}
     for name, field in known.items():
         if name in entry:
             least = 0 if name in ("parameters", "recompute") else 1
-            values[name] = _value(entry[name], field.type, f"{label}.{name}", where, least)
+            values[name] = _value(entry[name], field.type, f"{label}.{name}", least)
         elif field.default is MISSING:
-            raise ValueError(f"workload file {where}: field {label}.{name} is missing")
+            raise ValueError(f"{label}.{name} is missing")
     for name in values.keys() & _CHOICES.keys():
         if values[name] not in _CHOICES[name]:
             allowed = ", ".join(map(repr, _CHOICES[name]))
-            raise ValueError(
-                f"workload file {where}: field {label}.{name} must be one of {allowed}, not {values[name]!r}"
-            )
+            raise ValueError(f"{label}.{name} must be one of {allowed}, not {values[name]!r}")
     return _OPERATIONS[op](**values)
 
 
-def _value(value: Any, kind: Any, label: str, where: str, least: int = 1) -> Any:
+def _value(value: Any, kind: Any, label: str, least: int = 1) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"workload file {where}: field {label} must be {kind.__name__}, not {value!r}")
+        raise ValueError(f"{label} must be {kind.__name__}, not {value!r}")
     if kind is int and not least <= value < MAX_SIZE:
-        raise ValueError(f"workload file {where}: field {label} must be from {least} to {MAX_SIZE - 1}, not {value}")
+        raise ValueError(f"{label} must be from {least} to {MAX_SIZE - 1}, not {value}")
     return value

@@ -45,6 +45,8 @@ class Format:
     law: ClassVar[Law]
     #: bytes stored once a tensor besides codes and scales
     tensor_bytes: ClassVar[int] = 0
+    #: widest code at which it gains anything on BFP: a DSQConfig takes BFP for wider ones
+    useful_to: ClassVar[int] = WIDEST
 
     bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
 

@@ -27,6 +27,7 @@ class SignedBFP(Format):
 
     name: ClassVar[str] = "sbfp"
     law: ClassVar[Law] = BFP.law
+    useful_to: ClassVar[int] = 8
 
     box: int = BOX  #: values that share a scale
 

@@ -49,9 +49,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             convert(model, self.config)
         set_level(model, self.config, self.scheduler.level)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.scheduler.record(updates=1)
 
     def on_evaluate(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Layout
-from dsq.kernels.backend import Backend, BackwardCall, Codes, ForwardCall, LinearMatMuls, MatMul, check_codes, check_codes
+from dsq.kernels.backend import Backend, BackwardCall, Codes, ForwardCall, LinearMatMuls, MatMul, check_codes
 from dsq.kernels.dispatch import backend_for, gemm_for, plain
 from dsq.ops.matmul import multiply, packed
 from dsq.sharing import share, shared, stash_key

@@ -1,20 +1,23 @@
-"""What is kept between forward and backward: one interface, six policies, one meter.
+"""What is kept between forward and backward: one interface, a policy a folder, one meter.
 
 controller = dsq.stash.apply(model, "gact", bits=4)   # in place; policies() lists the names
 ...                                                   # a plain loop: model(x), loss, backward
 print(controller.report()); controller.remove()
 
 print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by tensor and module; peak memory
+
+Start reading in policy.py, then bfp/ (the shortest of the quantising policies), then saved_tensors/ (the mechanism).
 """
 
-# Importing a policy's file registers it: one name a line here.
-from dsq.stash import bfp as bfp
-from dsq.stash import checkpoint as checkpoint
-from dsq.stash import gact as gact
-from dsq.stash import mesa as mesa
-from dsq.stash import selective as selective
-from dsq.stash import wtacrs as wtacrs
+import importlib
+import pkgutil
+
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import Controller, Summary, apply, policies, register
+
+# A policy registers itself when its folder is imported: adding one is adding a folder here.
+for _folder in pkgutil.iter_modules(__path__):
+    if _folder.ispkg:
+        importlib.import_module(f"{__name__}.{_folder.name}")
 
 __all__ = ["Controller", "Held", "Report", "Summary", "apply", "measure", "policies", "register"]

@@ -3,13 +3,15 @@
     @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"))
     def attach(model: nn.Module, *, bits: int = 4, rounding: str = "nearest") -> Controller: ...
 
-A policy's file holds one such function. Its keyword-only parameters ARE the policy's options: `apply` derives names,
-defaults and the error messages from the signature, so they are written once.
+A policy is a folder of dsq/stash/ (all of them are imported, which registers them): its __init__.py holds that one
+function, controller.py what it keeps between steps. The keyword-only parameters ARE the policy's options: `apply`
+derives names, defaults and the error messages from the signature, so they are written once. attach changes a model by
+helpers of saved_tensors/, which put what remove() takes back on the controller. No policy imports another's folder.
 
-Three mechanisms exist, from the inside out, and each policy uses the helpers of hooks.py or swap.py for its own:
-    ops      a rule around one op's saved tensors (selective; the exact masks of bfp)
-    modules  `__class__` of a module replaced in place (mesa, wtacrs, checkpoint)
-    model    saved-tensor hooks while the model's forward runs (bfp, gact)
+Three mechanisms exist, from the inside out:
+    ops      a rule around one op's saved tensors: saved_tensors/rules.py (selective; the exact masks of bfp and gact)
+    modules  a module's class or forward replaced in place: saved_tensors/class_swap.py (wtacrs, checkpoint)
+    model    saved-tensor hooks while the model's forward runs: saved_tensors/hooks.py (bfp, gact, mesa)
 A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one
 outwards, so policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
@@ -21,17 +23,17 @@ touch floating tensors only. Pairs that no policy names in `composes_with` are r
 make no sense.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, Self
 from weakref import WeakSet
 
 import torch
 from torch import nn
+
+from dsq.arguments import choice
 
 _APPLIED = "_dsq_stash"  # attribute of the root module: {policy name: controller}
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the modules that have it: a submodule does not know the models around it
@@ -59,13 +61,32 @@ class Summary:
         return "\n".join((head, *self.details))
 
 
+class SharedByCopies:
+    """What a deep copy of the model (an EMA, say) shares with it, and what makes the model refuse to be pickled."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a model under a stash policy cannot be pickled: save its state_dict(), or call remove() on the policy's "
+            "controller first"
+        )
+
+
+class Removable(Protocol):
+    """A handle of a hook."""
+
+    def remove(self) -> None: ...
+
+
 @dataclass(eq=False)
-class Controller:
+class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to add what they keep between steps.
 
     `undo` collects what remove() takes back, in reverse order; helpers push onto it (hooks.around_forward,
-    swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches,
-    seeds).
+    class_swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates,
+    caches, seeds).
     """
 
     model: nn.Module
@@ -84,6 +105,11 @@ class Controller:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what state_dict gave; ValueError names missing or unexpected keys."""
         check_keys(self.name, state, ())
+
+    def until_removed(self, *hooks: Removable) -> None:
+        """Let remove() take these hooks away."""
+        for hook in hooks:
+            self.undo.callback(hook.remove)
 
     def remove(self) -> None:
         """Restore the model exactly: classes, attributes, hooks. A second call does nothing."""
@@ -137,9 +163,8 @@ def policies() -> tuple[str, ...]:
 def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     """Attach a stash policy to a model, in place, and return its controller.
 
-    The training loop stays a plain one: model(x), loss, backward. Parameters, state dict and module names stay. Save
-    the state dict, or call remove() first, where a model is to be pickled (torch.save(model)): of the policies only
-    checkpoint, and wtacrs without products, leave it picklable; the hooks of the others are local functions.
+    The training loop stays a plain one: model(x), loss, backward. Parameters, state dict and module names stay. A deep
+    copy of the model shares the controller; to be pickled as a whole, a model must be without policies.
 
     Raises:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
@@ -149,9 +174,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if policy not in policies():
-        raise ValueError(f"policy must be one of {', '.join(policies())}, got {policy!r}")
-    entry = _POLICIES[policy]
+    entry = _POLICIES[choice("policy", policy, policies())]
     _check_options(entry, options)
     _check_others(model, entry)
     _check_not_compiled(model)
@@ -160,32 +183,22 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)
-    controller.undo.callback(model.register_forward_pre_hook(_refuse_compile, prepend=True).remove)
+    controller.until_removed(model.register_forward_pre_hook(_refuse_compile, prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
 
 
-class Applied(dict[str, Controller]):
-    """The policies of one root module. A deep copy of the model shares the controllers; a pickle has the names only."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
-        return Applied(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Applied, (dict.fromkeys(self),))
-
-
-def applied(model: nn.Module) -> Applied:
+def applied(model: nn.Module) -> dict[str, Controller]:
     """The policies applied to this very module (not to its children), name to controller."""
-    return model.__dict__.setdefault(_APPLIED, Applied())
+    here: dict[str, Controller] = model.__dict__.setdefault(_APPLIED, {})
+    return here
 
 
 def _forget(model: nn.Module, policy: str) -> None:
-    here = model.__dict__.get(_APPLIED, Applied())
-    here.pop(policy, None)
-    if not here:
-        model.__dict__.pop(_APPLIED, None)
+    applied(model).pop(policy, None)
+    if not applied(model):
+        del model.__dict__[_APPLIED]
         _ROOTS.discard(model)
 
 

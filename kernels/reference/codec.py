@@ -84,6 +84,13 @@ def box_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Ten
     return reduce(padded.unflatten(dim, (boxes, box)), dim + 1).view(layout.box_shape(fmt.box))
 
 
+def box_extremes(x_ORC: Tensor, fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of every box, and whether a positive value has it."""
+    most = box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
+    least = box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
+    return torch.maximum(most, -least), most >= -least
+
+
 def spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
     """A number a box, spread to a shape that broadcasts against (outer, rows, columns)."""
     if fmt.box == 0:

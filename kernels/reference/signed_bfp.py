@@ -9,16 +9,14 @@ from torch import Tensor
 
 from dsq.formats import Format, Layout
 from dsq.formats.signed_bfp import HIGHEST_EXPONENT, LOWEST_EXPONENT, SignedBFP
-from dsq.kernels.reference.codec import CODECS, Codec, box_reduce
+from dsq.kernels.reference.codec import CODECS, Codec, box_extremes
 from dsq.kernels.reference.power_of_two import power_of_two
 
 SIGN, NAN = 128, 127
 
 
 def _scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    most = box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
-    least = box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
-    largest, positive = torch.maximum(most, -least), most >= -least
+    largest, positive = box_extremes(x_ORC, fmt, layout)
     finite = torch.isfinite(largest)
     # both factors are exact in float64, and a quotient next to a power of two is not rounded across it
     exponent = torch.frexp(torch.where(finite, largest, 0.0) / (1 + 2.0 ** (1 - fmt.bits))).exponent - 1

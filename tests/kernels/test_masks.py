@@ -8,7 +8,6 @@ from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import instruction_sets
 from dsq.kernels.dispatch import relu, use_backend
 from dsq.kernels.reference.backend import REFERENCE
-
 from tests.threads import threads
 
 BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in instruction_sets()}

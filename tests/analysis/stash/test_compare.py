@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from analysis.stash import compare
-from analysis.stash.setups import CASES, SETUPS, Case, Setup, bits_a_value
+from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, bits_a_value
 
 
 def tiny():
@@ -15,7 +15,7 @@ def tiny():
 
 
 BATCH = 4 * 32 * 64  # bytes of one activation
-TINY = {"encoder": Case(tiny, lambda: (torch.randn(32, 64), torch.randn(32, 64)), F.mse_loss)}
+TINY = {"encoder": TrainingCase(tiny, lambda: (torch.randn(32, 64), torch.randn(32, 64)), F.mse_loss)}
 ROWS = (
     Setup("plain", "encoder", smallest=2 * BATCH / 2**20),
     Setup("bfp 4", "encoder", (("bfp", {"bits": 4}),), bits_a_value(4.5)),

@@ -189,7 +189,7 @@ def test_bad_workload_is_named(arguments, message):
         ({"hidden_size": "768"}, "field hidden_size must be a positive whole number, not '768'"),
         ({"num_hidden_layers": -2}, "field num_hidden_layers must be a positive whole number"),
         ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
-        ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number from 1 to 4096"),
+        ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
         ({"architectures": "BertModel"}, "field architectures must be a list"),
     ],
 )

@@ -35,7 +35,9 @@ def trained(folder, steps, resume=False):
     )  # fmt: skip
     callback = PrecisionCallback("[4,4,4,16] [16,4,4,16]", patience=1, threshold=0.5)
     model = transformers.BertForSequenceClassification(config)
-    trainer = transformers.Trainer(model, arguments, train_dataset=Rows(64), eval_dataset=Rows(16), callbacks=[callback])
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=Rows(64), eval_dataset=Rows(16), callbacks=[callback]
+    )
     trainer.train(resume_from_checkpoint=resume)
     return model, callback
 

@@ -6,6 +6,7 @@ import torch
 import dsq
 from dsq.functional import linear
 from dsq.kernels.backend import MatMul, Operand
+from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for, gemm_for
 from dsq.kernels.triton.gemm import split
 
@@ -23,19 +24,24 @@ def weight_gradient(a_bits, b_bits, exact=True):
 
 
 def test_the_choice_follows_the_formats_and_the_device():
-    def way(a_bits, b_bits, dtype=torch.float32, exact=True):
-        return choose(weight_gradient(a_bits, b_bits, exact), dtype, "cpu")
+    cpu = backend_for(torch.device("cpu"))
 
-    on_codes = "codes" if kernels.has_gemm_boxes("cpu", weight_gradient(16, 4)) else "float32"
-    assert way(4, 9) == ("bfloat16" if kernels.has_gemm_bf16("cpu") else on_codes)
+    def chosen(matmul, dtype=torch.float32):
+        return gemm_for(matmul, dtype, cpu).name
+
+    def way(a_bits, b_bits, dtype=torch.float32, exact=True):
+        return chosen(weight_gradient(a_bits, b_bits, exact), dtype)
+
+    on_codes = "integer" if library().has_gemm("GEMM_INTEGER") else "torch"
+    assert way(4, 9) == ("bfloat16" if library().has_gemm("GEMM_BFLOAT16") else on_codes)
     assert way(16, 4) == way(10, 4) == on_codes
-    assert way(16, 16) == way(32, 4) == "float32"
-    assert way(4, 4, exact=False) == way(16, 4, exact=False) == "float32"
-    assert way(4, 4, torch.float16) == "float32"
+    assert way(16, 16) == "torch"
+    assert way(4, 4, exact=False) == way(16, 4, exact=False) == "torch"
+    assert way(4, 4, torch.float16) == "torch"
     output = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), -1, transposed=True))
-    assert choose(output, torch.float32, "cpu") == on_codes
+    assert chosen(output) == on_codes
     boxes_elsewhere = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), 0, transposed=True))
-    assert choose(boxes_elsewhere, torch.float32, "cpu") == "float32"
+    assert chosen(boxes_elsewhere) == "torch"
 
 
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[8,8,8,16]", "[16,4,16,16]"])

@@ -1,12 +1,14 @@
 """The compiled codec gives the reference's bits, on every instruction set of this machine."""
 
+import gc
+
 import pytest
 import torch
 
 from dsq.formats import BFP, FixedPoint, Layout
 from dsq.kernels.conformance import cases, disagreements, same_bits
 from dsq.kernels.cpu.backend import backend
-from dsq.kernels.cpu.codec import FORMATS
+from dsq.kernels.cpu.codec import FORMATS, Codec
 from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.reference import codec as reference
 from tests.threads import threads
@@ -171,6 +173,23 @@ def test_nothing_is_written_beyond_the_outputs(isa):
             out = tuple(r[:-64].view(s) for r, s in zip(room, (code_shape, scale_shape), strict=True))
             kernels.pack(wide(*shape), fmt, layout, None, out=out)
             assert all((r[-64:] == 0xA5).all() for r in room)
+
+
+def test_a_descriptor_outlives_its_place_in_the_cache(monkeypatch):
+    codec = Codec(library(), library().instruction_sets()["portable"])
+    x, layout = wide(20, 130), Layout.of((20, 130), 0)
+    run = codec._quantize
+
+    def evict_and_run(*arguments):
+        codec.prepared.cache_clear()
+        gc.collect()
+        for _ in range(100):
+            library().new("CodecDesc", {"outer": 1 << 40})  # would take the memory of one that was freed
+        run(*arguments)
+
+    monkeypatch.setattr(codec, "_quantize", evict_and_run)
+    y = codec.quantize(x, BFP(4), layout, None, torch.float32)
+    assert_same_bits(y, reference.quantize(x, BFP(4), layout, None, torch.float32))
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU flushes no subnormals")

@@ -1,0 +1,52 @@
+"""DSQ's stash for every saved tensor (DSQ, section 3, beyond the GEMM inputs): block floating point at q1.
+
+Boxes run over 16 values that are neighbours in memory, so all views of a tensor share one code: 4.5 bits a value at
+q1 = 4, 2.5 at 2. Exact stay: weights; masks of ReLU and dropout, in one bit; indices of max-pool, in the narrowest
+integer; statistics (mean and 1/std of norms, attention's logsumexp); what a loss inside the model keeps, and tensors of
+few values. The uint8 codes of a dsq.Linear or of another policy are left alone.
+"""
+
+from typing import get_args
+
+from torch import nn
+
+from dsq.arguments import choice, whole_number
+from dsq.formats import BFP
+from dsq.packing import Rounding
+from dsq.scheduler import PrecisionScheduler
+from dsq.stash.bfp.controller import Bfp
+from dsq.stash.policy import Controller, register
+from dsq.stash.saved_tensors.hooks import around_forward
+
+
+@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"))
+def attach(
+    model: nn.Module,
+    *,
+    bits: int | None = None,
+    box: int = 16,
+    rounding: Rounding = "nearest",
+    seed: int = 0,
+    scheduler: PrecisionScheduler | None = None,
+) -> Controller:
+    """Pack the model's saved tensors at q1.
+
+    Args:
+        bits: q1, 2 to 16; above, up to 32, tensors stay as they are. None: the q1 of the scheduler; without one, that
+            of the model's dsq.Linear layers, whatever level they are at; without any, 4.
+        box: values that share an exponent.
+        rounding: nearest or stochastic; seed: of stochastic rounding, with the step and the tensor's turn mixed in.
+        scheduler: a dsq.PrecisionScheduler whose level the stash follows.
+    Raises:
+        ValueError: an option out of range, bits and scheduler both given.
+    """
+    if bits is not None and scheduler is not None:
+        raise ValueError(f"bits={bits!r} and scheduler were both given: the scheduler says the bits")
+    if scheduler is not None and not isinstance(scheduler, PrecisionScheduler):
+        raise ValueError(f"scheduler must be None or a dsq.PrecisionScheduler, got {scheduler!r}")
+    BFP(4 if bits is None else bits, box)
+    choice("rounding", rounding, get_args(Rounding))
+    controller = Bfp(model, bits, box, rounding, whole_number("seed", seed), scheduler)
+    around_forward(controller, model, controller.context)
+    controller.until_removed(model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True))
+    return controller

@@ -1,0 +1,106 @@
+"""What bfp keeps between steps, and its encoder."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from dsq.formats import BFP, Format
+from dsq.linear import Linear
+from dsq.packing import Packed, Rounding, pack
+from dsq.scheduler import PrecisionScheduler
+from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.saved_tensors.bit_rules import FEW_BITS
+from dsq.stash.saved_tensors.forms import get
+from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.hooks import in_backward
+from dsq.stash.saved_tensors.memory_order import MemoryOrder
+from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.storages import parameter_storages, storages_of
+
+FEW = 256  #: values up to which a tensor is kept exact
+#: what these keep is small, or is what a gradient is most sensitive to (GACT, section 6.1: a loss)
+_SENSITIVE: tuple[Any, ...] = (
+    *(torch.rsqrt, Tensor.rsqrt, torch.logsumexp, Tensor.logsumexp),
+    *(F.cross_entropy, F.nll_loss, F.log_softmax, torch.log_softmax, Tensor.log_softmax),
+)
+
+
+class Bfp(Controller):
+    """The format now, the count of forwards (it seeds stochastic rounding), and the latest forward's bytes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bits: int | None,
+        box: int,
+        rounding: Rounding,
+        seed: int,
+        scheduler: PrecisionScheduler | None,
+    ) -> None:
+        super().__init__(model)
+        self.bits, self.box, self.rounding, self.seed, self.scheduler = bits, box, rounding, seed, scheduler
+        self.forwards = 0
+        self.batch: set[int] = set()
+        self.latest: tuple[ForwardStash, Format] | None = None
+
+    @property
+    def format(self) -> Format:
+        """What a forward started now would pack with."""
+        if self.bits is not None:
+            return BFP(self.bits, self.box)
+        if self.scheduler is not None:
+            return BFP(self.scheduler.precision.q1, self.box)
+        for module in self.model.modules():
+            if isinstance(module, Linear):
+                return module.quantizers.q1
+        return BFP(4, self.box)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the model's inputs: they are saved, and packed, though they need no gradient."""
+        self.batch = storages_of((args, kwargs))
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """What is entered around the model's forward, and around a recomputation in the backward."""
+        self.forwards += 1
+        encode = Encode(self.format, self.rounding, (self.seed << 20) + self.forwards)
+        stash = ForwardStash(encode, parameter_storages(self.model), self.batch)
+        if not in_backward():  # where it is a recomputation
+            self.latest = stash, encode.format
+        rules = FEW_BITS | dict.fromkeys(_SENSITIVE, lambda call: stash.keep)
+        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.form, stash.note_call):
+            yield
+
+    def report(self) -> Summary:
+        """Bytes of the latest training forward (a ReLU's mask adds to what is kept only), and its format."""
+        if self.latest is None:
+            return Summary(self.name)
+        stash, fmt = self.latest
+        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, (f"format {fmt}",))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of forwards: it seeds stochastic rounding."""
+        return {"forwards": self.forwards}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self.name, state, ("forwards",))
+        self.forwards = state["forwards"]
+
+
+class Encode:
+    """The encoder of one forward: dsq.pack over neighbours in memory, a seed a tensor."""
+
+    def __init__(self, fmt: Format, rounding: Rounding, seed: int) -> None:
+        self.format, self.rounding, self.seed = fmt, rounding, seed
+        self.turn = 0
+
+    def __call__(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
+        if values.numel() <= FEW or not self.format.packs:
+            return None
+        self.turn += 1
+        return pack(values.reshape(-1), self.format, rounding=self.rounding, seed=(self.seed << 16) + self.turn)

@@ -1,0 +1,150 @@
+"""One segment: its forward without a graph, and again with one in the backward."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from dsq.stash.saved_tensors.hooks import Active, active_contexts, reenter, refuse_create_graph
+
+
+def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a segment (a partial of this, which is copied with its module)."""
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not torch.is_grad_enabled() or not (parameters or any(t.requires_grad for t in tensors)):
+        return type(module).forward(module, *args, **kwargs)
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    segment = _Segment(module, rest, where, spec, active_contexts(), _Ambient.now(tensors))
+    flat, output_spec = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters), segment.output_spec
+    return tree_unflatten([v if o is None else o for v, o in _merge(flat, segment.output_rest)], output_spec)
+
+
+def _merge(tensors: Any, rest: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Pair the slots of a flat output: (tensor, None), or (None, what is no tensor)."""
+    values = iter(tensors if isinstance(tensors, tuple) else (tensors,))
+    for other in rest:
+        yield (next(values), None) if other is _TENSOR else (other, None)
+
+
+_TENSOR = object()  #: marks the slots of tensors in a flat output
+
+
+@dataclass(frozen=True)
+class _Ambient:
+    """Random state and autocast of the forward."""
+
+    random: Tensor
+    device_random: tuple[tuple[torch.device, Tensor], ...]
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+
+    @classmethod
+    def now(cls, tensors: list[Tensor]) -> Self:
+        devices = sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
+        kinds = sorted({"cpu", *(t.device.type for t in tensors)} - {"meta"})
+        return cls(
+            torch.get_rng_state(),
+            tuple((device, torch.cuda.get_rng_state(device)) for device in devices),
+            tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """The same random numbers and casts; the generators are put back afterwards."""
+        devices = [device for device, _ in self.device_random]
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices))
+            torch.set_rng_state(self.random)
+            for device, state in self.device_random:
+                torch.cuda.set_rng_state(state, device)
+            for kind, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self.cache))
+            yield
+
+
+@dataclass(eq=False)
+class _Segment:
+    """One call of a segment, without its tensors."""
+
+    module: nn.Module
+    rest: list[Any]  #: the flat arguments, None at the tensors
+    where: list[int]  #: the slots of the tensors
+    spec: TreeSpec
+    contexts: tuple[Active, ...]
+    ambient: _Ambient
+    output_spec: Any = None
+    output_rest: Any = None
+
+    def call(self, tensors: Any) -> tuple[Tensor, ...]:
+        """Run the module's own forward on these tensors."""
+        leaves = list(self.rest)
+        for slot, tensor in zip(self.where, tensors, strict=True):
+            leaves[slot] = tensor
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        flat, self.output_spec = tree_flatten(type(self.module).forward(self.module, *args, **kwargs))
+        self.output_rest = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        return tuple(leaf for leaf in flat if isinstance(leaf, Tensor))
+
+    def recompute(self, tensors: Any) -> tuple[Tensor, ...]:
+        """The outputs again, with their graph; buffers (batch norm's) keep the state they have."""
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        buffers_aside = _reparametrize_module(self.module, buffers)
+        with torch.enable_grad(), self.ambient.again(), reenter(self.contexts), buffers_aside:
+            return self.call(tensors)
+
+
+class _Checkpoint(torch.autograd.Function):
+    """The outputs of a segment. Its parameters are inputs too, so that a frozen first input stops no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, segment: _Segment, count: int, *inputs: Tensor) -> Any:
+        ctx.segment, ctx.parameters = segment, inputs[count:]
+        ctx.wanted = [t.requires_grad for t in inputs[:count]]
+        ctx.save_for_backward(*inputs[:count])
+        versions = [t._version for t in inputs[:count]]
+        outputs = segment.call(inputs[:count])
+        if versions != [t._version for t in inputs[:count]]:
+            raise RuntimeError(
+                f"a checkpointed segment ({type(segment.module).__name__}) modifies its input in place, which its "
+                "recomputation needs as it was; choose segments so that none does"
+            )
+        ctx.mark_non_differentiable(*(t for t in outputs if not (t.is_floating_point() or t.is_complex())))
+        return outputs if len(outputs) != 1 else outputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        refuse_create_graph()
+        tensors = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, ctx.wanted, strict=True)]
+        outputs = ctx.segment.recompute(tensors)
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
+        leaves = [t for t in (*tensors, *ctx.parameters) if t.requires_grad]
+        _check_leaves([o for o, _ in pairs], leaves)
+        found = iter(torch.autograd.grad([o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True))
+        return None, None, *(next(found) if t.requires_grad else None for t in (*tensors, *ctx.parameters))
+
+
+def _check_leaves(outputs: list[Tensor], leaves: list[Tensor]) -> None:
+    """RuntimeError where a segment used a tensor that needs a gradient and reached it in no way this file can see."""
+    known = {id(t) for t in leaves}
+    queue, seen = [o.grad_fn for o in outputs], set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise RuntimeError(
+                f"a checkpointed segment used a tensor of shape {tuple(leaf.shape)} that needs a gradient and is "
+                "neither an argument nor a parameter of it; pass it as an argument, or choose segments so that it is"
+            )
+        queue.extend(child for child, _ in node.next_functions)

@@ -1,0 +1,79 @@
+"""How many bits each saved tensor gets: what GACT knows of a model's tensors, and the allocation that follows."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dsq.stash.gact.allocation import allocate
+from dsq.stash.gact.codecs import EXACT, Codec
+
+
+@dataclass(frozen=True)
+class SavedSizes:
+    """Values of each tensor that one kind of input makes the model save, in order, and of those its loss saves."""
+
+    model: tuple[int, ...]
+    loss: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Sensitivities c_l of the tensors of a forward, and the sizes those had."""
+
+    c: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass
+class BitPlan:
+    """The average, the code, and what was measured: sensitivities by number of tensors, layouts by key of input."""
+
+    bits: float
+    codec: Codec
+    measured: dict[int, Sensitivities] = field(default_factory=dict)
+    layouts: dict[str, SavedSizes] = field(default_factory=dict)
+
+    @property
+    def uniform(self) -> int:
+        """The widest code within the average: what a tensor gets of which nothing is known."""
+        return max(width for width in self.codec.widths if width <= self.bits)
+
+    def factor(self, bits: int) -> float:
+        """S(b); 0 for a tensor kept as it is."""
+        return 0.0 if bits == EXACT else self.codec.factor(bits)
+
+    def complete(self) -> bool:
+        """Whether the sensitivities of all known layouts were measured."""
+        return all(len(layout.model) in self.measured for layout in self.layouts.values())
+
+    def allocation(self, layout: SavedSizes | None) -> tuple[int, ...] | None:
+        """Bits of each of the model's tensors, within the average over these and the loss's. None: unknown."""
+        measured = None if layout is None else self.measured.get(len(layout.model))
+        if layout is None or measured is None:
+            return None
+        total = sum(layout.model)
+        budget = self.bits * (total + sum(layout.loss)) - sum(d * self.loss_bits(d, total) for d in layout.loss)
+        # c_l is a sum over the tensor's values: a longer batch scales it
+        c = [c * d / max(size, 1) for c, d, size in zip(measured.c, layout.model, measured.sizes, strict=True)]
+        return allocate(c, layout.model, budget, (*self.codec.widths, EXACT), self.factor)
+
+    def loss_bits(self, size: int, total: int) -> int:
+        """Bits of a tensor of `size` values that the loss saves, beside `total` of the model's."""
+        if size <= total / 1000:
+            return EXACT
+        return self.codec.widths[-1] if size <= total / 10 else self.uniform
+
+    def variance(self, layout: SavedSizes) -> float:
+        """V(b) of equation 5 at the allocation of a measured layout."""
+        measured, bits = self.measured[len(layout.model)], self.allocation(layout) or ()
+        return sum(c * self.factor(b) for c, b in zip(measured.c, bits, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "measured": {count: asdict(measured) for count, measured in self.measured.items()},
+            "layouts": {key: asdict(layout) for key, layout in self.layouts.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.measured = {count: Sensitivities(**measured) for count, measured in state["measured"].items()}
+        self.layouts = {key: SavedSizes(**layout) for key, layout in state["layouts"].items()}

@@ -1,0 +1,12 @@
+"""The meter: what a forward keeps for its backward, wherever it is held, and the peak of memory.
+
+report.py       measure(), and what it found
+graph.py        the autograd graph weighed: saved tensors in the form a hook gave them, and what Functions put on a ctx
+module_runs.py  which module made a node
+peak.py         the most that PyTorch's allocators held at once
+"""
+
+from dsq.stash.meter.graph import Held, Scale
+from dsq.stash.meter.report import Report, measure
+
+__all__ = ["Held", "Report", "Scale", "measure"]

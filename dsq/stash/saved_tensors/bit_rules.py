@@ -1,0 +1,123 @@
+"""Rules of the ops that need a bit an element, or a narrow integer: ReLU family, dropout, max-pool."""
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.stash.saved_tensors.forms import Dropped, Narrow, Saved
+from dsq.stash.saved_tensors.masked_relu import RELUS, masked_relu
+from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
+from dsq.stash.saved_tensors.rules import Call, PackOne, Replacement, Rule, needs
+
+
+def sides(closed: float = 0.0, open: float = 1.0, **limits: Any) -> PackOne:
+    """Keep where the op lets the gradient through: between the limits (of Mask.of). get() gives values that fall on the
+    same sides, ``open`` and ``closed``.
+    """
+
+    def pack(t: Tensor) -> Saved | None:
+        return None if t.numel() < 8 else TwoValued(Mask.of(t, **limits), closed, open, t.dtype)
+
+    return pack
+
+
+def relu(call: Call) -> PackOne | Replacement:
+    """threshold_backward lets the gradient through unless result <= 0 (NaN passes)."""
+    return masked_relu(call) or sides()
+
+
+def leaky_relu(call: Call) -> PackOne:
+    """leaky_relu_backward scales the gradient unless x > 0 (NaN is scaled)."""
+    return sides(nan_is_open=False)
+
+
+def threshold(call: Call) -> PackOne:
+    """F.threshold(input, threshold, value): the gradient passes unless x <= threshold (NaN passes)."""
+    limit = call.get(1, "threshold")
+
+    def pack(t: Tensor) -> Saved | None:
+        # CUDA compares in the type of x, the CPU in float32
+        low = limit if t.device.type == "cpu" else torch.tensor(limit, dtype=t.dtype, device="cpu").item()
+        return sides(closed=-inf, open=nan, low=low)(t)
+
+    return pack
+
+
+def hardtanh(call: Call) -> PackOne:
+    """F.hardtanh(input, min_val=-1, max_val=1): the gradient passes strictly inside."""
+    return _inside(call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0))
+
+
+def relu6(call: Call) -> PackOne:
+    """F.relu6(input): hardtanh between 0 and 6."""
+    return _inside(0.0, 6.0)
+
+
+def _inside(low: float, high: float) -> PackOne:
+    def pack(t: Tensor) -> Saved | None:
+        largest = torch.finfo(t.dtype).max
+        middle = max(low, -largest) / 2 + min(high, largest) / 2
+        # a NaN passes on CUDA; on a CPU not, but for those that fill no vector
+        nan_is_open = t.device.type != "cpu"
+        return sides(closed=inf, open=middle, low=low, high=high, nan_is_open=nan_is_open)(t)
+
+    return pack
+
+
+def prelu(call: Call) -> PackOne | None:
+    """F.prelu(input, weight): a frozen slope needs x's sign only."""
+    w = call.get(1, "weight")
+    if needs(w):
+        return None
+    sign, shape_w = leaky_relu(call), w.shape
+    return lambda t: None if t.shape == shape_w or t.numel() == shape_w.numel() else sign(t)
+
+
+def dropout(call: Call) -> PackOne:
+    """Boolean masks (CUDA) and floating noise of two values (CPU); the rest as it is."""
+    return lambda t: None if t.requires_grad else one_bit(t)
+
+
+def max_pool(spatial: int) -> Rule:
+    """Its backward needs where each maximum lies in its plane of ``spatial`` axes; of the input, shape and layout."""
+
+    def rule(call: Call) -> PackOne:
+        largest = call.get(0, "input").shape[-spatial:].numel() - 1
+        narrow = next(t for t in (torch.int8, torch.int16, torch.int32, torch.int64) if largest <= torch.iinfo(t).max)
+
+        def pack(t: Tensor) -> Saved:
+            return Dropped.of(t) if t.is_floating_point() else Narrow(t.detach().to(narrow), t.dtype)
+
+        return pack
+
+    return rule
+
+
+RELU_FAMILY: dict[Callable[..., Any], Rule] = {
+    **dict.fromkeys(RELUS, relu),
+    **dict.fromkeys((F.leaky_relu, F.leaky_relu_), leaky_relu),
+    **dict.fromkeys((F.threshold, torch.threshold, torch.threshold_), threshold),
+    **dict.fromkeys((F.hardtanh, F.hardtanh_), hardtanh),
+    **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), prelu),
+    F.relu6: relu6,
+}
+DROPOUT: dict[Callable[..., Any], Rule] = dict.fromkeys(
+    (
+        *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+        *(torch.dropout, torch.alpha_dropout, torch.feature_dropout),
+        F.multi_head_attention_forward,  # its inner calls are out of the mode's sight: its dropout is
+    ),
+    dropout,
+)
+MAX_POOL: dict[Callable[..., Any], Rule] = {
+    **dict.fromkeys((F.max_pool1d, F.max_pool1d_with_indices, torch.max_pool1d), max_pool(1)),
+    **dict.fromkeys((F.max_pool2d, F.max_pool2d_with_indices, torch.max_pool2d), max_pool(2)),
+    **dict.fromkeys((F.max_pool3d, F.max_pool3d_with_indices, torch.max_pool3d), max_pool(3)),
+}
+#: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
+#: zero, and lose their gradient.
+FEW_BITS = {**RELU_FAMILY, **DROPOUT, **MAX_POOL}

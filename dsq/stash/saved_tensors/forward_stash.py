@@ -1,0 +1,150 @@
+"""The saved tensors of one forward: what a quantising policy does around its own code.
+
+pack     weights, integers and statistics stay as they are; masks take one bit a value; the rest is the policy's;
+         a tensor saved twice is encoded once
+unpack   the values in the shape, strides and type they were saved in; for first derivatives only
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from dsq.stash.saved_tensors.forms import Kept, Narrow, Saved
+from dsq.stash.saved_tensors.history import is_statistic, is_weight, source_of
+from dsq.stash.saved_tensors.hooks import refuse_create_graph
+from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
+from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
+from dsq.stash.saved_tensors.rules import PackOne, writes_in_place
+from dsq.stash.saved_tensors.storages import StorageCache, is_plain, storage_key, weak
+
+
+class Code(Protocol):
+    """A tensor's values in memory order, in few bits."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """The values, in `dtype` (any shape of the right size)."""
+        ...
+
+
+@dataclass(eq=False)
+class SharedCode:
+    """The one code of all saved views of a piece of memory."""
+
+    code: Code
+
+
+@dataclass(frozen=True)
+class CodedView:
+    """A code, and the shape and type in which one consumer saved it."""
+
+    shared: SharedCode
+    order: MemoryOrder
+    dtype: torch.dtype
+
+    def get(self) -> Tensor:
+        refuse_create_graph()
+        return self.order.restore(self.shared.code.unpack(self.dtype).reshape(-1))
+
+
+Encoder = Callable[[Tensor, MemoryOrder, Tensor], Code | None]
+
+
+class ForwardStash:
+    """Pack hooks around a policy's encoder, for one forward of the model; `forms.get` is the unpack hook.
+
+    encode(saved tensor, its memory order, its values in that order) returns the code, or None to keep the tensor exact.
+    weights: storages of the model's parameters and buffers, never encoded and never counted.
+    batch: storages of inputs to encode though they need no gradient; other tensors without one stay exact (the
+        statistics of norms and of attention kernels are among them).
+    """
+
+    def __init__(self, encode: Encoder, weights: set[int], batch: set[int]) -> None:
+        self.encode = encode
+        self.weights = weights
+        self.batch = batch
+        self.raw_bytes = 0
+        self.kept_bytes = 0
+        self._made: StorageCache[Any] = StorageCache()
+        self._casts: WeakValueDictionary[tuple[int, int, int] | None, SharedCode] = WeakValueDictionary()
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact."""
+        encodable = tensor.is_floating_point() and is_plain(tensor)
+        if not encodable or is_weight(tensor, self.weights) or is_statistic(tensor):
+            return self.keep(tensor)
+        if not tensor.requires_grad and not self._of_batch(tensor):
+            return self.keep(tensor)
+        order, values = MemoryOrder.of(tensor)
+        key = (*storage_key(tensor), *span(values))
+        found = self._made.get(key)
+        if isinstance(found, Kept):
+            return Kept.of(tensor)
+        source = source_of(tensor)
+        found = found or self._casts.get(source)
+        if found is None:
+            code = self.encode(tensor, order, values)
+            if code is None:
+                return self.keep(tensor)
+            found = SharedCode(code)
+            self._made.put(key, found, weak(tensor))
+            self._count(values.numel() * tensor.element_size(), code.nbytes)
+        if source is not None:
+            self._casts[source] = found
+        return CodedView(found, order, tensor.dtype)
+
+    def keep(self, tensor: Tensor) -> Saved:
+        """Keep a tensor exact, masks in one bit a value; consumers that come later share it."""
+        if not is_plain(tensor) or is_weight(tensor, self.weights):
+            return Kept.of(tensor)
+        mask = None if tensor.requires_grad else self._mask(tensor, one_bit)
+        if mask is not None:
+            return mask
+        _, values = MemoryOrder.of(tensor)
+        key = (*storage_key(tensor), *span(values))
+        kept = Kept.of(tensor)
+        if not isinstance(self._made.get(key), Kept):
+            self._made.put(key, kept)
+            nbytes = values.numel() * tensor.element_size()
+            self._count(nbytes, nbytes)
+        return kept
+
+    def keep_sign(self, tensor: Tensor) -> Saved:
+        """Of a ReLU's output, where it is above 0, or NaN: all that its backward asks."""
+        mask = self._mask(tensor, lambda t: TwoValued(Mask.of(t), 0.0, 1.0, t.dtype))
+        assert mask is not None
+        return mask
+
+    def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
+        """What a rule keeps of a tensor, counted with the rest."""
+        saved = pack_one(tensor)
+        if isinstance(saved, (TwoValued, Narrow)) and pack_one != self.keep:  # keep counts what it keeps
+            self.kept_bytes += saved.nbytes
+        return saved
+
+    def note_call(self, func: Any, kwargs: Any) -> None:
+        """Casts of one tensor are told by its graph, which a write that autograd does not know of leaves as it is."""
+        if self._casts and (not torch.is_grad_enabled() or writes_in_place(func, kwargs)):
+            self._casts.clear()
+
+    def _of_batch(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self.batch and one_bit(tensor) is None
+
+    def _mask(self, tensor: Tensor, make: Callable[[Tensor], TwoValued | None]) -> TwoValued | None:
+        view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        key = (*storage_key(tensor), "mask", *view)
+        found: TwoValued | None = self._made.get(key)
+        if found is None and (found := make(tensor)) is not None:
+            self._made.put(key, found, weak(tensor))
+            self._count(tensor.numel() * tensor.element_size(), found.nbytes)
+        return found
+
+    def _count(self, raw: int, kept: int) -> None:
+        self.raw_bytes += raw
+        self.kept_bytes += kept

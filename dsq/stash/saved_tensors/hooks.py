@@ -1,0 +1,156 @@
+"""Contexts that are active while a model's forward runs, and hooks around one op.
+
+Facts of PyTorch (2.13) this is written around:
+- Of nested saved_tensors_hooks only the innermost pair sees a tensor; tensors given to ctx.save_for_backward are seen
+  too.
+- The pair of hooks lives as long as what it packed: a tensor in a closure of pack is kept, and no graph walk shows it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsq.stash.policy import Controller, SharedByCopies
+from dsq.stash.saved_tensors.forms import Hooks, Saved, get, pass_on
+
+ContextFactory = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Active:
+    """A context that is entered, and the module around whose forward it is."""
+
+    factory: ContextFactory
+    module: nn.Module
+
+
+class _Entered(threading.local):
+    """Per thread (nn.DataParallel): the contexts entered now, outermost first."""
+
+    def __init__(self) -> None:
+        self.active: list[Active] = []
+        self.packs: list[Any] = []  # pack hooks that are this package's
+
+
+_ENTERED = _Entered()
+
+
+class _Forwards(threading.local):
+    """Per thread: what is to be left after each forward of one model that runs, outermost first."""
+
+    def __init__(self) -> None:
+        self.stacks: list[ExitStack] = []
+
+
+class _Around(SharedByCopies):
+    """The two hooks of around_forward."""
+
+    def __init__(self, factory: ContextFactory) -> None:
+        self.factory, self.forwards = factory, _Forwards()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        entered = ExitStack()
+        if torch.is_grad_enabled():
+            entered.enter_context(reenter((Active(self.factory, module),)))
+        self.forwards.stacks.append(entered)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.forwards.stacks:  # empty when another pre-hook raised before ours
+            self.forwards.stacks.pop().close()
+
+
+def around_forward(controller: Controller, model: nn.Module, factory: ContextFactory) -> None:
+    """Enter factory() by a forward pre-hook of the model and leave it after the forward, also when that raises.
+
+    Nested calls of the same model enter once; a forward with gradients disabled enters nothing. controller.remove()
+    takes the hooks away.
+    """
+    around = _Around(factory)
+    controller.until_removed(model.register_forward_pre_hook(around.enter, prepend=True))
+    controller.until_removed(model.register_forward_hook(around.leave, always_call=True))
+
+
+#: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
+innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
+
+
+def active_contexts() -> tuple[Active, ...]:
+    """What is entered now; a checkpoint remembers it in the forward ..."""
+    return tuple(_ENTERED.active)
+
+
+@contextmanager
+def reenter(contexts: tuple[Active, ...]) -> Iterator[None]:
+    """... and enters it again around the recomputation, so that the recomputed stash is packed too."""
+    with ExitStack() as stack:
+        for context in contexts:
+            if all(context.factory != entered.factory for entered in _ENTERED.active):
+                stack.enter_context(_activate(context))
+        yield
+
+
+@contextmanager
+def _activate(context: Active) -> Iterator[None]:
+    _ENTERED.active.append(context)
+    try:
+        with context.factory():
+            top = innermost_hooks()
+            _ENTERED.packs.append(None if top is None else top[0])
+            try:
+                yield
+            finally:
+                _ENTERED.packs.pop()
+    finally:
+        _ENTERED.active.pop()
+
+
+def rules_may_act() -> bool:
+    """Whether the innermost hooks are this package's (or none), and gradients are on.
+
+    torch.utils.checkpoint's non-reentrant hooks count saved tensors and compare shapes with those of the recomputation,
+    where no rule acts: inside them every op saves what PyTorch saves.
+    """
+    top = innermost_hooks()
+    return torch.is_grad_enabled() and (top is None or top[0] in _ENTERED.packs)
+
+
+class op_hooks:  # a generator takes three times as long
+    """Hooks around one op: pack_one(tensor) gives a form, or None to pass the tensor on outwards."""
+
+    def __init__(self, pack_one: Callable[[Tensor], Saved | None], unpack: Callable[[Any], Tensor] = get) -> None:
+        outer = innermost_hooks()
+        outwards = outer[0] if outer is not None and outer[1] is get else lambda tensor: pass_on(tensor, outer)
+
+        def pack(tensor: Tensor) -> Any:
+            saved = pack_one(tensor)
+            return outwards(tensor) if saved is None else saved
+
+        self.pack, self.unpack = pack, unpack
+
+    def __enter__(self) -> None:
+        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+        _ENTERED.packs.append(self.pack)
+
+    def __exit__(self, *error: object) -> None:
+        _ENTERED.packs.pop()
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def in_backward() -> bool:
+    """Whether a backward is running in this thread: what is saved now is a recomputation's."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def refuse_create_graph() -> None:
+    """RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is wrong."""
+    if torch.is_grad_enabled() and in_backward():
+        raise RuntimeError(
+            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
+            "supported, apart from policy 'selective'"
+        )

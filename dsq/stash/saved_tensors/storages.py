@@ -1,0 +1,91 @@
+"""Which memory a tensor lies in, and what was made of it before."""
+
+from collections.abc import Hashable, Iterator
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten
+
+from dsq.stash.saved_tensors.hooks import active_contexts
+
+Key = tuple[Hashable, ...]
+Value = TypeVar("Value")
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's values are those in its memory: not sparse, and no part of a lazy conjugate. Every policy
+    keeps others as they are.
+    """
+    return tensor.layout is torch.strided and not tensor.is_neg()
+
+
+def storage_key(tensor: Tensor) -> tuple[int, int]:
+    """(storage, version): equal for two live tensors exactly when they hold the same memory in the same state."""
+    return tensor.untyped_storage()._cdata, tensor._version
+
+
+class StorageCache(Generic[Value]):
+    """What was made of tensors, by storage_key and whatever tells one view of that memory from another.
+
+    Refers to the values weakly, so that a graph which dies frees them. While a value is alive, no later storage may get
+    the address that its key names: the value holds the storage, or put() is given a weak reference to it.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, tuple[ref[Value], StorageWeakRef | None]] = {}
+
+    def get(self, key: Key) -> Value | None:
+        """The value, if it is alive."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]()
+
+    def put(self, key: Key, value: Value, storage: StorageWeakRef | None = None) -> None:
+        """Note what was made of a tensor; its storage, where the value does not hold it."""
+        self._entries[key] = ref(value), storage
+
+    def pop(self, key: Key) -> Value | None:
+        """The value, if it is alive; forgotten from now on."""
+        entry = self._entries.pop(key, None)
+        return None if entry is None else entry[0]()
+
+    def pop_all(self, expired: bool = False) -> Iterator[Value]:
+        """Forget all values, or those whose storage is gone, and give those alive."""
+        for key, (_, storage) in list(self._entries.items()):
+            if not expired or (storage is not None and storage.expired()):
+                value = self.pop(key)
+                if value is not None:
+                    yield value
+
+
+def weak(tensor: Tensor) -> StorageWeakRef:
+    """A weak reference to a tensor's storage."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def storages_of(tree: Any) -> set[int]:
+    """Storages of the strided tensors in nested lists, tuples and dicts."""
+    leaves = (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
+    return {leaf.untyped_storage()._cdata for leaf in leaves}
+
+
+def parameter_storages(model: nn.Module) -> set[int]:
+    """Storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never data_ptr).
+
+    Those of the module that is running are among them: it may be a deep copy of the model, whose hooks it carries. To
+    be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
+    """
+    left, seen = [model, *(context.module for context in active_contexts())], set()
+    found = set()
+    while left:  # half the time of modules(), which also names them
+        module = left.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        left += [child for child in module._modules.values() if child is not None]
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.layout is torch.strided:
+                found.add(tensor.untyped_storage()._cdata)
+    return found

@@ -1,0 +1,244 @@
+"""bfp: gradients from tensors quantised as dsq.quantize does, bytes by arithmetic, exact masks, shared codes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dsq
+from analysis.bench.models import encoder
+from dsq.stash import apply, measure
+from tests.dsq.stash.census import kept_bytes
+
+ROWS, WIDTH = 32, 48
+
+
+def quantized(x, bits=4):
+    """16 neighbours in memory share an exponent."""
+    return dsq.quantize(x.detach().reshape(-1), dsq.BFP(bits)).view(x.shape)
+
+
+def packed_bytes(numel, bits=4):
+    return -(-numel * bits // 8) + -(-numel // 16)
+
+
+def stash(model, x):
+    """Bytes kept; the meter and the census of live storages must agree (numbers become tensors out of its sight)."""
+    report = measure(lambda: model(x).sum())
+    assert sum(held.nbytes for held in report.held if held.shape) == kept_bytes(lambda: model(x).sum())
+    return report.nbytes
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_linear_gradient_is_that_of_the_quantised_input():
+    model, x = nn.Sequential(nn.Linear(WIDTH, 8)), torch.randn(ROWS, WIDTH)
+    apply(model, "bfp", bits=4)
+    y = model(x)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    assert torch.equal(model[0].weight.grad, grad.t() @ quantized(x))
+    assert torch.equal(model[0].bias.grad, grad.sum(0))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8, 16])
+def test_bytes(bits):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    controller = apply(model, "bfp", bits=bits)
+    assert stash(model, torch.randn(ROWS, WIDTH)) == 2 * packed_bytes(ROWS * WIDTH, bits)
+    summary = controller.report()
+    assert (summary.raw_bytes, summary.kept_bytes) == (2 * 4 * ROWS * WIDTH, 2 * packed_bytes(ROWS * WIDTH, bits))
+
+
+def test_above_16_bits_tensors_stay():
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
+    exact = gradients(copy.deepcopy(model), x)
+    apply(model, "bfp", bits=32)
+    for ours, theirs in zip(gradients(model, x), exact, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class Views(nn.Module):
+    """One tensor saved as itself, transposed, reshaped, sliced and expanded."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = x * self.scale
+        whole = x @ x.t() + x.view(-1, 2 * WIDTH).repeat_interleave(2, 0) @ x.view(-1, 2 * WIDTH).t().repeat(1, 2)
+        part = x[::2] * x[::2].flip(0)
+        wide = x[:1].expand(ROWS, WIDTH) * x[:1].expand(ROWS, WIDTH)
+        return whole.sum() + part.sum() + wide.sum()
+
+
+def test_views_share_a_code_and_come_back_in_their_shapes():
+    model, x = Views(), torch.randn(ROWS, WIDTH)
+    exact = gradients(copy.deepcopy(model), x)
+    apply(model, "bfp", bits=16)
+    for ours, theirs in zip(gradients(model, x), exact, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+
+
+def test_a_tensor_saved_by_three_consumers_is_packed_once():
+    model = nn.ModuleDict({"q": nn.Linear(WIDTH, 8), "k": nn.Linear(WIDTH, 8), "v": nn.Linear(WIDTH, 8)})
+    model.forward = lambda x: sum(layer(x).sum() for layer in model.values())
+    apply(model, "bfp")
+    assert stash(model, torch.randn(ROWS, WIDTH)) == packed_bytes(ROWS * WIDTH)
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_relu_and_dropout_masks_are_exact(functional):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.relu, self.drop = nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.3)
+
+        def forward(self, x):
+            x = self.lin(x)
+            return F.dropout(F.relu(x), 0.3, self.training) if functional else self.drop(self.relu(x))
+
+    model, x = Both(), torch.randn(ROWS, WIDTH)
+    apply(model, "bfp", bits=2)
+    torch.manual_seed(1)
+    y = model(x)
+    y.sum().backward()
+    torch.manual_seed(1)
+    through = (model.lin(x) > 0) * F.dropout(torch.ones(ROWS, WIDTH), 0.3)
+    torch.testing.assert_close(model.lin.bias.grad, through.sum(0))
+    assert stash(model, x) == packed_bytes(ROWS * WIDTH, 2) + 2 * ROWS * WIDTH // 8
+
+
+def test_statistics_stay_exact():
+    """With an input that 4 bits hold exactly, the norm's gradient is exact: its mean and 1/std are not rounded."""
+    model = nn.Sequential(nn.Identity(), nn.LayerNorm(WIDTH))
+    x = quantized(torch.randn(2 * ROWS * 16, WIDTH)).requires_grad_()
+    (theirs,) = torch.autograd.grad(model(x).square().sum(), x)
+    apply(model, "bfp", bits=4)
+    (ours,) = torch.autograd.grad(model(x).square().sum(), x)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2.0)
+    loss = model(x).sum()
+    saved = loss.grad_fn.next_functions[0][0]
+    torch.testing.assert_close(saved._saved_result1.flatten(), x.detach().mean(-1))
+
+
+def test_attention_logsumexp_and_a_loss_in_the_model_stay_exact():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(16, 48)
+
+        def forward(self, x, y):
+            q, k, v = self.lin(x).view(2, 64, 3, 2, 8).permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(q, k, v).flatten(-2)
+            return F.cross_entropy(out.flatten(0, 1), y)
+
+    model, x, y = Model(), torch.randn(2, 64, 16), torch.randint(0, 512, (4,))
+    exact = gradients_of(copy.deepcopy(model), x, y)
+    apply(model, "bfp", bits=8)
+    ours = gradients_of(model, x, y)
+    assert (ours - exact).norm() / exact.norm() < 0.02
+
+
+def gradients_of(model, *args):
+    model(*args).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_encoder_is_close_to_its_smallest_possible_size():
+    """All values of the plain stash at 4.5 and 2.5 bits (notes: 61.3 and 34.1 MiB of 436.2), here at a smaller size."""
+    model, x = encoder(blocks=2, width=128, heads=4, ffn=512), torch.randn(4, 64, 128)
+    plain = measure(lambda: model(x).sum()).nbytes
+    for bits in (4, 2):
+        controller = apply(model, "bfp", bits=bits)
+        assert stash(model, x) <= 1.05 * plain * (bits + 0.5) / 32
+        controller.remove()
+
+
+def test_follows_the_scheduler():
+    model, x = nn.Sequential(nn.Linear(WIDTH, 4)), torch.randn(ROWS, WIDTH)
+    scheduler = dsq.PrecisionScheduler(["[2,2,2,16]", "[16,4,4,16]"], patience=1)
+    controller = apply(model, "bfp", scheduler=scheduler)
+    assert stash(model, x) == packed_bytes(ROWS * WIDTH, 2)
+    scheduler.step(1.0)
+    assert scheduler.step(2.0)
+    assert stash(model, x) == packed_bytes(ROWS * WIDTH, 4)
+    assert "bits=4" in str(controller.report())
+
+
+def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
+    config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]"))
+    dsq.convert(model, config)
+    apply(model, "bfp")
+    for level, bits in enumerate((2, 4)):
+        dsq.set_level(model, config, level)
+        boxes_along_tokens = ROWS * WIDTH * bits // 8 + ROWS // 16 * WIDTH
+        assert stash(model, x) == packed_bytes(ROWS * WIDTH, bits) + boxes_along_tokens
+
+
+def test_stochastic_rounding_is_seeded_by_the_step():
+    model, x = nn.Sequential(nn.Linear(WIDTH, 4)), torch.randn(ROWS, WIDTH)
+    twin = copy.deepcopy(model)
+    ours, theirs = (apply(m, "bfp", bits=3, rounding="stochastic", seed=5) for m in (model, twin))
+    first, second = [gradients(model, x)[0].clone() for _ in range(2)]
+    assert not torch.equal(first, second)
+    theirs.load_state_dict({"forwards": 1})
+    assert torch.equal(gradients(twin, x)[0], second)
+    assert ours.state_dict() == theirs.state_dict() == {"forwards": 2}
+
+
+def test_second_forward_before_backward_and_retained_graph():
+    model, x = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh()), torch.randn(ROWS, WIDTH)
+    apply(model, "bfp")
+    alone = [g.clone() for g in gradients(model, x)]
+    model.zero_grad()
+    first = model(x).square().sum()
+    model(torch.randn(3, WIDTH)).sum()
+    first.backward(retain_graph=True)
+    for ours, theirs in zip(model.parameters(), alone, strict=True):
+        assert torch.equal(ours.grad, theirs)
+    first.backward()
+    for ours, theirs in zip(model.parameters(), alone, strict=True):
+        assert torch.equal(ours.grad, 2 * theirs)
+
+
+def test_freed_memory_that_is_used_again_is_not_mistaken_for_shared():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+    exact = gradients(copy.deepcopy(model), torch.ones(64, 64))
+    apply(model, "bfp", bits=16)
+    for ours, theirs in zip(gradients(model, torch.ones(64, 64)), exact, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("pair", ["selective", "checkpoint"])
+def test_pairs(pair):
+    plain, x = encoder(blocks=2, width=32, heads=4, ffn=64), torch.randn(2, 16, 32)
+    exact = torch.cat([g.flatten() for g in gradients(copy.deepcopy(plain), x)])
+    for order in ((pair, "bfp"), ("bfp", pair)):
+        model = copy.deepcopy(plain)
+        for policy in order:
+            apply(model, policy, **({"bits": 8} if policy == "bfp" else {}))
+        ours = torch.cat([g.flatten() for g in gradients(model, x)])
+        assert 0 < (ours - exact).norm() / exact.norm() < 0.02
+
+
+def test_bad_input():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"bits must be a whole number in 2\.\.32, got 1"):
+        apply(model, "bfp", bits=1)
+    with pytest.raises(ValueError, match="rounding must be one of nearest, stochastic, got 'up'"):
+        apply(model, "bfp", rounding="up")
+    with pytest.raises(ValueError, match="the scheduler says the bits"):
+        apply(model, "bfp", bits=4, scheduler=dsq.PrecisionScheduler(["[4,4,4,16]"]))
+    with pytest.raises(ValueError, match=r"scheduler must be None or a dsq\.PrecisionScheduler, got 3"):
+        apply(model, "bfp", scheduler=3)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks

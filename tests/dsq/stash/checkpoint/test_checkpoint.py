@@ -1,0 +1,182 @@
+"""Checkpointing: the gradients of the plain model, less kept, and a recomputed stash that hook policies pack."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from analysis.bench.models import encoder, resnet20
+from dsq.stash import apply, measure
+from tests.dsq.stash.census import kept_bytes
+
+
+def small():
+    torch.manual_seed(0)
+    return encoder(blocks=3, width=32, heads=4, ffn=64, dropout=0.1)
+
+
+def gradients(model, x):
+    torch.manual_seed(1)
+    x = x.detach().requires_grad_(x.requires_grad)
+    model(x).square().sum().backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("needs_x", [True, False])
+def test_gradients_are_exact(needs_x):
+    plain, x = small(), torch.randn(2, 8, 32, requires_grad=needs_x)
+    model = copy.deepcopy(plain)
+    controller = apply(model, "checkpoint")
+    assert controller.attached == ("0", "1", "2")
+    for ours, theirs in zip(gradients(model, x), gradients(plain, x), strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+def test_only_segment_inputs_are_kept():
+    model, x = small(), torch.randn(2, 8, 32)
+    apply(model, "checkpoint")
+    report, random_state = measure(lambda: model(x).sum()), torch.get_rng_state().nbytes
+    statistics = 2 * 4 * 2 * 8
+    assert report.nbytes == 4 * x.nbytes + statistics + 3 * random_state
+    assert (
+        kept_bytes(lambda: model(x).sum()) == report.nbytes - x.nbytes - 3 * random_state
+    )  # x is older; states no op's
+
+
+def test_batch_norm_counts_once_and_frozen_layers_pass_gradients():
+    torch.manual_seed(0)
+    plain = resnet20((4, 8, 16))
+    plain[0].requires_grad_(False)
+    model = copy.deepcopy(plain)
+    apply(model, "checkpoint", segments=r"\d+")
+    x = torch.randn(4, 3, 16, 16)
+    for ours, theirs in zip(gradients(model, x), gradients(plain, x), strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class Block(nn.Module):
+    """Takes and gives more than tensors."""
+
+    def __init__(self, outside=None):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.outside = outside
+
+    def forward(self, x, scale=1.0, extra=None):
+        y = self.lin(x["x"]).tanh() * scale
+        if self.outside is not None:
+            y = y * self.outside[0]
+        return {"x": y, "mask": y > 0, "note": "text", "extra": extra}
+
+
+class Chain(nn.Module):
+    def __init__(self, *blocks):
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        out = {"x": x}
+        for layer in self.layers:
+            out = layer({"x": out["x"]}, scale=0.5, extra=out["x"])
+        assert out["note"] == "text"
+        assert not out["mask"].requires_grad
+        return out["x"] + out["extra"]
+
+
+def test_nested_arguments_and_results():
+    plain = Chain(Block(), Block())
+    model = copy.deepcopy(plain)
+    apply(model, "checkpoint")
+    x = torch.randn(3, 4)
+    for ours, theirs in zip(gradients(model, x), gradients(plain, x), strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+def test_a_tensor_from_outside_is_an_error_not_a_lost_gradient():
+    model = Chain(Block(), Block([torch.randn(4, requires_grad=True)]))
+    apply(model, "checkpoint")
+    with pytest.raises(RuntimeError, match="neither an argument nor a parameter"):
+        model(torch.randn(3, 4)).sum().backward()
+
+
+def test_autocast_is_the_same_in_the_recomputation():
+    plain, x = small(), torch.randn(2, 8, 32)
+    model = copy.deepcopy(plain)
+    apply(model, "checkpoint")
+
+    def step(m):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = m(x)
+        y.float().square().sum().backward()
+        return [p.grad for p in m.parameters()]
+
+    for ours, theirs in zip(step(model), step(plain), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_second_forward_and_retained_graph():
+    model, x = small().eval(), torch.randn(2, 8, 32)
+    expected = [2 * g for g in gradients(copy.deepcopy(model), x)[1:]]
+    apply(model, "checkpoint")
+    first = model(x).square().sum()
+    model(torch.randn(1, 5, 32))
+    first.backward(retain_graph=True)
+    first.backward()
+    for ours, theirs in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.grad, theirs)
+
+
+def test_copies_run_their_own_parameters():
+    model = small().eval()
+    apply(model, "checkpoint")
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model[0]))):
+        with torch.no_grad():
+            for p in twin.parameters():
+                p.zero_()
+        twin(torch.randn(1, 4, 32)).sum().backward()
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_with_bfp_inputs_and_recomputed_stash_are_packed():
+    model, x = small(), torch.randn(2, 8, 32)
+    apply(model, "checkpoint")
+    alone = measure(lambda: model(x).sum())
+    packed = apply(model, "bfp", bits=4)
+    report = measure(lambda: model(x).sum())
+    assert packed.report().kept_bytes == 4 * x.numel() * 4.5 / 8 + 2 * 4 * 2 * 8
+    assert report.nbytes == alone.nbytes - 4 * x.nbytes * (1 - 4.5 / 32)
+
+    made = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: made.append(t.nbytes) or t.detach(), lambda t: t):
+        loss = model(x).sum()
+    made.clear()
+    loss.backward()
+    assert not made  # what the recomputation saves goes through bfp's hooks, not past them
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="nothing to stash"):
+        apply(nn.Linear(2, 2), "checkpoint")
+    with pytest.raises(ValueError, match=r"no module 'layer\.x'; segments takes a regular expression"):
+        apply(small(), "checkpoint", segments="layer.x")
+    for segments in ("(", 3):
+        with pytest.raises(ValueError, match="segments must be a regular expression of module names, got"):
+            apply(small(), "checkpoint", segments=segments)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_segment_that_changes_its_input_is_named(wanted):
+    class Doubling(nn.Linear):
+        def forward(self, x):
+            x *= 2
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Sequential(Doubling(8, 8)))
+    apply(model, "checkpoint", segments=r"^0$")
+    with pytest.raises(RuntimeError, match=r"segment \(Sequential\) modifies its input in place"):
+        model(torch.randn(4, 8, requires_grad=wanted) * 1)

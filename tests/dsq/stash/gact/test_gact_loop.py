@@ -1,0 +1,354 @@
+"""gact in a plain loop: what it leaves as it was, levels, casts, alarms, losses, and mistakes."""
+
+import copy
+import gc
+import io
+import warnings
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dsq import stash
+from dsq.stash.gact.forwards import Dual
+from dsq.stash.gact.offload import Offloaded
+from dsq.stash.gact.replay import differentiable
+from dsq.stash.saved_tensors.forward_stash import SharedCode
+from dsq.stash.saved_tensors.hooks import innermost_hooks
+from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, error, make, rows, step, tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
+
+
+def train(model: nn.Module, steps: int) -> Tensor:
+    torch.manual_seed(0)
+    for number in range(steps):
+        step(model, tokens(number))
+    return torch.get_rng_state()
+
+
+def test_adaptation_touches_no_grad_no_buffer_and_no_random_stream() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.norm = Encoder(0.1), nn.BatchNorm1d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.encoder(x))
+
+    plain, adapted = make(Noisy), make(Noisy)
+    stash.apply(adapted, "gact", bits=8, adapt_interval=1)
+    states = [train(model, 4) for model in (plain, adapted)]
+    assert torch.equal(*states)
+    for one, other in zip(plain.buffers(), adapted.buffers(), strict=True):
+        assert torch.equal(one, other)
+    grads = [torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (plain, adapted)]
+    assert error(grads[1], grads[0]) < 0.1
+    adapted.zero_grad()
+    adapted(tokens(9))  # adapts first
+    assert all(p.grad is None for p in adapted.parameters())
+
+
+def test_two_forwards_before_their_backward() -> None:
+    model = make(Encoder)
+    true = step(model, tokens(0)) + step(model, tokens(1))
+    stash.apply(model, "gact", bits=8, adapt_interval=1)
+    for _ in range(3):
+        model.zero_grad()
+        outs = [model(tokens(0)), model(tokens(1))]
+        sum((out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum() for out in outs).backward()
+        got = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        assert error(got, true) < 0.05
+
+
+@pytest.mark.parametrize("level", ["L1", "L2"])
+def test_a_stash_goes_with_its_graph(level: str) -> None:
+    """At once, also what was swapped out, and what an adaptation made: no cycle keeps it until a collection."""
+
+    def codes() -> int:
+        return sum(type(found) in (SharedCode, Offloaded, Dual) for found in gc.get_objects())
+
+    model = make(Encoder)
+    stash.apply(model, "gact", level=level, adapt_interval=1)
+    gc.collect()
+    gc.disable()
+    try:
+        before = codes()
+        for _ in range(3):
+            out = model(tokens())
+            assert codes() > before
+            out.sum().backward()
+            del out
+            assert codes() == before
+        model(tokens())
+        assert codes() == before
+    finally:
+        gc.enable()
+
+
+def test_batches_of_changing_shape_stay_within_budget_and_true() -> None:
+    model = make(Encoder)
+    controller = stash.apply(model, "gact", bits=6)
+    for length in (12, 12, 7, 20, 7, 12, 20):
+        got = step(model, tokens(length, length))
+        assert bits_used(controller.report()) <= 6
+        assert error(got, step(make(Encoder), tokens(length, length))) < 0.1
+
+
+def test_another_list_of_tensors_is_measured_again() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.deep = nn.Linear(32, 32), nn.Linear(32, 4), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.first(x))
+            return self.second(torch.tanh(self.first(x)) if self.deep else x)
+
+    model = make(Branch)
+    controller = stash.apply(model, "gact", bits=4, adapt_interval=10)
+    for number in range(8):
+        model.deep = number > 3
+        true = copy.deepcopy(model)
+        got = step(model, rows())
+        assert error(got, step_without(true, rows())) < 0.2
+    assert len(controller.plan.measured) == 2
+
+
+def step_without(model: nn.Module, x: Tensor) -> Tensor:
+    """The true gradient: a copy of the model carries the policy's hooks, a fresh one with its weights does not."""
+    plain = type(model)()
+    plain.load_state_dict(model.state_dict())
+    plain.deep = model.deep
+    return step(plain, x)
+
+
+def test_a_resumed_run_equals_an_unbroken_one() -> None:
+    for broken_at in (1, 2):  # between remembering a step and adapting by it, too
+        unbroken = make(Encoder, 0.1)
+        controller = stash.apply(unbroken, "gact", bits=3, adapt_interval=2)
+        torch.manual_seed(0)
+        for number in range(broken_at):
+            step(unbroken, tokens(number))
+        saved = io.BytesIO()
+        torch.save(controller.state_dict(), saved)
+        resumed = make(Encoder, 0.1)
+        saved.seek(0)
+        stash.apply(resumed, "gact", bits=3, adapt_interval=2).load_state_dict(torch.load(saved))
+        random = torch.get_rng_state()
+        for number in range(broken_at, 4):
+            one = step(unbroken, tokens(number))
+            after = torch.get_rng_state()
+            torch.set_rng_state(random)
+            other = step(resumed, tokens(number))
+            random = torch.get_rng_state()
+            assert torch.equal(one, other)
+            assert torch.equal(random, after)
+
+
+def test_hooks_of_the_user_keep_their_place() -> None:
+    model, seen = make(Encoder), []
+    stash.apply(make(Encoder), "gact").remove()  # takes off what another test left
+    controller = stash.apply(model, "gact")
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        step(model, tokens())
+        assert innermost_hooks() is not None
+    assert seen == [torch.Size([4, 5])]  # what the loss saves is the user's; no window was opened
+    assert innermost_hooks() is None
+    step(model, tokens())
+    step(make(Encoder), tokens())
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        pass
+    step(model, tokens())
+    controller.remove()
+    assert innermost_hooks() is None
+
+
+def test_swapped_codes_give_the_same_gradient(tmp_path: object) -> None:
+    models = [make(Encoder), make(Encoder)]
+    stash.apply(models[0], "gact")
+    stash.apply(models[1], "gact", level="L2", swap_dir=str(tmp_path))
+    for number in range(3):
+        assert torch.equal(*(step(model, tokens(number)) for model in models))
+
+
+@pytest.mark.parametrize("level", ["CB1", "CB2"])
+def test_checkpointing_levels(level: str) -> None:
+    plain, model = make(Encoder), make(Encoder)
+    kept = []
+    for policy_level in ("L1", level):
+        controller = stash.apply(model, "gact", bits=8, level=policy_level, adapt_interval=2)
+        for number in range(4):
+            assert error(step(model, tokens(number)), step(plain, tokens(number))) < 0.05
+        kept.append(controller.report().kept_bytes)
+        controller.remove()
+    assert kept[1] < kept[0] / 4
+    assert torch.equal(step(model, tokens()), step(plain, tokens()))
+
+
+def test_memory_efficient_attention_keeps_no_map() -> None:
+    model = make(Encoder)
+    stash.apply(model, "gact", level="CB2")
+    names = {node.name() for node in _nodes(model(tokens()).sum())}
+    assert "SoftmaxBackward0" not in names
+
+
+def _nodes(out: Tensor) -> set[object]:
+    queue, seen = [out.grad_fn], set()
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            queue.extend(child for child, _ in node.next_functions)
+    return seen
+
+
+def test_inside_torchs_checkpoint() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Encoder()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner.embed(x)
+            for block in self.inner.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return self.inner.head(x.mean(1))
+
+    model = make(Checkpointed)
+    true = step(model, tokens())
+    stash.apply(model, "gact", bits=8, adapt_interval=1)
+    for _ in range(3):
+        assert error(step(model, tokens()), true) < 0.05
+
+
+def test_autocast() -> None:
+    model = make(Encoder)
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return step(model, tokens())
+
+    true = run()
+    controller = stash.apply(model, "gact", bits=8, adapt_interval=2)
+    for _ in range(4):
+        assert error(run(), true) < 0.05
+    assert controller.plan.measured
+
+
+def test_an_overflow_is_not_measured() -> None:
+    model = make(Sensitive)
+    controller = stash.apply(model, "gact")
+    for _ in range(2):
+        model(rows()).mul(float("inf")).sum().backward()
+    assert not controller.plan.measured
+    step(model, rows())
+    step(model, rows())
+    assert controller.plan.measured
+
+
+def warned(make_batch: Callable[[int], Tensor], bits: float) -> bool:
+    model = make(Sensitive)
+    controller = stash.apply(model, "gact", bits=bits)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(30):
+            step(model, make_batch(number))
+    controller.remove()
+    return any("of the gradient's variance" in str(w.message) for w in caught)
+
+
+def test_alarm_when_the_codes_dominate_and_only_then() -> None:
+    assert warned(lambda number: rows(0), 2)  # one batch again and again: all variance is the codes'
+    assert not warned(lambda number: rows(number, 16), 8)
+
+
+def test_frozen_parameters_and_evaluation() -> None:
+    model = make(Sensitive).requires_grad_(False)
+    controller = stash.apply(model, "gact", bits=8)
+    x = rows().requires_grad_()
+    for _ in range(3):
+        x.grad = None
+        model(x).sum().backward()
+    true = rows().requires_grad_()
+    make(Sensitive)(true).sum().backward()
+    assert error(x.grad, true.grad) < 0.05
+    assert controller.plan.measured
+    with torch.no_grad():
+        model(rows())
+    controller.remove()
+    assert innermost_hooks() is None
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"bits": 0.5}, r"bits .* must be a number in \[1, 8\], got 0.5"),
+        ({"bits": 9}, "bits .*, got 9"),
+        ({"bits": "4"}, "bits .*, got '4'"),
+        ({"bits": 1, "format": "bfp"}, r"bits \(format 'bfp'\) must be a number in \[2, 8\], got 1"),
+        ({"level": "L3"}, "level must be one of L1, L2, CB1, CB2, got 'L3'"),
+        ({"format": "fp8"}, "format must be one of affine, bfp, got 'fp8'"),
+        ({"format": ["bfp"]}, r"format must be .*, got \['bfp'\]"),
+        ({"adapt_interval": 0}, "adapt_interval must be a whole number from 1, got 0"),
+        ({"swap_dir": "/tmp"}, "swap_dir goes with level 'L2' alone, got swap_dir='/tmp'"),
+        ({"swap_dir": "/nowhere", "level": "L2"}, "swap_dir must be an existing directory, got '/nowhere'"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stash.apply(make(Sensitive), "gact", **options)
+
+
+def test_a_refused_level_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"checkpoint|segments"):
+        stash.apply(model, "gact", level="CB1")
+    stash.apply(model, "gact").remove()
+
+
+def test_the_loss_belongs_to_the_latest_forward() -> None:
+    models = [make(Sensitive), make(Sensitive)]
+    controllers = [stash.apply(model, "gact") for model in models]
+    first = models[0](rows(1)).square().sum()  # never goes backward
+    models[1](rows(2)).square().sum().backward()
+    loss_tensors = [sum(line.startswith("loss") for line in c.report().details) for c in controllers]
+    assert loss_tensors == [1, 1]
+    first.backward()
+
+
+def test_another_model_in_between_stays_exact() -> None:
+    """A forward without a backward leaves its window open; and a loss may be a whole model of its own."""
+    model, other = make(Encoder), make(Sensitive)
+    true = step(other, rows())
+    controller = stash.apply(model, "gact", bits=2)
+    model(tokens())
+    assert torch.equal(step(other, rows()), true)
+
+    critic = nn.Sequential(nn.Linear(5, 32), nn.GELU(), nn.Linear(32, 1))
+    critic(model(tokens())).sum().backward()
+    assert sum(line.startswith("loss") for line in controller.report().details) <= 1  # the model's output
+
+
+@dataclass
+class Output:
+    scores: Tensor
+    note: str = ""
+
+
+@pytest.mark.parametrize("wrap", [Output, lambda y: {"scores": y}, lambda y: (None, [y]), lambda y: UserDict(a=y)])
+def test_outputs_of_any_shape(wrap: Callable[[Tensor], object]) -> None:
+    class Wrapped(Encoder):
+        def forward(self, x: Tensor) -> object:
+            return wrap(super().forward(x))
+
+    model = make(Wrapped)
+    controller = stash.apply(model, "gact")
+    for _ in range(2):
+        (scores,) = differentiable(model(tokens()))
+        scores.sum().backward()
+    assert controller.plan.measured

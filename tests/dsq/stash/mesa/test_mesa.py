@@ -1,0 +1,312 @@
+"""The mesa policy: what it keeps, with which range, and that the gradient is the true one up to 8 bits."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from dsq import stash
+from dsq.stash.meter import measure
+
+HEADS, WIDTH = 4, 32
+
+
+class Attention(nn.Module):
+    """Self-attention written out, by F.scaled_dot_product_attention, by bmm, or by nn.MultiheadAttention."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.num_heads = style, HEADS
+        if style == "module":
+            self.inner = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        else:
+            self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.style == "module":
+            return self.inner(x, x, x)[0]
+        b, n, _ = x.shape
+        q, k, v = (f(x).view(b, n, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scale = 1 / math.sqrt(WIDTH // HEADS)
+        if self.style == "matmul":
+            y = torch.softmax(q @ k.transpose(-2, -1) * scale, -1) @ v
+        elif self.style == "sdpa":
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            q, k, v = (z.reshape(b * HEADS, n, -1) for z in (q, k, v))
+            y = torch.bmm(torch.bmm(q, k.transpose(1, 2)).mul(scale).softmax(-1), v).view(b, HEADS, n, -1)
+        return self.o(y.transpose(1, 2).reshape(b, n, WIDTH))
+
+
+class Block(nn.Module):
+    def __init__(self, style: str = "matmul", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention(style)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+def batch(seed: int = 0, tokens: int = 24) -> Tensor:
+    return torch.randn(4, tokens, WIDTH, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def block(style: str = "matmul", dropout: float = 0.0) -> Block:
+    torch.manual_seed(1)
+    return Block(style, dropout)
+
+
+def gradient(model: nn.Module, x: Tensor) -> Tensor:
+    weights = torch.linspace(-1, 1, WIDTH)
+    grads = torch.autograd.grad((model(x) * weights).sum(), list(model.parameters()), allow_unused=True)
+    return torch.cat([g.flatten() for g in grads if g is not None])
+
+
+def error(got: Tensor, true: Tensor) -> float:
+    return ((got - true).norm() / true.norm()).item()
+
+
+@pytest.mark.parametrize("style", ["matmul", "sdpa", "bmm", "module"])
+def test_forward_exact_gradient_close_stash_a_quarter(style: str) -> None:
+    x, model = batch(), block(style)
+    out, true = model(x), gradient(model, x)
+    plain = measure(lambda: block("matmul" if style == "sdpa" else style)(x)).nbytes
+    controller = stash.apply(model, "mesa")
+    torch.testing.assert_close(model(x), out, rtol=1e-5, atol=1e-5)
+    assert 0 < error(gradient(model, x), true) < 0.02
+    # codes a quarter of fp32, and small things: statistics of two norms, ranges, one fp32 copy of nothing larger
+    assert measure(lambda: model(x)).nbytes < 0.25 * plain + 4096
+    controller.remove()
+    assert torch.equal(gradient(model, x), true)
+
+
+def test_the_kept_map_decodes_by_head_within_a_step() -> None:
+    """Each head's own range: a head 1000 times larger than its neighbours does not coarsen theirs."""
+    scale = torch.tensor([1.0, 1000.0, 1.0, 1.0]).view(1, 4, 1, 1)
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(scale, requires_grad=False)
+
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return torch.matmul(q * self.scale, k)
+
+    q, k = torch.rand(2, 4, 8, 8, requires_grad=True), torch.rand(2, 4, 8, 8, requires_grad=True)
+    model = Product()
+    stash.apply(model, "mesa")
+    (grad_k,) = torch.autograd.grad(model(q, k).sum(), k)
+    exact = (q * scale).detach().transpose(-2, -1).sum(-1, keepdim=True).expand_as(grad_k)
+    # a column sum of 8 values, each off by at most a step of 1/255 of its head's range
+    assert ((grad_k - exact).abs() <= 8 * scale / 255).all()
+
+
+def test_ranges_follow_equations_6_and_7() -> None:
+    model = nn.Sequential(nn.GELU())
+    controller = stash.apply(model, "mesa", groups=2)
+    first, second = (torch.randn(5, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    for x in (first, second):
+        model(x.requires_grad_())
+    (kept,) = controller.state_dict()["ranges"].values()
+    for group, columns in enumerate((slice(0, 3), slice(3, 6))):
+        a, b = first[:, columns], second[:, columns]
+        alpha = 0.9 * (a.max() - a.min()) + 0.1 * (b.max() - b.min())
+        beta = 0.9 * a.min() + 0.1 * b.min()
+        torch.testing.assert_close(kept[:, group], torch.stack([alpha, beta]))
+
+
+def test_a_second_forward_leaves_the_first_ones_gradient_alone() -> None:
+    model, x = block(), batch()
+    true = gradient(model, x)
+    stash.apply(model, "mesa")
+    loss = (model(x) * torch.linspace(-1, 1, WIDTH)).sum()
+    model(batch(5) * 100)  # moves every running range
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    assert error(torch.cat([g.flatten() for g in grads]), true) < 0.02
+
+
+def test_constant_inputs_give_the_true_gradient() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.125)
+    x = torch.full((4, WIDTH), 0.5, requires_grad=True)
+    true = gradient(model, x)
+    stash.apply(model, "mesa")
+    torch.testing.assert_close(gradient(model, x), true, rtol=1e-5, atol=1e-6)
+
+
+def test_an_overflow_shows_and_does_not_spoil_the_ranges() -> None:
+    model, x = block(), batch()
+    controller = stash.apply(model, "mesa")
+    gradient(model, x)
+    bad = batch().detach()
+    bad[0, 0, 0] = math.inf
+    assert not gradient(model, bad.requires_grad_()).isfinite().all()
+    assert all(v.isfinite().all() for v in controller.state_dict()["ranges"].values())
+    assert gradient(model, x).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["matmul", "softmax", "gelu", "layernorm", "linear"])
+def test_each_kind_alone_keeps_less_than_plain_and_more_than_all(kind: str) -> None:
+    x = batch()
+    plain = measure(lambda: block()(x)).nbytes
+    one, every = block(), block()
+    stash.apply(one, "mesa", kinds=(kind,))
+    stash.apply(every, "mesa")
+    alone = measure(lambda: one(x)).nbytes
+    if kind == "softmax":  # the product with V keeps the same map, exact: the code comes on top
+        assert alone <= plain * 1.1
+    else:
+        assert measure(lambda: every(x)).nbytes < alone < plain
+    assert error(gradient(one, x), gradient(block(), x)) < 0.02
+
+
+def test_relu_and_dropout_masks_are_one_bit_and_exact() -> None:
+    layers = (nn.ReLU(), nn.Dropout(0.5), nn.Dropout(0.3), nn.ReLU())
+
+    def run() -> Tensor:
+        torch.manual_seed(3)
+        x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        (grad,) = torch.autograd.grad(model(x * 1.0).pow(3).sum(), x)
+        return grad
+
+    model = nn.Sequential(*layers)
+    true = run()
+    controller = stash.apply(model, "mesa")
+    assert torch.equal(run(), true)
+    assert controller.report().kept_bytes == 4 * 64 * 512 // 8
+
+
+def test_conv_net() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GELU(), nn.Conv2d(8, 4, 1)
+    )
+    x = torch.randn(4, 3, 10, 10)
+
+    def run() -> Tensor:
+        return torch.cat([g.flatten() for g in torch.autograd.grad(model(x).square().sum(), list(model.parameters()))])
+
+    true = run()
+    stash.apply(model, "mesa", kinds=("conv", "relu", "gelu", "batchnorm"))
+    assert 0 < error(run(), true) < 0.02
+
+
+def test_attention_with_masks_equals_torchs() -> None:
+    from dsq.stash.saved_tensors.attention import scaled_dot_product_attention
+
+    q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
+    allowed = torch.rand(2, 1, 6, 6) > 0.4
+    allowed[0, 0, 2] = False  # this row may attend to nothing
+    for options in ({}, {"is_causal": True}, {"attn_mask": allowed}, {"attn_mask": torch.randn(6, 6)}, {"scale": 0.3}):
+        torch.testing.assert_close(
+            scaled_dot_product_attention(q, k, v, **options), F.scaled_dot_product_attention(q, k, v, **options)
+        )
+    grouped = {"enable_gqa": True}
+    torch.testing.assert_close(
+        scaled_dot_product_attention(q, k[:, :2], v[:, :2], **grouped),
+        F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], **grouped),
+    )
+
+
+@pytest.mark.parametrize("style", ["matmul", "sdpa", "module"])
+def test_inside_torchs_checkpoint(style: str) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block(style)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.block, x * 1.0, use_reentrant=False)
+
+    model, x = Checkpointed(), batch()
+    true = gradient(model, x)
+    stash.apply(model, "mesa")
+    assert error(gradient(model, x), true) < 0.02
+
+
+def test_autocast_keeps_codes_of_bfloat16_and_no_copy_of_a_weight_in_8_bits() -> None:
+    x, model = batch(), block()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        true = gradient(model, x)
+    stash.apply(model, "mesa")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = gradient(model, x)
+        held = measure(lambda: model(x)).held
+    assert error(got, true) < 0.03
+    shapes = {h.shape for h in held if h.dtype == "bfloat16"}
+    assert (WIDTH, 4 * WIDTH) in shapes or (4 * WIDTH, WIDTH) in shapes
+
+
+def test_a_batch_of_another_shape_and_evaluation() -> None:
+    model = block()
+    controller = stash.apply(model, "mesa")
+    gradient(model, batch())
+    assert error(gradient(model, batch(2, tokens=7)), gradient(block(), batch(2, tokens=7))) < 0.05
+    before = controller.state_dict()
+    with torch.no_grad():
+        model(batch(3))
+    assert all(torch.equal(v, before["ranges"][k]) for k, v in controller.state_dict()["ranges"].items())
+
+
+def test_a_resumed_run_equals_an_unbroken_one() -> None:
+    model = block()
+    controller = stash.apply(model, "mesa")
+    gradient(model, batch())
+    other = block()
+    resumed = stash.apply(other, "mesa")
+    resumed.load_state_dict(copy.deepcopy(controller.state_dict()))
+    assert torch.equal(gradient(model, batch(1)), gradient(other, batch(1)))
+
+
+def test_the_users_random_stream_is_untouched() -> None:
+    model = block(dropout=0.1)
+    stash.apply(model, "mesa")
+    states = []
+    for candidate in (model, block(dropout=0.1)):
+        torch.manual_seed(0)
+        gradient(candidate, batch())
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"kinds": ("matmul", "tanh")}, "kinds must be one of matmul, .*, got 'tanh'"),
+        ({"kinds": "matmul"}, "kinds must be a sequence of matmul, .*, got 'matmul'"),
+        ({"kinds": ()}, r"kinds must be .*, got \(\)"),
+        ({"kinds": None}, "kinds must be .*, got None"),
+        ({"kinds": [["matmul"]]}, r"kinds must be .*, got \["),
+        ({"decay": 1.0}, r"decay must be a number in \[0, 1\), got 1.0"),
+        ({"decay": "x"}, "decay must be a number in .*, got 'x'"),
+        ({"groups": 0}, "groups must be a whole number from 1, got 0"),
+        ({"rounding": "up"}, "rounding must be one of stochastic, nearest, got 'up'"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stash.apply(block(), "mesa", **options)
+
+
+def test_a_relu_passes_the_gradient_of_a_nan_as_in_pytorch():
+    x = torch.randn(64)
+    x[3] = torch.nan
+    plain = nn.Sequential(nn.Identity(), nn.ReLU())
+    ours = copy.deepcopy(plain)
+    stash.apply(ours, "mesa")
+    gradients = []
+    for model in (plain, ours):
+        leaf = x.clone().requires_grad_()
+        gradients += torch.autograd.grad(model(leaf).sum(), leaf)
+    assert gradients[1][3] == 1
+    torch.testing.assert_close(gradients[1], gradients[0])

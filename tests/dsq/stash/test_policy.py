@@ -1,0 +1,329 @@
+"""The interface, and what every policy owes it: a plain loop, honest bytes, exact removal, clear errors."""
+
+import copy
+import itertools
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from analysis.bench.models import encoder
+from dsq.stash import apply, measure, policies
+from dsq.stash.policy import Controller, applied, compatible
+from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks
+from dsq.stash.saved_tensors.window import _take_off_windows
+from tests.dsq.stash.census import kept_bytes
+
+NAMES = ("bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
+PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
+
+
+@pytest.fixture(autouse=True)
+def _no_hooks_left():
+    """gact watches for a loss until the next forward; a test that ends without one takes the watch off."""
+    yield
+    _take_off_windows()
+    assert innermost_hooks() is None
+
+
+def small():
+    torch.manual_seed(0)
+    return encoder(blocks=2, width=32, heads=4, ffn=64)
+
+
+def train(model, steps=4, seed=3):
+    """A plain loop; the losses."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def snapshot(model):
+    """Everything remove() must restore."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks += ("_forward_hooks_always_called", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+    return [(type(m), sorted(m.__dict__), *(list(getattr(m, h)) for h in hooks)) for m in model.modules()]
+
+
+def test_all_policies_are_registered():
+    assert policies() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_work_in_a_plain_loop(name):
+    model, plain = small(), small()
+    before, keys = snapshot(model), list(model.state_dict())
+    controller = apply(model, name)
+    losses, reference = train(model), train(plain)
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(reference, rel=0.05)
+    assert name in str(controller.report())
+    assert list(model.state_dict()) == keys
+    controller.load_state_dict(copy.deepcopy(controller.state_dict()))
+    controller.remove()
+    assert snapshot(model) == before
+    controller.remove()
+    twin = copy.deepcopy(model)
+    assert train(model) == train(twin)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meter_sees_all_that_a_policy_keeps(name):
+    """Against the census of live storages: nothing hides in a closure, a cache or a cycle."""
+    model, x = small(), torch.randn(8, 16, 32)
+    apply(model, name)
+    counts = []
+    for count in (lambda fn: measure(fn).nbytes, kept_bytes):
+        train(model, steps=1)
+        counts.append(count(lambda: model(x.clone()).sum()))
+    estimates, random_states = 1024, 2 * torch.get_rng_state().nbytes if name == "checkpoint" else 0
+    assert abs(counts[0] - random_states - counts[1]) < estimates
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_leaves_nothing_behind(name):
+    model, x = small().eval(), torch.randn(2, 16, 32)
+    with torch.no_grad():
+        expected = model(x)
+        apply(model, name)
+        assert not model(x).requires_grad
+        torch.testing.assert_close(model(x), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected)
+    assert active_contexts() == ()
+    model(x).sum().backward()
+    model.requires_grad_(False)
+    assert not model(x).requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batch_may_change_its_shape(name):
+    model = small()
+    apply(model, name)
+    for batch, tokens in ((4, 16), (3, 8), (1, 1), (0, 8), (4, 16)):
+        model.zero_grad()
+        model(torch.randn(batch, tokens, 32)).square().sum().backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["bfp", "checkpoint", "selective"])  # the stochastic ones have tests of their own
+def test_a_second_forward_does_not_touch_the_first(name):
+    model = small()
+    apply(model, name)
+    x = torch.randn(4, 16, 32)
+    model(x).square().sum().backward()
+    alone = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    loss = model(x).square().sum()
+    model(100 * torch.randn(4, 16, 32)).sum()
+    loss.backward()
+    for p, g in zip(model.parameters(), alone, strict=True):
+        assert torch.equal(p.grad, g)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name):
+    model = small()
+    apply(model, name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    x, y = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
+    losses = []
+    for _ in range(4):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def gradient_penalty(model, x):
+    """Gradients of a loss on a gradient."""
+    (g,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
+    model.zero_grad()
+    g.square().sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("selective", "bfp")], ids="+".join)
+def test_second_derivatives_are_exact_or_refused(names):
+    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
+    for name in names:
+        apply(model, name)
+    if names == ("selective",):
+        pairs = zip(gradient_penalty(model, x), gradient_penalty(small(), x), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        return
+    with pytest.raises(RuntimeError, match="differentiable once: create_graph=True is not supported"):
+        gradient_penalty(model, x)
+
+
+@pytest.mark.parametrize("name", ["bfp", "gact", "selective", "wtacrs"])
+def test_sparse_tensors_are_left_alone(name):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(32, 32)
+            self.register_buffer("adjacency", torch.eye(16).to_sparse())
+
+        def forward(self, x):
+            return torch.sparse.mm(self.adjacency, self.lin(x).relu())
+
+    model, x = Graph(), torch.randn(16, 32)
+    apply(model, name)
+    model(x).sum().backward()
+    torch.testing.assert_close(model.lin.bias.grad, (model.lin(x) > 0).sum(0).float())
+    assert measure(lambda: model(x).sum()).nbytes > 0
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+def test_pairs(pair):
+    for order in (pair, pair[::-1]):
+        model = small()
+        before = snapshot(model)
+        controllers = [apply(model, name) for name in order]
+        losses = train(model)
+        assert losses[-1] < losses[0]
+        for controller in controllers:
+            controller.remove()
+        assert snapshot(model) == before
+        assert applied(model) == {}
+
+
+def test_which_pairs_there_are():
+    partners = {a: {b for pair in PAIRS for b in pair if a in pair and b != a} for a in NAMES}
+    assert partners["checkpoint"] == {"bfp", "gact", "mesa", "selective", "wtacrs"}
+    assert partners["bfp"] == {"checkpoint", "selective", "wtacrs"}
+    assert "gact" not in partners["mesa"]
+
+
+def test_unknown_policy_and_option():
+    with pytest.raises(
+        ValueError, match="policy must be one of bfp, checkpoint, gact, mesa, selective, wtacrs, got 'bpf'"
+    ):
+        apply(small(), "bpf")
+    with pytest.raises(TypeError, match=r"policy 'bfp' has no option 'bit'; it takes bits=None, box=16"):
+        apply(small(), "bfp", bit=4)
+    with pytest.raises(TypeError, match=r"policy 'selective' has no option 'bits'; it takes no option"):
+        apply(small(), "selective", bits=4)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got Tensor"):
+        apply(torch.ones(1), "bfp")
+
+
+@pytest.mark.parametrize("name", ["bfp", "gact", "mesa", "wtacrs"])
+@pytest.mark.parametrize("seed", ["a", 1.5, True])
+def test_a_seed_is_a_whole_number(name, seed):
+    with pytest.raises(ValueError, match="seed must be a whole number, got"):
+        apply(small(), name, seed=seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_to_stash(name):
+    for model in (nn.Identity(), nn.Sequential()):
+        with pytest.raises(ValueError, match="nothing to stash"):
+            apply(model, name)
+
+
+def test_twice_and_together():
+    model = small()
+    controller = apply(model, "bfp")
+    with pytest.raises(ValueError, match="policy 'bfp' is already applied to this model; call remove"):
+        apply(model, "bfp")
+    with pytest.raises(ValueError, match=r"'gact' cannot share a model with 'bfp'; it goes with .*checkpoint"):
+        apply(model, "gact")
+    outer = nn.Sequential(model)
+    with pytest.raises(ValueError, match="already applied to this submodule '0' of the model"):
+        apply(outer, "bfp")
+    controller.remove()
+    apply(outer, "gact")
+
+
+def test_a_policy_around_a_submodule_counts_as_one_inside_does():
+    model = nn.Sequential(small(), small())
+    controller = apply(model, "bfp")
+    with pytest.raises(ValueError, match="policy 'bfp' is already applied to a model around this one; call remove"):
+        apply(model[0], "bfp")
+    with pytest.raises(ValueError, match="'gact' cannot share a model with 'bfp'"):
+        apply(model[0], "gact")
+    apply(model[0], "selective")
+    controller.remove()
+    apply(model[0], "bfp")
+    apply(model[1], "gact")  # beside it, not inside
+
+
+def test_compiled_models_are_refused():
+    model = small()
+    with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
+        apply(torch.compile(model), "bfp")
+    apply(model, "bfp")
+    with pytest.raises(RuntimeError, match=r"does not work inside torch\.compile"):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.randn(1, 4, 32))
+
+
+def test_contexts_are_left_when_a_forward_raises_and_nest_once():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.depth = 0
+
+        def forward(self, x, depth):
+            entered.append(len(active_contexts()))
+            if depth == 0:
+                raise KeyError("inside")
+            return self(x, depth - 1)
+
+    entered, model = [], Model()
+    around_forward(Controller(model), model, lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+    with pytest.raises(KeyError):
+        model(torch.ones(1), 2)
+    assert entered == [1, 1, 1]
+    assert active_contexts() == ()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_threads_do_not_see_each_other():
+    """nn.DataParallel runs replicas in threads."""
+    model, seen = small(), []
+    apply(model, "bfp")
+
+    def work():
+        model(torch.randn(1, 4, 32)).sum().backward()
+        seen.append(active_contexts())
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [()] * 3
+
+
+def test_a_deep_copy_keeps_the_policy():
+    model = small()
+    apply(model, "bfp")
+    twin, x = copy.deepcopy(model), torch.randn(2, 8, 32)
+    assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes
+    with pytest.raises(ValueError, match="already applied"):
+        apply(twin, "bfp")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_under_a_policy_refuses_to_be_pickled_and_its_state_does_not(name):
+    model = small()
+    controller = apply(model, name)
+    with pytest.raises(TypeError, match=r"cannot be pickled: save its state_dict\(\), or call remove\(\)"):
+        pickle.dumps(model)
+    pickle.loads(pickle.dumps(model.state_dict()))
+    controller.remove()
+    assert train(pickle.loads(pickle.dumps(model))) == train(model)

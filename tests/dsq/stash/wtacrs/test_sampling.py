@@ -1,0 +1,151 @@
+"""The column-row estimator against the paper's formulas, written out over rows in NumPy, and by Monte Carlo."""
+
+import numpy as np
+import pytest
+import torch
+
+from dsq.stash.wtacrs.sampling import NORM_FLOOR, budget, probabilities, sample_rows
+
+T, IN, OUT = 96, 8, 6
+
+
+def product(seed: int, spread: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """H (T, IN) and dZ (T, OUT) whose row norms are log-normal: the larger ``spread``, the fewer rows matter."""
+    g = torch.Generator().manual_seed(seed)
+    size_T = torch.exp(spread * torch.randn(T, 1, generator=g, dtype=torch.float64))
+    h_TK = torch.randn(T, IN, generator=g, dtype=torch.float64) + 0.5
+    dz_TN = torch.randn(T, OUT, generator=g, dtype=torch.float64) + 0.5
+    return h_TK * size_T, dz_TN
+
+
+def optimal(h_TK: torch.Tensor, dz_TN: torch.Tensor) -> torch.Tensor:
+    return probabilities(h_TK.norm(dim=1), dz_TN.norm(dim=1))
+
+
+def variance(h_TK: torch.Tensor, dz_TN: torch.Tensor, p_T: torch.Tensor, k: int, winners: int) -> float:
+    """Var[g] = (1 - sum_C p)^2 / (k - |C|) Var[f(j) | j not in C] (equations 16 and 19), summed over the matrix."""
+    h, dz, p = h_TK.numpy(), dz_TN.numpy(), p_T.numpy()
+    rest = np.argsort(-p)[winners:]
+    mass = p[rest].sum()
+    second = sum(p[j] / mass * np.square(np.outer(h[j], dz[j]) / p[j]).sum() for j in rest)
+    mean = sum(np.outer(h[j], dz[j]) for j in rest) / mass
+    return mass**2 / (k - winners) * (second - np.square(mean).sum())
+
+
+def estimates(h_TK, dz_TN, p_T, k, winners, draws) -> torch.Tensor:
+    g = torch.Generator().manual_seed(7)
+    out = []
+    for _ in range(draws):
+        rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, generator=g, dtype=torch.float64), winners)
+        out.append(h_TK[rows_k].T @ (dz_TN[rows_k] * scale_k[:, None]))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("tokens, ratio, k", [(2048, 0.3, 614), (10, 0.3, 3), (1, 0.3, 1), (3, 0.1, 1), (7, 1.0, 7)])
+def test_budget(tokens, ratio, k):
+    assert budget(tokens, ratio) == k
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.5, 3.0])
+@pytest.mark.parametrize("k", [1, 2, 29, 95])
+def test_winners_minimise_the_bound_of_theorem_2(spread, k):
+    p_T = optimal(*product(1, spread))
+    rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, dtype=torch.float64))
+    p = np.sort(p_T.numpy())[::-1]
+    bound = [(1 - p[:c].sum()) / (k - c) for c in range(k)]
+    c = int(np.argmin(bound))
+    assert rows_k[:c].tolist() == np.argsort(-p_T.numpy())[:c].tolist()
+    assert (scale_k[:c] == 1).all()
+    rest = set(np.argsort(-p_T.numpy())[c:].tolist())
+    assert set(rows_k[c:].tolist()) <= rest
+    # algorithm 2: (1 - sum_C p) / ((k - |C|) p_j)
+    expected = [bound[c] / p_T[j].item() for j in rows_k[c:].tolist()]
+    np.testing.assert_allclose(scale_k[c:].numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("known_gradient", [True, False])
+def test_the_mean_estimate_is_the_product(spread, known_gradient):
+    h_TK, dz_TN = product(2, spread)
+    p_T = optimal(h_TK, dz_TN) if known_gradient else probabilities(h_TK.norm(dim=1))
+    exact = h_TK.T @ dz_TN
+    mean = estimates(h_TK, dz_TN, p_T, 29, None, 4000).mean(0)
+    assert ((mean * exact).sum() / exact.square().sum()).item() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.5])
+def test_every_row_counts_once_on_average(spread):
+    p_T = optimal(*product(3, spread))
+    g = torch.Generator().manual_seed(0)
+    draws, k, weight_T = 4000, 29, torch.zeros(T)
+    for _ in range(draws):
+        rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, generator=g, dtype=torch.float64))
+        weight_T.index_add_(0, rows_k, scale_k)
+    # a drawn row's weight has the variance of at most one draw: scale * 1 = (1 - sum_C p) / (n p_j) <= 1 / (k p_j)
+    deviation_T = (1 / (k * p_T) / draws).sqrt().float()
+    assert ((weight_T / draws - 1).abs() < 5 * deviation_T).all()
+
+
+@pytest.mark.parametrize("winners", [0, 5, None])
+def test_the_variance_is_the_paper_s(winners):
+    h_TK, dz_TN = product(4, 1.0)
+    p_T, k = optimal(h_TK, dz_TN), 29
+    if winners is None:
+        _, scale_k = sample_rows(p_T, k, torch.zeros(k, dtype=torch.float64))
+        winners = int((scale_k == 1).sum())
+    got = estimates(h_TK, dz_TN, p_T, k, winners, 4000)
+    measured = (got - h_TK.T @ dz_TN).square().sum(dim=(1, 2)).mean().item()
+    assert measured == pytest.approx(variance(h_TK, dz_TN, p_T, k, winners), rel=0.1)
+
+
+@pytest.mark.parametrize("spread, k", [(0.3, 48), (1.0, 29), (1.0, 48), (2.0, 10), (2.0, 29)])
+def test_variance_below_crs_wherever_theorem_2_says_so(spread, k):
+    h_TK, dz_TN = product(5, spread)
+    p_T = optimal(h_TK, dz_TN)
+    p = np.sort(p_T.numpy())[::-1]
+    applies = [c for c in range(1, k) if p[:c].sum() > c / k]
+    assert applies, "the case is chosen so that equation 7 holds somewhere"
+    crs = variance(h_TK, dz_TN, p_T, k, 0)
+    assert all(variance(h_TK, dz_TN, p_T, k, c) < crs for c in applies)
+
+
+def test_rows_that_carry_everything_make_it_exact():
+    h_TK, dz_TN = product(6, 0.0)
+    h_TK[5:] = 0
+    for k in (5, 6, 30):
+        got = estimates(h_TK, dz_TN, optimal(h_TK, dz_TN), k, None, 3)
+        torch.testing.assert_close(got, (h_TK.T @ dz_TN).expand_as(got))
+
+
+def test_probabilities():
+    h = torch.tensor([3.0, 1.0, 0.0])
+    torch.testing.assert_close(probabilities(h), torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        probabilities(h, torch.tensor([1.0, 3.0, 2.0])), torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    )
+
+
+def test_a_cached_norm_of_zero_leaves_a_row_its_chance():
+    p = probabilities(torch.ones(4), torch.tensor([0.0, 1.0, 1.0, 2.0]))
+    assert (p[0] / p[1]).item() == pytest.approx(NORM_FLOOR)
+
+
+def test_no_weight_anywhere_is_uniform():
+    assert probabilities(torch.zeros(4)).tolist() == [0.25] * 4
+    assert probabilities(torch.ones(4), torch.zeros(4)).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_row_shows_in_every_scale(bad):
+    h = torch.ones(20)
+    h[3] = bad
+    rows_k, scale_k = sample_rows(probabilities(h), 6, torch.rand(6, dtype=torch.float64))
+    assert scale_k.isnan().all()
+    assert ((rows_k >= 0) & (rows_k < 20)).all()
+
+
+def test_the_ends_of_the_uniform_interval_draw_the_ends_of_the_rest():
+    p_T = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    ends = torch.tensor([0.0, 1 - 2.0**-53, 0.5], dtype=torch.float64)
+    rows_k, _ = sample_rows(p_T, 3, ends, winners=0)
+    assert rows_k.tolist() == [1, 4, 3]  # never the row of probability zero
