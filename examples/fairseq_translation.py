@@ -45,7 +45,7 @@ def dsq(command: str, *arguments: object) -> str:
     return done.stdout
 
 
-def main(epochs: int = 24) -> list[dict]:
+def main(epochs: int = 40) -> list[dict]:
     """Train and translate; returns the validations of the run: update, level and loss."""
     with tempfile.TemporaryDirectory() as name:
         folder, draw = Path(name), random.Random(1)
@@ -71,5 +71,5 @@ def main(epochs: int = 24) -> list[dict]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=40)
     main(parser.parse_args().epochs)
