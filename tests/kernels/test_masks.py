@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from dsq.kernels.cpu import backend as cpu
-from dsq.kernels.cpu.library import instruction_sets
+from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import relu, use_backend
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
-BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in instruction_sets()}
+BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in library().instruction_sets()}
 EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
@@ -78,7 +78,7 @@ def test_values_whose_bit_is_set_are_let_through(backend, dtype):
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
 
 
-@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("isa", library().instruction_sets())
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
     for count in LENGTHS:
@@ -94,7 +94,7 @@ def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
             assert torch.equal(found, bits)
 
 
-@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("isa", library().instruction_sets())
 def test_subnormal_values_are_open_whatever_the_thread_has_set(isa):
     x = torch.full((64,), 2.0**-24, dtype=torch.float16)
     torch.set_flush_denormal(True)
