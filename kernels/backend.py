@@ -16,6 +16,9 @@ from dsq.formats import Format, Layout
 FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 
 
+Sizes = tuple[int, int, int]  #: rows, columns and depth of a product
+
+
 class Codes(NamedTuple):
     """A packed matrix: codes and scales as ``pack`` gives them, and the shape of the values."""
 
@@ -55,6 +58,11 @@ class MatMul:
     result: Format | None = None  #: boxes along the last axis
     result_seed: int = 0
     exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
+
+    def sizes(self, a_shape: torch.Size, b_shape: torch.Size) -> Sizes:
+        """The sizes of a product of matrices of these shapes, before either is transposed."""
+        a_axis, b_axis = self.contracted()
+        return a_shape[1 - a_axis], b_shape[1 - b_axis], a_shape[a_axis]
 
     def contracted(self) -> tuple[int, int]:
         """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
@@ -104,7 +112,7 @@ class FusedLinear(Protocol):
     def forward(
         self, matmuls: LinearMatMuls, gemm: str, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
     ) -> ForwardCall | None:
-        """None: the passes are to be run kernel by kernel."""
+        """``gemm`` of y; None: the passes are to be run kernel by kernel."""
 
     def backward(
         self,
@@ -141,4 +149,5 @@ class Backend:
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
     #: the ways it can multiply, those to be preferred first; the last fits any product
     gemms: tuple[Gemm, ...]
+    tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul, check_codes
+from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul, Sizes, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
+from dsq.kernels.tuning import fastest
 
 #: where the backend of a device type is: a module with ``load() -> Backend``, which raises ImportError where it cannot
 _MODULES = {"cpu": "dsq.kernels.cpu.backend", "cuda": "dsq.kernels.triton.backend"}
@@ -65,9 +66,10 @@ def codec_for(device: torch.device, fmt: Format) -> Backend:
 
 
 @lru_cache(maxsize=4096)
-def gemm_for(matmul: MatMul, dtype: torch.dtype, backend: Backend) -> Gemm:
-    """How ``backend`` multiplies tensors of ``dtype`` under ``matmul``."""
-    return next(gemm for gemm in backend.gemms if gemm.fits(matmul, dtype))
+def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
+    """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
+    fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
+    return fastest(fitting, matmul, sizes, backend) if backend.tuned and 0 not in sizes else fitting[0]
 
 
 _PLAIN = (Tensor, Parameter)

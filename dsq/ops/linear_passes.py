@@ -4,6 +4,7 @@ Shape suffixes as in dsq.linear: T tokens, K in-features, N out-features.
 """
 
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -101,7 +102,8 @@ def _forward_call(
         return None
     if not _knows(backend, matmul) or not _knows(backend, matmuls.weight_gradient):
         return None
-    return backend.linear.forward(matmuls, gemm_for(matmul, dtype, backend).name, x_shape, w_shape, stochastic)
+    sizes = matmul.sizes(torch.Size((prod(x_shape[:-1]), x_shape[-1])), w_shape)
+    return backend.linear.forward(matmuls, gemm_for(matmul, dtype, sizes, backend).name, x_shape, w_shape, stochastic)
 
 
 @lru_cache(maxsize=4096)
@@ -120,7 +122,11 @@ def _backward_call(
     wanted = [m for m, shape in ((matmuls.input_gradient, w_shape), (matmuls.weight_gradient, x_shape)) if shape]
     if not all(_knows(backend, matmul) for matmul in wanted):
         return None
-    dx_gemm, dw_gemm = (gemm_for(matmul, dtype, backend).name for matmul in matmuls[1:])
+    dy_TN = torch.Size((prod(dy_shape[:-1]), dy_shape[-1]))
+    dx_gemm, dw_gemm = (
+        "" if shape is None else gemm_for(matmul, dtype, matmul.sizes(dy_TN, shape), backend).name
+        for matmul, shape in ((matmuls.input_gradient, w_shape), (matmuls.weight_gradient, x_shape))
+    )
     return backend.linear.backward(matmuls, (dx_gemm, dw_gemm), dy_shape, w_shape, x_shape, stochastic)
 
 

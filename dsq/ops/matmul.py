@@ -15,7 +15,7 @@ def multiply(
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
-    gemm = gemm_for(matmul, a.dtype, backend_for(a.device))
+    gemm = gemm_for(matmul, a.dtype, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if gemm.packed:
         result = gemm.run(matmul, packed(matmul.a, a, seed), packed(matmul.b, b, seed), bias_N)
     else:

@@ -31,5 +31,6 @@ def backend(isa: str) -> Backend:
         apply_mask=masks.apply_mask,
         relu=masks.relu,
         gemms=gemms(loaded),
+        tuned=True,
         linear=Linear(loaded, codec) if fused else None,
     )

@@ -7,7 +7,7 @@ import dsq
 from dsq.functional import linear
 from dsq.kernels.backend import MatMul, Operand
 from dsq.kernels.cpu.library import library
-from dsq.kernels.dispatch import backend_for, gemm_for
+from dsq.kernels.dispatch import backend_for
 from dsq.kernels.triton.gemm import split
 
 
@@ -23,11 +23,12 @@ def weight_gradient(a_bits, b_bits, exact=True):
     return MatMul(Operand(dsq.BFP(a_bits), 0, transposed=True), Operand(dsq.BFP(b_bits), 0), exact=exact)
 
 
-def test_the_choice_follows_the_formats_and_the_device():
+def test_what_fits_follows_the_formats_and_the_device():
     cpu = backend_for(torch.device("cpu"))
 
     def chosen(matmul, dtype=torch.float32):
-        return gemm_for(matmul, dtype, cpu).name
+        fitting = [gemm for gemm in cpu.gemms if gemm.fits(matmul, dtype)]
+        return fitting[0].name
 
     def way(a_bits, b_bits, dtype=torch.float32, exact=True):
         return chosen(weight_gradient(a_bits, b_bits, exact), dtype)

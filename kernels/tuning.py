@@ -1,0 +1,149 @@
+"""Which of the GEMMs that fit a product is the fastest here: measured once for a machine and a class of sizes.
+
+A GEMM is timed with what it needs before it can multiply: operands quantised to values, or packed. Sizes count as their
+next power of two, and beyond MEASURED multiply-accumulates a smaller product stands for a larger one. The choice is
+kept in a file, so that a resumed run multiplies as the first did:
+
+    $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.json
+
+DSQ_GEMM=NAME in the environment takes the kernel of that name wherever it fits and measures nothing.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsq.command.files import write_text
+from dsq.formats import Layout
+from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
+
+#: multiply-accumulates of the largest product that is timed: about 2 ms of a core
+MEASURED = 1 << 26
+#: rounds in which every kernel is timed once; the best time counts
+ROUNDS = 5
+#: a kernel further down a backend's list has to be faster than those before it by this factor
+MARGIN = 0.95
+
+
+class Timed(NamedTuple):
+    """One kernel that fits a product, and the seconds it took."""
+
+    gemm: Gemm
+    seconds: float
+
+
+def fastest(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> Gemm:
+    """The kernel to multiply with, of ``gemms``, which all fit ``matmul`` and stand in the order of preference."""
+    wanted = os.environ.get("DSQ_GEMM")
+    if wanted or len(gemms) == 1:
+        return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
+    shape = size_class(sizes)
+    key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
+    kept = _kept()
+    known = next((gemm for gemm in gemms if gemm.name == kept.get(key)), None)
+    if known is None:
+        known = preferred(timed(gemms, matmul, shape, backend))
+        _keep(key, known.name)
+    return known
+
+
+def preferred(times: Sequence[Timed]) -> Gemm:
+    """The fastest, but the earliest where a later one does not gain more than noise may."""
+    best = times[0]
+    for trial in times[1:]:
+        if trial.seconds < MARGIN * best.seconds:
+            best = trial
+    return best.gemm
+
+
+def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> list[Timed]:
+    """The best time of each kernel over ROUNDS in turns, on random float32 operands."""
+    generator = torch.Generator().manual_seed(0)
+    rows, columns, depth = sizes
+    a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
+    a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
+    best = [float("inf")] * len(gemms)
+    for _ in range(ROUNDS):
+        for i, gemm in enumerate(gemms):
+            start = time.perf_counter()
+            left, right = (
+                _operand(gemm, dtype, operand, x, backend)
+                for dtype, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
+            )
+            gemm.run(matmul, left, right, None)
+            best[i] = min(best[i], time.perf_counter() - start)
+    return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
+
+
+def size_class(sizes: Sizes) -> Sizes:
+    """``sizes`` as powers of two, the largest halved until the product is one that is timed."""
+    rows, columns, depth = (1 << max(size - 1, 0).bit_length() for size in sizes)
+    while rows * columns * depth > MEASURED:
+        largest = max(rows, columns, depth)
+        rows, columns, depth = (
+            (rows // 2, columns, depth)
+            if rows == largest
+            else (rows, columns // 2, depth)
+            if columns == largest
+            else (rows, columns, depth // 2)
+        )
+    return rows, columns, depth
+
+
+def _operand(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+    if operand.format is None:
+        return x.t() if operand.transposed else x
+    layout = Layout.of(x.shape, operand.axis)
+    if gemm.packed:
+        return Codes(*backend.pack(x, operand.format, layout, None), x.shape)
+    values = backend.quantize(x, operand.format, layout, None, dtype or x.dtype)
+    return values.t() if operand.transposed else values
+
+
+def _text(matmul: MatMul) -> str:
+    return " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
+
+
+@lru_cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    fields = [line.partition(":")[2].strip() for line in lines if line.startswith(("cpu family", "model", "stepping"))]
+    return " ".join(fields[: len(set(fields)) + 1])
+
+
+def _machine(backend: Backend) -> str:
+    return f"{_processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _file() -> Path:
+    home = os.environ.get("DSQ_CACHE")
+    return Path(home or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dsq") / "gemms.json"
+
+
+def _kept() -> dict[str, str]:
+    """The choices in the file; none where there is no file that can be read."""
+    try:
+        found = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _keep(key: str, name: str) -> None:
+    """Enter a choice into the file; where it cannot be written, it is measured again by the next process."""
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        write_text(_file(), json.dumps({**_kept(), key: name}, indent=1))
+    except (OSError, ValueError):
+        pass

@@ -1,0 +1,79 @@
+"""Which of the GEMMs that fit is taken: the fastest, once measured, or what the user names."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dsq
+from dsq.kernels import tuning
+from dsq.kernels.backend import Gemm
+from dsq.kernels.dispatch import backend_for, gemm_for
+from dsq.kernels.tuning import Timed, preferred, size_class
+
+CPU = backend_for(torch.device("cpu"))
+MATMULS = dsq.Quantizers.of("[4,4,4,16]").matmuls
+
+
+def gemm(name):
+    return Gemm(name, lambda *_: True, lambda *_: torch.empty(0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"), [((1.0, 0.9), "b"), ((1.0, 0.97), "a"), ((1.0, 2.0), "a"), ((1.0, 0.8, 0.78), "b")]
+)
+def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
+    assert preferred([Timed(gemm(name), s) for name, s in zip("abc", seconds, strict=False)]).name == chosen
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((1, 1, 1), (1, 1, 1)), ((33, 64, 100), (64, 64, 128)), ((4096, 4096, 4096), (256, 512, 512))],
+)
+def test_sizes_of_a_class(sizes, expected):
+    assert size_class(sizes) == expected
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSQ_CACHE", str(tmp_path))
+    return tmp_path / "gemms.json"
+
+
+def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
+    gemms, times = [gemm("slow"), gemm("fast")], iter([[2.0, 1.0]])
+    monkeypatch.setattr(
+        tuning, "timed", lambda gemms, *_: [Timed(g, s) for g, s in zip(gemms, next(times), strict=True)]
+    )
+    for _ in range(2):  # a second measurement would raise StopIteration
+        assert tuning.fastest(gemms, MATMULS.output, (64, 64, 64), CPU).name == "fast"
+    assert list(json.loads(cache.read_text()).values()) == ["fast"]
+    cache.write_text("no JSON")
+    with pytest.raises(StopIteration):
+        tuning.fastest(gemms, MATMULS.output, (64, 64, 64), CPU)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSQ_CACHE", str(tmp_path / "file" / "below"))
+    assert tuning.fastest(CPU.gemms[-1:] * 2, MATMULS.output, (8, 8, 8), CPU).name == "torch"
+
+
+def test_a_kernel_can_be_named(cache, monkeypatch):
+    monkeypatch.setenv("DSQ_GEMM", "torch")
+    chosen = gemm_for(MATMULS.output, torch.float32, (40, 40, 40), replace(CPU))
+    assert chosen.name == "torch"
+    assert not cache.exists()
+
+
+def test_an_explanation_names_every_kernel_that_fits():
+    explanation = dsq.functional.explain((4, 16, 64), (32, 64), "[4,4,4,16]")
+    assert [p.product for p in explanation.products] == ["y", "dx", "dw"]
+    assert [p.sizes for p in explanation.products] == [(64, 32, 64), (64, 64, 32), (32, 64, 64)]
+    for product in explanation.products:
+        assert product.kernel in product.microseconds
+        assert product.microseconds["torch"] > 0
+    assert "dw" in str(explanation)
+    with pytest.raises(ValueError, match="x_shape must be"):
+        dsq.functional.explain((16, 65), (32, 64), "[4,4,4,16]")
