@@ -9,7 +9,7 @@ from dsq.arguments import pattern
 from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
 from dsq.precision import Precision, check_levels
-from dsq.scheduler import check_plateau
+from dsq.scheduler import PrecisionScheduler, check_plateau, check_rise_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class DSQConfig:
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
+    #: when each level but the first begins, in updates or fractions of the run; none: at plateaus
+    rise_at: tuple[float, ...] = ()
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
 
     def __post_init__(self) -> None:
@@ -41,6 +43,7 @@ class DSQConfig:
         _check_choice("units", self.units, Units)
         self._check_options()
         check_plateau(self.patience, self.threshold)
+        object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
         if not isinstance(self.eval_full_precision, bool):
@@ -56,6 +59,10 @@ class DSQConfig:
         """The quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
         return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
+
+    def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
+        """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""
+        return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
         """The format at ``bits``, or BFP where it gains nothing on that, with those options that it has."""

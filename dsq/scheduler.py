@@ -1,8 +1,9 @@
-"""When to raise the precision: at a plateau of the validation loss (DSQ, section 6)."""
+"""When to raise the precision: at a plateau of the validation loss (DSQ, section 6), or after given updates."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -26,10 +27,33 @@ def check_plateau(patience: int, threshold: float) -> None:
         raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
 
 
+RiseAt = float | Iterable[float]
+
+
+def check_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
+    """``rise_at`` as a tuple: no numbers, or one for each level but the first, rising: updates, or all of them
+    fractions of the run. Raises ValueError for anything else."""
+    given = tuple(rise_at) if isinstance(rise_at, Iterable) and not isinstance(rise_at, str) else (rise_at,)
+    numbers = tuple(_moment(moment) for moment in given)
+    if numbers and len(numbers) != levels - 1:
+        raise ValueError(f"rise_at must be {levels - 1} numbers for {levels} levels, got {len(numbers)}")
+    if any(before >= after for before, after in pairwise(numbers)) or len({number < 1 for number in numbers}) > 1:
+        raise ValueError(f"rise_at must rise, in updates or in fractions of the run, got {numbers}")
+    return numbers
+
+
+def _moment(value: Any) -> float:
+    fraction = isinstance(value, float) and 0 < value < 1
+    if not fraction and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value % 1):
+        raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
+    return value if fraction else int(value)
+
+
 class PrecisionScheduler:
     """Moves to the next level when the validation loss has not improved for ``patience`` validations; never back.
 
-    A loss improves that is lower than the best by more than ``threshold`` times the best.
+    A loss improves that is lower than the best by more than ``threshold`` times the best. With ``rise_at`` the updates
+    alone decide, as ``record`` counts them: a plateau's moment hangs on chance.
 
     The best loss and the count start afresh at each level: losses at different precisions are not comparable. The cost
     of a DSQ run is the work-weighted mean of its levels' costs, so the work done at each level is recorded.
@@ -38,14 +62,29 @@ class PrecisionScheduler:
         levels: the schedule, lowest first; no width may decrease. A string or Precision stands for one level.
         patience: validations without improvement before the next level.
         threshold: least relative improvement, 0 or more and below 1; 0 takes the slightest for one.
+        rise_at: updates after which each level but the first begins, or fractions of ``total_updates``; none: at
+            plateaus.
+        total_updates: of the run.
     Raises:
-        ValueError: an empty or decreasing schedule, a patience under 1, a threshold out of range.
+        ValueError: an empty or decreasing schedule, a patience under 1, a threshold out of range, a rise_at that does
+            not fit the levels, or fractions without total_updates.
     """
 
     def __init__(
-        self, levels: Precision | str | Iterable[Precision | str], patience: int = 5, threshold: float = 0.0
+        self,
+        levels: Precision | str | Iterable[Precision | str],
+        patience: int = 5,
+        threshold: float = 0.0,
+        rise_at: RiseAt = (),
+        total_updates: int | None = None,
     ) -> None:
         self.levels = check_levels(levels)
+        self.rise_at = check_rise_at(rise_at, len(self.levels))
+        if any(moment < 1 for moment in self.rise_at):
+            if total_updates is None:
+                raise ValueError(f"total_updates must be given for rise_at in fractions of the run, {self.rise_at}")
+            total = whole_number("total_updates", total_updates, 1)
+            self.rise_at = tuple(math.ceil(moment * total) for moment in self.rise_at)
         check_plateau(patience, threshold)
         self.patience = patience
         self.threshold = threshold
@@ -60,6 +99,8 @@ class PrecisionScheduler:
 
     def step(self, loss: float) -> bool:
         """Take note of a validation loss; True if the level rose. A NaN is no improvement."""
+        if self.rise_at:
+            return False
         loss = float(loss)  # a tensor would bring its graph into the checkpoint
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if loss < self.best - margin:
@@ -72,14 +113,19 @@ class PrecisionScheduler:
         self.best, self.stale = math.inf, 0
         return True
 
-    def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> None:
-        """Count work done at the present level; a count may be a tensor, as of ``mask.sum()``.
+    def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
+        """Count work done at the present level; a count may be a tensor, as of ``mask.sum()``. True if the level rose,
+        as ``rise_at`` says.
 
         Raises ValueError where a count is no whole number or under 0.
         """
         updates, tokens = _count("updates", updates), _count("tokens", tokens)
         self.work[self.level].updates += updates
         self.work[self.level].tokens += tokens
+        before, done = self.level, sum(work.updates for work in self.work)
+        while self.level < len(self.rise_at) and done >= self.rise_at[self.level]:
+            self.level += 1
+        return self.level > before
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on as an unbroken one would."""

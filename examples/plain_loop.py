@@ -31,7 +31,7 @@ def main(steps: int = 1000, validate_every: int = 25) -> dict[str, list[float]]:
 
     config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]"), patience=3, threshold=0.02)
     dsq.convert(model, config)  # in place: the same parameters, names and state dict
-    scheduler = dsq.PrecisionScheduler(config.levels, config.patience, config.threshold)
+    scheduler = config.scheduler()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     x_valid, y_valid = batch(2000)
     losses: dict[str, list[float]] = {}

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from dsq.config import DSQConfig
+from dsq.formats import FORMATS
 from dsq.precision import parse_levels
 
 _DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
@@ -46,7 +48,10 @@ class DSQFlags(FairseqDataclass):
         '"[2,2,2,16] [16,4,4,16]". One level is a static precision. Absent: no DSQ',
     )
     dsq_format: str = _flag(
-        _DEFAULT["format"], "{bfp,fixed}", "number format: bfp (block floating point) or fixed (fixed point)"
+        _DEFAULT["format"],
+        f"{{{','.join(FORMATS)}}}",
+        "number format: bfp (block floating point), sbfp and snvint (the same with signed scales, more exact at few "
+        "bits) or fixed (fixed point)",
     )
     dsq_fraction_bits: Optional[int] = _flag(
         _DEFAULT["fraction_bits"],
@@ -81,6 +86,13 @@ class DSQFlags(FairseqDataclass):
         "FRACTION",
         "a validation loss is better if it is lower than the best by more than this fraction of it",
     )
+    dsq_rise_at: Optional[str] = _flag(
+        None,
+        "N",
+        "updates after which each level but the first begins, or fractions of --max-update, as in 0.8: the validation "
+        "loss then decides nothing. Absent: at plateaus",
+        check=False,
+    )
     dsq_eval_full_precision: bool = _flag(
         _DEFAULT["eval_full_precision"], None, "validate and generate in floating point, not at q0"
     )
@@ -88,6 +100,7 @@ class DSQFlags(FairseqDataclass):
         False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
+    dsq_max_update: int = II("optimization.max_update")  # the whole of which --dsq-rise-at has fractions; not a flag
 
 
 _NUMBERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -133,6 +146,7 @@ def config_of(options: object) -> DSQConfig | None:
     }
     given.pop("reset")
     levels = given.pop("levels")
+    given["rise_at"] = _numbers(given["rise_at"])
     if levels is None:
         idle = [flag_of(name) for name, value in given.items() if value != _DEFAULT[name]]
         if idle:
@@ -141,9 +155,26 @@ def config_of(options: object) -> DSQConfig | None:
     with _flags_named(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = DSQConfig(levels=quiet(parse_levels, levels), **given)
+        if any(moment < 1 for moment in config.rise_at):
+            total = getattr(options, "dsq_max_update", None) or getattr(options, "max_update", None)
+            if not total:
+                raise ValueError(f"rise_at must be in updates where --max-update is not given, got {config.rise_at}")
+            config = dataclasses.replace(config, rise_at=quiet(config.scheduler, int(total)).rise_at)
     for warning in caught:
         logger.warning("--dsq-levels: %s", warning.message)
     return config
+
+
+def _numbers(text: str | None) -> tuple[float, ...]:
+    """The numbers of --dsq-rise-at."""
+    try:
+        return (
+            tuple(float(word) if "." in word else int(word) for word in re.split(r"[\s,]+", text.strip()))
+            if text
+            else ()
+        )
+    except ValueError:
+        raise InputError(f"--dsq-rise-at must be numbers, as in 880 or 0.8, got {text!r}") from None
 
 
 def _reader(option: dataclasses.Field) -> Callable[[str], Any]:

@@ -18,7 +18,7 @@ NAME = "dsq"
 KEY = f"{NAME}._extra_state"
 
 #: options that a resumed run may change: they say when the next level comes, not what was computed so far
-_FREE = {"patience", "threshold", "eval_full_precision"}
+_FREE = {"patience", "threshold", "rise_at", "eval_full_precision"}
 
 
 class DSQState(nn.Module):
@@ -27,15 +27,15 @@ class DSQState(nn.Module):
     def __init__(self, config: dsq.DSQConfig) -> None:
         super().__init__()
         self.config = config
-        self.scheduler = quiet(dsq.PrecisionScheduler, config.levels, config.patience, config.threshold)
+        self.scheduler = quiet(config.scheduler)
         self.trained_level = 0  #: that of the last update: a checkpoint may already hold the level of the next
         self.stash: list[dict[str, int] | None] = [None for _ in config.levels]  #: stash.Measured, a level
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
 
-    def record(self, tokens: int) -> None:
-        """Take note of one update."""
-        self.scheduler.record(1, tokens)
+    def record(self, tokens: int) -> bool:
+        """Take note of one update; True if the level rises with it."""
         self.trained_level = self.scheduler.level
+        return self.scheduler.record(1, tokens)
 
     def validated(self, update: int, loss: float) -> bool:
         """Take note of a validation loss; True if the level rose."""

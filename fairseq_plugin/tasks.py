@@ -8,6 +8,7 @@ alike (sentence_prediction adds its classification head there), and tells it of 
 import dataclasses
 import inspect
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class DSQTask(FairseqTask):
     dsq_reset = False
     dsq_save_dir = ""
     dsq_state: DSQState | None = None
+    _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _validation_is_new = False
 
     @classmethod
@@ -57,6 +59,7 @@ class DSQTask(FairseqTask):
             raise InputError(f"the flags of --arch, such as its sizes: {error}; give others") from error
         prepare(model, self.dsq_config, reset=self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
+        self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:
             levels = " ".join(map(str, self.dsq_state.config.levels))
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
@@ -77,7 +80,10 @@ class DSQTask(FairseqTask):
         if state is None:
             return
         if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
-            state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs)))
+            before = state.scheduler.level
+            if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
+                done = sum(work.updates for work in state.scheduler.work)
+                rise(state, self._dsq_model(), before, done, "as --dsq-rise-at says")
         metrics.log_scalar("dsq_level", state.scheduler.level, weight=0, priority=150)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
@@ -98,17 +104,21 @@ class DSQTask(FairseqTask):
 def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None:
     """Give a validation loss to the schedule of ``model``, and raise its precision if that says so."""
     before = state.scheduler.level
-    if not state.validated(update, loss):
-        return
+    if state.validated(update, loss):
+        rise(state, model, before, update, f"no better validation loss in {state.config.patience} validations")
+
+
+def rise(state: DSQState, model: Any, before: int, update: int, why: str) -> None:
+    """Bring ``model`` to the scheduler's level, and say so in the log."""
     dsq.set_level(model, state.config, state.scheduler.level)
     logger.info(
-        "DSQ level %d %s -> %d %s at update %d: no better validation loss in %d validations",
+        "DSQ level %d %s -> %d %s at update %d: %s",
         before,
         state.config.levels[before],
         state.scheduler.level,
         state.scheduler.precision,
         update,
-        state.config.patience,
+        why,
     )
 
 

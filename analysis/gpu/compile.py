@@ -69,8 +69,8 @@ def compiling() -> Iterator[list[Compiled]]:
     compiled: list[Compiled] = []
     run, before = JITFunction.run, driver._active
 
-    def compile_only(self, *args, fmt, warmup, **options):
-        kernel = run(self, *args, fmt=fmt, warmup=True, **options)
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
         compiled.append(_read(kernel))
         return kernel
 

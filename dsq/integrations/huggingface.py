@@ -35,7 +35,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
     def __init__(self, levels: str = "[4,4,4,16] [16,4,4,16]", **options: Any) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
-        self.scheduler = PrecisionScheduler(self.config.levels, self.config.patience, self.config.threshold)
+        self.scheduler: PrecisionScheduler | None = None  #: from the beginning of the training on
         self._args = {"levels": levels, **options}
 
     def on_train_begin(
@@ -44,15 +44,18 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         """Convert the model, at the level of the checkpoint that the trainer resumes from."""
         model: nn.Module = kwargs["model"]
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
-        saved = callbacks.get(type(self).__name__)
+        self.scheduler = self.config.scheduler(state.max_steps)
+        saved = callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
         if saved:
-            self.scheduler.load_state_dict(saved["attributes"]["scheduler_state"])
+            self.scheduler.load_state_dict(saved)
         if not converted(model):
             convert(model, self.config)
         set_level(model, self.config, self.scheduler.level)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.scheduler.record(updates=1)
+        assert self.scheduler is not None
+        if self.scheduler.record(updates=1):
+            set_level(kwargs["model"], self.config, self.scheduler.level)
 
     def on_evaluate(
         self,
@@ -65,17 +68,10 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         metrics: dict[str, float] = kwargs["metrics"]
         if "eval_loss" not in metrics:
             raise ValueError(f"the evaluation must give eval_loss for the level to follow, got {sorted(metrics)}")
+        assert self.scheduler is not None
         if self.scheduler.step(metrics["eval_loss"]):
             set_level(kwargs["model"], self.config, self.scheduler.level)
 
-    @property
-    def scheduler_state(self) -> dict[str, Any]:
-        return self.scheduler.state_dict()
-
-    @scheduler_state.setter
-    def scheduler_state(self, state: dict[str, Any]) -> None:  # the trainer restores attributes by name
-        self.scheduler.load_state_dict(state)
-
     def state(self) -> dict[str, Any]:
         """What the trainer writes into its checkpoints."""
-        return {"args": self._args, "attributes": {"scheduler_state": self.scheduler_state}}
+        return {"args": self._args, "attributes": {"saved": self.scheduler.state_dict() if self.scheduler else None}}

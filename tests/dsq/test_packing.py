@@ -74,7 +74,7 @@ def test_stochastic_rounding_is_unbiased_and_follows_its_seed():
         (lambda: dsq.BFP(4.0), ValueError, "bits"),
         (lambda: dsq.BFP(4, box=0), ValueError, "box"),
         (lambda: dsq.BFP(4, box=2**31), ValueError, "box"),
-        (lambda: dsq.BFP(4, exponent_bits=5), ValueError, "exponent_bits"),
+        (lambda: dsq.pack(torch.ones(4), dsq.BFP(4, exponent_bits=5)), ValueError, "exponent_bits"),
         (lambda: dsq.FixedPoint(8, fraction_bits=400), ValueError, "fraction_bits"),
         (lambda: dsq.quantize([1.0], dsq.BFP(4)), TypeError, "x must be a floating tensor"),
         (lambda: dsq.quantize(torch.arange(4), dsq.BFP(4)), TypeError, "x must be a floating tensor"),

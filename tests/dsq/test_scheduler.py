@@ -158,3 +158,51 @@ def test_a_loss_with_a_graph_leaves_a_number():
     scheduler.step(torch.ones((), requires_grad=True) * 2)
     assert scheduler.state_dict()["best"] == 2.0
     assert type(scheduler.best) is float
+
+
+def test_with_rise_at_the_updates_alone_decide():
+    scheduler = dsq.PrecisionScheduler(["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], patience=1, rise_at=(3, 5))
+    rises = []
+    for update in range(1, 8):
+        assert not scheduler.step(9.0)
+        if scheduler.record(1, tokens=10):
+            rises.append((update, scheduler.level))
+    assert rises == [(3, 1), (5, 2)]
+    assert [(work.updates, work.tokens) for work in scheduler.work] == [(3, 30), (2, 20), (2, 20)]
+
+
+def test_rise_at_in_fractions_of_the_run_and_after_several_updates_at_once():
+    scheduler = dsq.PrecisionScheduler(
+        ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], rise_at=(0.2, 0.85), total_updates=10
+    )
+    assert scheduler.rise_at == (2, 9)
+    assert scheduler.record(10)
+    assert scheduler.level == 2
+
+
+def test_a_resumed_scheduler_rises_when_an_unbroken_one_does():
+    def fresh():
+        return dsq.PrecisionScheduler(["[4,4,4,16]", "[16,4,4,16]"], rise_at=5)
+
+    first, second = fresh(), fresh()
+    first.record(3)
+    second.load_state_dict(first.state_dict())
+    assert not second.record(1)
+    assert second.record(1)
+
+
+@pytest.mark.parametrize(
+    ("rise_at", "message"),
+    [
+        ((3,), "rise_at must be 2 numbers for 3 levels, got 1"),
+        ((5, 3), "rise_at must rise"),
+        ((0.5, 30), "rise_at must rise, in updates or in fractions"),
+        ((2.5, 3), "rise_at must be whole numbers of updates or fractions between 0 and 1, got 2.5"),
+        ((0, 3), "got 0"),
+        ("3 5", "rise_at must be whole numbers"),
+        ((0.2, 0.5), "total_updates must be given"),
+    ],
+)
+def test_moments_that_are_none(rise_at, message):
+    with pytest.raises(ValueError, match=message):
+        dsq.PrecisionScheduler(["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], rise_at=rise_at)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dsq.linear
+from dsq.ops import linear_passes
 from tests.fairseq_plugin.harness import LEVELS, MODEL, run
 
 LINEARS = 2 * 6 + 2 * 10 + 1  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2, and the output projection
@@ -111,13 +112,13 @@ def test_stash_is_measured(trained: tuple[Path, str]) -> None:
 
 def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = []
-    share = dsq.functional.share
+    share = linear_passes.share
 
     def noting(source, how, stash):
         inputs.append(stash.shape)
         share(source, how, stash)
 
-    monkeypatch.setattr(dsq.functional, "share", noting)
+    monkeypatch.setattr(linear_passes, "share", noting)
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
         "--dsq-levels", "[2,4,2,16]")  # fmt: skip
     # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
@@ -144,3 +145,11 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     assert (level["updates"], level["linears_called"]) == (2, LINEARS)
     ideal = level["stash_bytes_fp32"] * 4.5 / 32
     assert ideal <= level["stash_bytes"] <= 1.05 * ideal
+
+
+def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_path: Path, calls: Counter) -> None:
+    every = ["--save-interval-updates", 1, "--max-update", 4, "--save-dir", tmp_path]
+    run("train", data, *MODEL, *every, "--dsq-levels", LEVELS, "--dsq-rise-at", "0.5")
+    levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    assert [level["updates"] for level in levels] == [2, 2]
+    assert weights_called(calls) == dict.fromkeys(("[2,2,2,16]", "[16,4,4,16]"), LINEARS)

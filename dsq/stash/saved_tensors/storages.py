@@ -44,7 +44,16 @@ class StorageCache(Generic[Value]):
 
     def put(self, key: Key, value: Value, storage: StorageWeakRef | None = None) -> None:
         """Note what was made of a tensor; its storage, where the value does not hold it."""
-        self._entries[key] = ref(value), storage
+        entries = self._entries
+
+        def forget(dead: ref[Value]) -> None:
+            if key in entries and entries[key][0] is dead:
+                del entries[key]
+
+        entries[key] = ref(value, forget), storage
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def pop(self, key: Key) -> Value | None:
         """The value, if it is alive; forgotten from now on."""
