@@ -1,0 +1,35 @@
+"""Saved tensors in bfloat16: half the bytes, gradients near the exact ones, and a model that is restored."""
+
+import pytest
+import torch
+from torch import nn
+
+import dsq
+
+
+def blocks():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 64)), torch.randn(96, 64)
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_half_the_bytes_and_gradients_near_the_exact_ones():
+    model, x = blocks()
+    exact, plain = gradients(model, x), dsq.stash.measure(lambda: model(x).sum()).nbytes
+    controller = dsq.stash.apply(model, "bfloat16")
+    kept = dsq.stash.measure(lambda: model(x).sum()).nbytes
+    error = (gradients(model, x) - exact).norm() / exact.norm()
+    assert kept < 0.52 * plain
+    assert 0 < error < 0.01
+    controller.remove()
+    assert torch.equal(gradients(model, x), exact)
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="smallest must be a whole number from 0, got -1"):
+        dsq.stash.apply(blocks()[0], "bfloat16", smallest=-1)
