@@ -16,7 +16,7 @@ from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, inner
 from dsq.stash.saved_tensors.window import _take_off_windows
 from tests.dsq.stash.census import kept_bytes
 
-NAMES = ("bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
+NAMES = ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
 PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
 
 
@@ -210,7 +210,7 @@ def test_which_pairs_there_are():
 
 def test_unknown_policy_and_option():
     with pytest.raises(
-        ValueError, match="policy must be one of bfp, checkpoint, gact, mesa, selective, wtacrs, got 'bpf'"
+        ValueError, match="policy must be one of bfloat16, bfp, checkpoint, gact, mesa, selective, wtacrs, got 'bpf'"
     ):
         apply(small(), "bpf")
     with pytest.raises(TypeError, match=r"policy 'bfp' has no option 'bit'; it takes bits=None, box=16"):
