@@ -11,7 +11,7 @@ from dsq.arguments import whole_number
 from dsq.stash.policy import Controller, register
 from dsq.stash.saved_tensors.forms import Kept, Saved, get
 from dsq.stash.saved_tensors.history import is_weight
-from dsq.stash.saved_tensors.hooks import around_forward
+from dsq.stash.saved_tensors.hooks import around_forward, refuse_create_graph
 from dsq.stash.saved_tensors.storages import parameter_storages
 
 
@@ -19,6 +19,7 @@ class Halved(Kept):
     """The bfloat16 copy of a float32 tensor."""
 
     def get(self) -> Tensor:
+        refuse_create_graph()
         return self.tensor.float()
 
 
