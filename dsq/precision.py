@@ -1,9 +1,10 @@
 """[q0, q1, q2, q3]: the four bit widths of a layer, and the schedule of such widths."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
+from typing import Any
 
 from dsq.formats.base import NARROWEST, WIDEST
 
@@ -44,6 +45,10 @@ class Precision:
         return Precision(*map(int, widths))
 
 
+#: one level of a schedule, as a user may give it
+Level = Precision | str | Sequence[int]
+
+
 def parse_named_precision(text: str) -> tuple[str | None, Precision]:
     """``fixed:[16,16,16,16]`` as the format's name (None without one) and the precision. Raises ValueError."""
     name, colon, widths = text.rpartition(":")
@@ -57,22 +62,32 @@ def parse_levels(text: str) -> tuple[Precision, ...]:
     return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))
 
 
-def check_levels(levels: Precision | str | Iterable[Precision | str]) -> tuple[Precision, ...]:
+def check_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     """``levels`` as a schedule: at least one, each width of a level at least that of the level before.
 
-    A string or Precision stands for one level. Raises ValueError where they are no levels, none, or decrease.
+    A level is a Precision, its text, or its four widths; one level by itself is a schedule of one, and a text may hold
+    several. Raises ValueError where they are no levels, none, or decrease.
     """
-    if isinstance(levels, (Precision, str)):
-        levels = (levels,)
-    if not isinstance(levels, Iterable):
+    if not isinstance(levels, (Precision, str)) and not isinstance(levels, Iterable):
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
-    schedule = tuple(level if isinstance(level, Precision) else Precision.parse(level) for level in levels)
+    if isinstance(levels, str) and levels.count("[") > 1:
+        return parse_levels(levels)
+    given: list[Any] = [levels] if isinstance(levels, (Precision, str)) else list(levels)
+    if len(given) == 4 and all(isinstance(width, int) for width in given):
+        given = [given]
+    schedule = tuple(map(_level, given))
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")
     for before, after in pairwise(schedule):
         if any(b > a for b, a in zip(before, after, strict=True)):
             raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {before} before {after}")
     return schedule
+
+
+def _level(level: Any) -> Precision:
+    if isinstance(level, (list, tuple)) and len(level) == 4:
+        return Precision(*level)
+    return level if isinstance(level, Precision) else Precision.parse(level)
 
 
 def _show(precision: Precision) -> str:

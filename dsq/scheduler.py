@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from dsq.arguments import whole_number
-from dsq.precision import Precision, check_levels
+from dsq.precision import Level, Precision, check_levels
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class PrecisionScheduler:
 
     def __init__(
         self,
-        levels: Precision | str | Iterable[Precision | str],
+        levels: Level | Iterable[Level],
         patience: int = 5,
         threshold: float = 0.0,
         rise_at: RiseAt = (),

@@ -18,6 +18,20 @@ def test_a_malformed_precision_says_what_is_accepted(text):
         dsq.parse_levels(text)
 
 
+@pytest.mark.parametrize(
+    "levels",
+    [
+        "[2,2,2,16] [16,4,4,16]",
+        ["[2,2,2,16]", "16,4,4,16"],
+        [[2, 2, 2, 16], (16, 4, 4, 16)],
+        [dsq.Precision(2, 2, 2, 16), "[16,4,4,16]"],
+    ],
+)
+def test_levels_in_every_form(levels):
+    assert dsq.DSQConfig(levels=levels).levels == (dsq.Precision(2, 2, 2, 16), dsq.Precision(16, 4, 4, 16))
+    assert dsq.DSQConfig(levels=[4, 4, 4, 16]).levels == (dsq.Precision(4, 4, 4, 16),)
+
+
 def test_levels_never_decrease():
     with pytest.raises(ValueError, match=r"never decrease.*\[16,4,4,16\] before \[2,2,2,16\]"):
         dsq.DSQConfig(levels=("[16,4,4,16]", "[2,2,2,16]"))
