@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from dsq import formats
 from dsq.arguments import pattern
@@ -10,6 +10,8 @@ from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
 from dsq.precision import Precision, check_levels
 from dsq.scheduler import PrecisionScheduler, check_plateau, check_rise_at
+
+Stash = Literal["linears", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class DSQConfig:
     box_axis: BoxAxis = "contraction"
     #: "exact": each GEMM on the fastest units that hold its products exactly (dsq.gemm); "float32": all in float32
     units: Units = "exact"
+    #: "linears": the layers' inputs are stashed at q1; "all": every other saved tensor of the model too (dsq.stash)
+    stash: Stash = "linears"
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
@@ -41,6 +45,7 @@ class DSQConfig:
         _check_choice("rounding", self.rounding, Rounding)
         _check_choice("box_axis", self.box_axis, BoxAxis)
         _check_choice("units", self.units, Units)
+        _check_choice("stash", self.stash, Stash)
         self._check_options()
         check_plateau(self.patience, self.threshold)
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))

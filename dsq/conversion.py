@@ -2,20 +2,26 @@
 
 import re
 import warnings
+from typing import TypeVar
 
 from torch import nn
 
+from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.linear import Linear
 
 
-def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def convert(model: Model, config: DSQConfig | None = None) -> Model:
     """Turn every ``nn.Linear`` of ``model`` into a ``dsq.Linear`` at the first level of ``config``, in place.
 
     Only the class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose
     name matches ``config.exclude`` and subclasses of nn.Linear are left alone. Warns where nothing was converted, or
-    ``config.exclude`` matches nothing that would have been.
+    ``config.exclude`` matches nothing that would have been. With ``config.stash`` "all" the policy "bfp" of dsq.stash is
+    applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -40,6 +46,8 @@ def convert(model: nn.Module, config: DSQConfig | None = None) -> nn.Module:
         linear.eval_full_precision = config.eval_full_precision
     if converted(model):
         set_level(model, config, 0)
+        if config.stash == "all":
+            stash.apply(model, "bfp")  # at the q1 of the layers, whatever their level
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
     if config.exclude is not None and not excluded:

@@ -73,6 +73,11 @@ class DSQFlags(FairseqDataclass):
         "{exact,float32}",
         "each GEMM on the fastest units that hold its products exactly (exact), or all in float32",
     )
+    dsq_stash: str = _flag(
+        _DEFAULT["stash"],
+        "{linears,all}",
+        "what is stashed at q1: the inputs of the linears, or every other tensor that the backward needs too",
+    )
     dsq_exclude: Optional[str] = _flag(
         _DEFAULT["exclude"],
         "REGEX",
