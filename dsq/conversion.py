@@ -11,7 +11,6 @@ from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.linear import Linear
 
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -20,7 +19,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
 
     Only the class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose
     name matches ``config.exclude`` and subclasses of nn.Linear are left alone. Warns where nothing was converted, or
-    ``config.exclude`` matches nothing that would have been. With ``config.stash`` "all" the policy "bfp" of dsq.stash is
+    ``config.exclude`` matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is
     applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the

@@ -66,10 +66,12 @@ def codec_for(device: torch.device, fmt: Format) -> Backend:
 
 
 @lru_cache(maxsize=4096)
-def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
-    """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
+def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes | None, backend: Backend) -> Gemm:
+    """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``; sizes None: of any."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
-    return fastest(fitting, matmul, sizes, backend) if backend.tuned and 0 not in sizes else fitting[0]
+    if sizes is None or 0 in sizes or not backend.tuned:
+        return fitting[0]
+    return fastest(fitting, matmul, sizes, backend)
 
 
 _PLAIN = (Tensor, Parameter)

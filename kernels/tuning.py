@@ -6,7 +6,8 @@ kept in a file, so that a resumed run multiplies as the first did:
 
     $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.json
 
-DSQ_GEMM=NAME in the environment takes the kernel of that name wherever it fits and measures nothing.
+DSQ_GEMM=NAME in the environment takes the kernel of that name wherever it fits, else the first that fits, and measures
+nothing.
 """
 
 import json

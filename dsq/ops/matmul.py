@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dsq.formats import Format
 from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.kernels.dispatch import backend_for, gemm_for, pack, quantize, unpack
+from dsq.kernels.dispatch import backend_for, gemm_for, pack, plain, quantize, unpack
 
 
 def multiply(
@@ -15,7 +15,8 @@ def multiply(
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
-    gemm = gemm_for(matmul, a.dtype, matmul.sizes(a.shape, b.shape), backend_for(a.device))
+    sizes = matmul.sizes(a.shape, b.shape) if plain(a) else None  # a compiler's sizes are symbols
+    gemm = gemm_for(matmul, a.dtype, sizes, backend_for(a.device))
     if gemm.packed:
         result = gemm.run(matmul, packed(matmul.a, a, seed), packed(matmul.b, b, seed), bias_N)
     else:

@@ -37,6 +37,7 @@ def test_sizes_of_a_class(sizes, expected):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("DSQ_GEMM")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path))
     return tmp_path / "gemms.json"
 
@@ -55,6 +56,7 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    monkeypatch.delenv("DSQ_GEMM")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path / "file" / "below"))
     assert tuning.fastest(CPU.gemms[-1:] * 2, MATMULS.output, (8, 8, 8), CPU).name == "torch"
