@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsq.formats import Layout
 from dsq.kernels.backend import Codes, Gemm, MatMul, Operand, check_codes
-from dsq.kernels.cpu.codec import FORMATS
+from dsq.formats import BFP, FixedPoint
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.scratch import scratch
 from dsq.kernels.operators import define
@@ -51,7 +51,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, and a
     box's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
-    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS or a.box != b.box:
+    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= {BFP, FixedPoint} or a.box != b.box:
         return False
     box, axes = summed_as_integers(a.box), (matmul.a.axis % 2, matmul.b.axis % 2)
     divides = box % 2 == 0 and _PANEL_DEPTH % box == 0

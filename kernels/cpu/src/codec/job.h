@@ -20,7 +20,7 @@ struct CodecJob {
   uint8_t* codes;
   uint8_t* exponents;  // the scales
   uint64_t seed;
-  int32_t tensor_exponent;  // with box 0: the one stored exponent
+  int32_t tensor_exponent;  // with box 0, and of SIGNED_E4M3: the one stored exponent
   bool past_caches;         // write values with streaming stores
   bool prefetch;            // or prefetch the cache lines they go to
   bool from_memory;         // the input is too large to be in a cache
@@ -72,6 +72,9 @@ struct Tasks {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool boxes_along_rows(const CodecDesc& p) { return p.along_rows && p.box != 0; }
+
+// Whether bfloat16 holds every value (dsq/formats: significand_bits).
+inline bool exact_in_bf16(const CodecDesc& p) { return p.bits <= (p.scales == SIGNED_E4M3 ? 5 : 9); }
 
 inline Tasks encode_tasks(const CodecDesc& p) {
   Tasks t;
