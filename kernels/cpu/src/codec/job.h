@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../api.h"
+#include "../division.h"
 
 // Columns that are worked on at a time: four groups of 16, 8 * bits bytes of codes.
 constexpr int TILE = 64;
@@ -68,8 +69,6 @@ struct Tasks {
   int64_t per_outer;
   int64_t count() const { return blocks * strips; }
 };
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline bool boxes_along_rows(const CodecDesc& p) { return p.along_rows && p.box != 0; }
 
