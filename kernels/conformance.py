@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64
@@ -153,6 +155,14 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong
 
 
+_SIGNED = ((SignedBFP, SignedBFP), (SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, BFP), (BFP, SignedBFP))
+#: formats of the two operands of products, and their widths
+_OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...] = (
+    *itertools.product(((BFP, BFP), (FixedPoint, FixedPoint)), ((2, 2), (4, 4), (8, 5), (9, 9), (16, 4), (3, 16))),
+    *itertools.product(_SIGNED, ((4, 4), (8, 8), (16, 4))),
+)
+
+
 def gemm_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
     """Of products: what was tried, and the kernels whose result is further from the sum of the exact products of the
     quantised values than float32's rounding of the sums explains ("" for none)."""
@@ -160,10 +170,10 @@ def gemm_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
     for (rows, depth, columns), transposed in itertools.product(
         [(1, 1, 1), (5, 16, 33), (40, 100, 17), (33, 600, 70)], [(False, False), (False, True), (True, False)]
     ):
-        for kind, bits in itertools.product((BFP, FixedPoint), [(2, 2), (4, 4), (8, 5), (9, 9), (16, 4), (3, 16)]):
+        for kinds, bits in _OPERANDS:
             a, b = (
                 Operand(kind(width), 0 if moved == first else 1, transposed=moved)
-                for width, moved, first in zip(bits, transposed, (True, False), strict=True)
+                for kind, width, moved, first in zip(kinds, bits, transposed, (True, False), strict=True)
             )
             matmul = MatMul(a, b)
             a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in ((rows, depth), (depth, columns)))

@@ -8,10 +8,18 @@ from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.fixed_point import BIAS
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.cpu.library import SEED_MASK, Library
 
-#: what the kernels quantise to
-FORMATS: frozenset[type[Format]] = frozenset((BFP, FixedPoint))
+#: what the kernels quantise to, and what its scales are in ``enum Scales``
+SCALES: dict[type[Format], str] = {
+    BFP: "POWER",
+    FixedPoint: "POWER",
+    SignedBFP: "SIGNED_POWER",
+    SignedNVInt: "SIGNED_E4M3",
+}
+FORMATS = frozenset(SCALES)
 
 
 class _Prepared(NamedTuple):
@@ -46,6 +54,7 @@ class Codec:
             "bits": fmt.bits,
             "box": fmt.box,
             "static_scale": -1 if exponent is None else exponent + BIAS,
+            "scales": getattr(self._library.c, SCALES[type(fmt)]),
             "dtype": self._dtypes[dtype],
             "out_dtype": self._dtypes[out_dtype],
             "stochastic": stochastic,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsq.formats import Layout
 from dsq.kernels.backend import Codes, Gemm, MatMul, Operand, check_codes
-from dsq.kernels.cpu.codec import FORMATS
+from dsq.kernels.cpu.codec import FORMATS, SCALES
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.scratch import scratch
 from dsq.kernels.operators import define
@@ -55,7 +55,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
         return False
     box, axes = summed_as_integers(a.box), (matmul.a.axis % 2, matmul.b.axis % 2)
     divides = box % 2 == 0 and _PANEL_DEPTH % box == 0
-    fits = a.packs and b.packs and a.largest_code * b.largest_code * box < 1 << 31
+    fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
     return divides and fits and (a.box == 0 or axes == matmul.contracted())
 
 
@@ -93,11 +93,12 @@ def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tenso
     return result
 
 
-def _packed(x: Codes, operand: Operand, axis: int) -> tuple[Tensor, Tensor, int, int]:
-    """Codes, scales, bits, and whether a row of codes holds one index of the contraction."""
+def _packed(x: Codes, operand: Operand, axis: int) -> tuple[Tensor, Tensor, int, int, int]:
+    """Codes, scales, what these are, bits, and whether a row of codes holds one index of the contraction."""
     assert operand.format is not None
     check_codes(x.codes, x.scales, operand.format, Layout.of(x.shape, operand.axis))
-    return x.codes, x.scales, operand.format.bits, int(axis == 0)
+    kind = getattr(library().c, SCALES[type(operand.format)])
+    return x.codes, x.scales, kind, operand.format.bits, int(axis == 0)
 
 
 def _check_bias(bias_N: Tensor | None, columns: int) -> None:
@@ -124,10 +125,12 @@ def _run_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 def _run_integer(
     a_codes: Tensor,
     a_scales: Tensor,
+    a_kind: int,
     a_bits: int,
     a_across: int,
     b_codes: Tensor,
     b_scales: Tensor,
+    b_kind: int,
     b_bits: int,
     b_across: int,
     box: int,
@@ -138,9 +141,9 @@ def _run_integer(
 ) -> Tensor:
     sizes, c = (rows, columns, depth), library().c
     a_codes, a_scales, b_codes, b_scales = (x.contiguous() for x in (a_codes, a_scales, b_codes, b_scales))
-    a_operand = (a_codes.data_ptr(), a_scales.data_ptr(), a_bits, a_across)
-    b_operand = (b_codes.data_ptr(), b_scales.data_ptr(), b_bits, b_across)
-    one_scale = a_scales.dim() == 1
+    a_operand = (a_codes.data_ptr(), a_scales.data_ptr(), a_kind, a_bits, a_across)
+    b_operand = (b_codes.data_ptr(), b_scales.data_ptr(), b_kind, b_bits, b_across)
+    one_scale = a_kind == c.POWER and a_scales.dim() == 1
     room = c.dsq_gemm_integer_scratch(*sizes, box)
     return _written(sizes, bias, c.dsq_gemm_integer, (*a_operand, *b_operand, one_scale, box), room)
 
@@ -171,8 +174,9 @@ def _fake_integer(a_codes: Tensor, *rest: Any) -> Tensor:
 
 define("gemm_bf16(Tensor a, Tensor b, Tensor? bias) -> Tensor", _run_bf16, _fake_bf16)
 define(
-    "gemm_integer(Tensor a_codes, Tensor a_scales, int a_bits, int a_across, Tensor b_codes, Tensor b_scales, "
-    "int b_bits, int b_across, int box, Tensor? bias, SymInt rows, SymInt columns, SymInt depth) -> Tensor",
+    "gemm_integer(Tensor a_codes, Tensor a_scales, int a_kind, int a_bits, int a_across, Tensor b_codes, "
+    "Tensor b_scales, int b_kind, int b_bits, int b_across, int box, Tensor? bias, SymInt rows, SymInt columns, "
+    "SymInt depth) -> Tensor",
     _run_integer,
     _fake_integer,
 )

@@ -2,12 +2,16 @@
    sources include it (api.h). Plain C declarations only, without preprocessor directives.
 
    A tensor crosses as the address of its first value, 0 for none. `threads` is the most that a call may use. A seed is
-   that of stochastic rounding. Scales are stored exponents: E + 127, a byte. */
+   that of stochastic rounding. A scale is a byte: an exponent, E + 127, or what enum Scales says. */
 
 typedef uintptr_t address;
 
 /* of values in memory; BYTE, a bool, only in masks */
 enum Dtype { FLOAT32, BFLOAT16, FLOAT16, BYTE };
+
+/* What the scales of a tensor are; all three as kernels/reference has them. SIGNED_E4M3: after the boxes' scales comes the
+   tensor's exponent, E + 127. */
+enum Scales { POWER, SIGNED_POWER, SIGNED_E4M3 };
 
 /* the scale of a box that holds a NaN or an infinity */
 enum { NAN_EXPONENT = 255 };
@@ -23,6 +27,7 @@ typedef struct {
   int32_t bits;
   int32_t box;            /* values that share a scale; 0: one scale for the tensor */
   int32_t static_scale;   /* with box 0: the scale of a static binary point, or -1 */
+  int32_t scales;         /* enum Scales */
   int32_t dtype;          /* of the values: input of quantize and pack, output of unpack */
   int32_t out_dtype;      /* of quantize's output */
   int32_t stochastic;
@@ -91,11 +96,11 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
                        int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
                        address scratch, int threads);
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box);
-/* Packed a and b with boxes of `box` values along the depth, or one scale each. `box` is even and divides 256; a dot
+/* Packed a and b with boxes of `box` values along the depth, or one scale each, of `kind` in enum Scales. `box` is even and divides 256; a dot
    product over it must fit 32 bits. */
-void dsq_gemm_integer(address a_codes, address a_scales, int a_bits, int a_across, address b_codes, address b_scales,
-                      int b_bits, int b_across, int one_scale, int box, address bias, address c, int64_t rows,
-                      int64_t columns, int64_t depth, address scratch, int threads);
+void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
+                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
+                      address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads);
 
 /* y = x w^T + bias; x is packed into `codes` and `scales` too, unless codes is 0. */
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,

@@ -84,11 +84,12 @@ int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, i
   return gemm_integer_scratch({rows, columns, depth}, box);
 }
 
-void dsq_gemm_integer(address a_codes, address a_scales, int a_bits, int a_across, address b_codes, address b_scales,
-                      int b_bits, int b_across, int one_scale, int box, address bias, address c, int64_t rows,
-                      int64_t columns, int64_t depth, address scratch, int threads) {
-  gemm_integer({At{a_codes}, At{a_scales}, a_bits, a_across != 0}, {At{b_codes}, At{b_scales}, b_bits, b_across != 0},
-               one_scale != 0, box, At{bias}, At{c}, {rows, columns, depth}, At{scratch}, threads);
+void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
+                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
+                      address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads) {
+  gemm_integer({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
+               {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias}, At{c},
+               {rows, columns, depth}, At{scratch}, threads);
 }
 
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,

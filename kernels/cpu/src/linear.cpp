@@ -30,9 +30,9 @@ void matmul(const MatMulDesc& desc, const uint8_t* a, const uint8_t* b, const ui
   uint32_t* panels = (uint32_t*)(scratch + desc.panels_offset);
   const GemmSize size{desc.rows, desc.columns, desc.depth};
   if (desc.gemm == GEMM_INTEGER)
-    gemm_integer({left.data, left.scales, desc.a.codec.bits, desc.a.across != 0},
-                 {right.data, right.scales, desc.b.codec.bits, desc.b.across != 0}, desc.a.codec.box == 0, desc.box,
-                 bias, out, size, panels, threads);
+    gemm_integer({left.data, left.scales, desc.a.codec.scales, desc.a.codec.bits, desc.a.across != 0},
+                 {right.data, right.scales, desc.b.codec.scales, desc.b.codec.bits, desc.b.across != 0},
+                 desc.a.codec.box == 0, desc.box, bias, out, size, panels, threads);
   else if (desc.gemm == GEMM_BFLOAT16)
     gemm_bfloat16({(const uint16_t*)left.data, desc.a.row_stride, desc.a.column_stride},
                   {(const uint16_t*)right.data, desc.b.column_stride, desc.b.row_stride}, bias, out, size, panels,

@@ -16,7 +16,18 @@ STEP_BY_STEP = replace(NATIVE, linear=None)
 
 @pytest.mark.skipif(NATIVE.linear is None, reason="no units for matmuls here")
 @pytest.mark.parametrize("seed", [None, 2**63 + 5])
-@pytest.mark.parametrize("options", [{}, {"box": 5}, {"format": "fixed"}, {"units": "float32"}, {"box_axis": "last"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"box": 5},
+        {"format": "fixed"},
+        {"format": "snvint"},
+        {"format": "sbfp"},
+        {"units": "float32"},
+        {"box_axis": "last"},
+    ],
+)
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]", "[9,4,8,10]", "[4,32,4,16]", "[32,4,4,16]"])
 def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options, seed):
     matmuls = dsq.DSQConfig(levels=precision, **options).at(0).matmuls

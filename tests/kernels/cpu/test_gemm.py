@@ -1,9 +1,13 @@
 """Products by the compiled kernels: exact products, against float64; what they take and what they refuse."""
 
+import itertools
+
 import pytest
 import torch
 
 from dsq.formats import BFP, FixedPoint
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import LIBRARY
@@ -92,6 +96,49 @@ def test_box_products_are_exact(bits, box, transposed):
         # a box's integer is exact; it rounds once, to float32, and so does each sum over boxes
         bound = (k / (box or 16) + 3) * 2**-24 * (a.abs() @ b.abs() + bias.abs())
         assert ((got.double() - (a @ b + bias)).abs() <= bound).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("kinds", itertools.product((BFP, SignedBFP, SignedNVInt), repeat=2))
+@pytest.mark.parametrize("bits", [(2, 3), (8, 8), (16, 4), (4, 15), (9, 8)])
+@pytest.mark.parametrize("transposed", [(False, True), (True, False)])
+def test_products_of_signed_formats_and_mixed_ones_are_exact(kinds, bits, transposed):
+    a, b = (
+        Operand(kind(m), 0 if moved == first else -1, transposed=moved)
+        for kind, m, moved, first in zip(kinds, bits, transposed, (True, False), strict=True)
+    )
+    for m, k, n in SIZES:
+        a_stored = torch.randn((k, m) if a.transposed else (m, k)) * torch.randn(1, m if a.transposed else k) ** 4
+        b_stored, bias = torch.randn((n, k) if b.transposed else (k, n)), torch.randn(n)
+        got = gemm_integer(MatMul(a, b), packed(a_stored, a), packed(b_stored, b), bias)
+        left, right = entering(a_stored, a), entering(b_stored, b)
+        bound = (k / 16 + 3) * 2**-23 * (left.abs() @ right.abs() + bias.abs())
+        assert ((got.double() - (left @ right + bias)).abs() <= bound).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("kinds", itertools.product((SignedBFP, SignedNVInt), repeat=2))
+@pytest.mark.parametrize("bits", [(8, 8), (2, 8), (16, 10), (10, 16), (13, 13)])
+def test_sums_of_the_code_that_has_no_opposite_fit(kinds, bits):
+    a, b = (Operand(kind(m), axis) for kind, m, axis in zip(kinds, bits, (-1, 0), strict=True))
+    if not integer_fits(MatMul(a, b)):
+        assert 2 ** (sum(bits) - 2) * 16 >= 2**31
+        return
+    x, w = torch.full((2, 512), 2.0), torch.full((512, 3), -4.0)
+    assert (entering(x, a) == 2).all()  # -2^(bits-1) steps
+    got = gemm_integer(MatMul(a, b), packed(x, a), packed(w, b))
+    assert (got == 512 * -8).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("kind", [SignedBFP, SignedNVInt])
+@pytest.mark.parametrize("bits", [4, 16])
+def test_a_nan_of_a_signed_format_shows_in_the_product(kind, bits):
+    matmul = MatMul(Operand(BFP(bits), -1), Operand(kind(4), 0))
+    w = torch.ones(32, 8)
+    w[3, 2] = torch.nan
+    got = gemm_integer(matmul, packed(torch.ones(3, 32), matmul.a), packed(w, matmul.b))
+    assert got.isnan().any(0).tolist() == [kind is SignedNVInt or column == 2 for column in range(8)]
 
 
 @needs_integer

@@ -2,15 +2,15 @@
 #pragma once
 
 #include "bits.h"
-#include "rounding.h"
+#include "signed.h"
 
 namespace {
 
-struct Decoder {
+template <class Grid> struct Decoder {
   const CodecJob& job;
   const CodecDesc& p = *job.desc;
   const int item = size_of(p.dtype);
-  const int least = least_ordinary(p.bits, false);
+  const Grid grid{job};
   const Unpacker unpacker{p.bits};
   const uint8_t* const codes_end = job.codes + p.outer * p.rows * p.row_bytes;
 
@@ -31,8 +31,7 @@ struct Decoder {
     if (!inside(from)) from = (const uint8_t*)memcpy(few, from, (size_t)(codes_end - from));
     unpacker.tile(from, value);
     EACH_VECTOR(v) {
-      const AnyFactors f(widened(exponent + v * LANES), p.bits);
-      value[v] = value[v] * f.down * f.down_more;
+      value[v] = grid.any_factors(widened(exponent + v * LANES)).values_of(value[v]);
     }
     alignas(64) uint8_t waiting[TILE * 4];
     store_tile(waiting, p.dtype, value, false, false);
@@ -42,7 +41,7 @@ struct Decoder {
   // n columns from (row, column), at most BATCH_COLUMNS; boxes along the columns, or one for the tensor.
   void batch(int64_t row, int64_t column, int n) const {
     const int32_t dtype = p.dtype;
-    const bool in_groups = p.box % 16 == 0, exact = p.bits <= 9;
+    const bool in_groups = p.box % 16 == 0, exact = exact_in_bf16(p);
     const bool past_caches = job.past_caches, prefetches = job.prefetch;
     const uint8_t* exponent = p.box ? job.exponents + row * ceil_div(p.columns, p.box) : nullptr;
     const int groups = (n + 15) / 16, tile_codes = TILE / 8 * p.bits, tile_bytes = TILE * item;
@@ -54,14 +53,14 @@ struct Decoder {
       for (int g = groups; g < BATCH_COLUMNS / 16; g++) copy[g] = copy[0];
       group = copy;
     }
-    FactorsOfGroups<false, false> factors;
-    factors.set(group, p.bits, least);
+    FactorsOfGroups<Grid, false> factors;
+    factors.set(group, grid);
 
     const Unpacker unpack = unpacker;
     const uint8_t* from = codes(row, column);
     uint8_t* to = values(row, column);
     for (int64_t at = 0; at < n; at += TILE, from += tile_codes, to += tile_bytes) {
-      const bool ordinary = factors.ordinary || all_ordinary(read<uint32_t>(group + at / 16), least);
+      const bool ordinary = factors.ordinary || grid.all_ordinary(read<uint32_t>(group + at / 16));
       if (in_groups && ordinary && n - at >= TILE && inside(from)) {
         F value[VECTORS];
         unpack.tile(from, value);
@@ -95,7 +94,7 @@ struct Decoder {
     const int64_t tiles = ceil_div(p.columns, TILE), per_outer = ceil_div(p.rows, p.box);
     const int64_t row_bytes = p.row_bytes, stride = p.columns * item;
     const int32_t dtype = p.dtype;
-    const bool past_caches = job.past_caches, prefetches = job.prefetch, exact = p.bits <= 9;
+    const bool past_caches = job.past_caches, prefetches = job.prefetch, exact = exact_in_bf16(p);
     const Unpacker unpack = unpacker;
     constexpr int few = 4;  // tiles
     for (; begin < end; begin++) {
@@ -109,12 +108,12 @@ struct Decoder {
       F step[VECTORS], unused;
       EACH_VECTOR(v) {
         const I e = widened(each + v * LANES);
-        unusual |= not_ordinary(e, least);
-        ordinary_factors<false, false>(e, p.bits, unused, step[v]);
+        unusual |= grid.not_ordinary(e);
+        grid.template ordinary_factors<false>(e, unused, step[v]);
       }
       const uint8_t* from = codes(top, column);
       uint8_t* to = values(top, column);
-      const bool ordinary = !any(unusual) && inside(codes(bottom - 1, column));
+      const bool ordinary = n == TILE && !any(unusual) && inside(codes(bottom - 1, column));
       const int64_t ahead = column + few * TILE < p.columns ? few * TILE : p.box * p.columns - column;
       for (int64_t row = top; row < bottom; row++, from += row_bytes, to += stride) {
         if (ordinary) {

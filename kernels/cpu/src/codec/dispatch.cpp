@@ -64,20 +64,36 @@ void range_unpack(const CodecJob& job, int64_t begin, int64_t end, std::atomic<u
   ISAS[job.desc->isa]->unpack(job, begin, end);
 }
 
-// Quantises or packs. Where one box holds the whole tensor, its exponent comes first, from a pass of its own; a static
-// one is known, unless a NaN turns up among the values: then all becomes NaN.
+// The tensor's exponent as SIGNED_E4M3 stores it, whose steps and their inverses are to be normal numbers.
+int32_t clipped(int32_t exponent) {
+  constexpr int32_t lowest = 127 - 90, highest = 127 + 120;
+  return exponent == NAN_EXPONENT ? exponent : exponent < lowest ? lowest : exponent > highest ? highest : exponent;
+}
+
+// Quantises or packs. Where one box holds the whole tensor, or an exponent of the tensor all boxes' scales, it comes
+// first, from a pass of its own; a static one is known, unless a NaN turns up among the values: then all becomes NaN.
 template <auto kernel> void encode(CodecJob& job, int threads) {
   const CodecDesc& p = *job.desc;
   const int64_t tasks = encode_tasks(p).count();
+  const bool of_e4m3 = p.scales == SIGNED_E4M3;
   if (p.box == 0 && p.static_scale >= 0)
     job.tensor_exponent = p.static_scale;
-  else if (p.box == 0)
+  else if (p.box == 0 || of_e4m3)
     job.tensor_exponent =
         (int)(deal_out(job, range_largest, ceil_div(p.outer * p.rows * p.columns, 4096), threads) >> 23);
+  if (of_e4m3) job.tensor_exponent = clipped(job.tensor_exponent);
   const uint32_t found = deal_out(job, range_encode<kernel>, tasks, threads) >> 23;
   if (found != NAN_EXPONENT) return;
   job.tensor_exponent = NAN_EXPONENT;
   deal_out(job, range_encode<kernel>, tasks, threads);
+}
+
+// Where the tensor's own exponent lies among its scales, or null.
+uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
+  if (p.box == 0) return (uint8_t*)scales;
+  if (p.scales != SIGNED_E4M3) return nullptr;
+  const int64_t boxes = p.outer * ceil_div(p.along_rows ? p.rows : p.columns, p.box);
+  return (uint8_t*)scales + boxes * (p.along_rows ? p.columns : p.rows);
 }
 
 // Where rows hold whole boxes and whole bytes of codes, the tensor can be treated as one long row, unless rounding
@@ -132,14 +148,14 @@ void pack_tensor(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* 
   const CodecDesc p = as_one_row(desc);
   CodecJob job{&p, x, nullptr, codes, p.box ? exponents : nullptr, seed, 0, false, false, beyond_caches(p, p.dtype)};
   encode<&IsaKernels::pack>(job, threads);
-  if (p.box == 0) *exponents = (uint8_t)job.tensor_exponent;
+  if (uint8_t* const own = tensor_scale(p, exponents)) *own = (uint8_t)job.tensor_exponent;
 }
 
 void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
   const CodecDesc p = as_one_row(desc);
   CodecJob job{&p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, false, false, false};
   choose_writing(job, p.dtype, threads);
-  if (p.box == 0) job.tensor_exponent = *exponents;
+  if (const uint8_t* const own = tensor_scale(p, exponents)) job.tensor_exponent = *own;
   deal_out(job, range_unpack, decode_tasks(p), threads);
 }
 

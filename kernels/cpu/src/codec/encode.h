@@ -4,75 +4,23 @@
 // the fast path; the others go through copies padded with zeros, which alter neither a largest value nor a code.
 #pragma once
 
-#include "bits.h"
-#include "rounding.h"
+#include "signed.h"
+#include "sinks.h"
 
 namespace {
 
-// ---- where a tile goes ----
-
-struct ValueSink {
-  static constexpr bool VALUES = true;
-  uint8_t* out;
-  int64_t columns;
-  int32_t dtype;
-  bool past_caches, prefetches, exact;
-
-  explicit ValueSink(const CodecJob& job)
-      : out((uint8_t*)job.out), columns(job.desc->columns), dtype(job.desc->out_dtype), past_caches(job.past_caches),
-        prefetches(job.prefetch), exact(job.desc->bits <= 9) {}
-  uint8_t* place(int64_t row, int64_t column) const { return out + (row * columns + column) * size_of(dtype); }
-  size_t size(int n) const { return (size_t)(n * size_of(dtype)); }
-  int64_t row_stride() const { return columns * size_of(dtype); }
-  int tile_stride() const { return TILE * size_of(dtype); }
-  // `ordinary` values are normal numbers
-  INLINE void put(const F value[VECTORS], uint8_t* to, bool ordinary) const {
-    store_tile(to, dtype, value, ordinary && past_caches, exact && ordinary);
-  }
-  // The tile `bytes` after `to` is soon to be written.
-  INLINE void prefetch_ahead(const uint8_t* to, int bytes) const {
-    if (prefetches) prefetch<3, true>((uintptr_t)to + bytes, tile_stride());
-  }
-};
-
-struct CodeSink {
-  static constexpr bool VALUES = false;
-  uint8_t* out;
-  int64_t row_bytes;
-  int bits;
-
-  explicit CodeSink(const CodecJob& job) : out(job.codes), row_bytes(job.desc->row_bytes), bits(job.desc->bits) {}
-  uint8_t* place(int64_t row, int64_t column) const { return out + row * row_bytes + column / 8 * bits; }
-  size_t size(int n) const { return (size_t)ceil_div(n * bits, 8); }
-  int64_t row_stride() const { return row_bytes; }
-  int tile_stride() const { return TILE / 8 * bits; }
-  INLINE void prefetch_ahead(const uint8_t*, int) const {}  // few cache lines
-  INLINE void put(const I code[VECTORS], uint8_t* to) const {
-    switch (bits) {
-      case 2: return pack_tile<2>(code, bits, to);
-      case 4: return pack_tile<4>(code, bits, to);
-      case 8: return pack_tile<8>(code, bits, to);
-      case 16: return pack_tile<16>(code, bits, to);
-      default: return pack_tile<0>(code, bits, to);
-    }
-  }
-};
-
 // A whole tile under ordinary exponents.
-template <bool STOCHASTIC, class Sink, class GetFactors>
-INLINE void fast_tile(const uint8_t* from, int32_t dtype, GetFactors factors, F max_code, const Numbers& numbers,
-                      const Sink& sink, uint8_t* to) {
+template <bool STOCHASTIC, class Sink, class Grid, class GetFactors, class Codes>
+INLINE void fast_tile(const uint8_t* from, int32_t dtype, const Grid& grid, GetFactors factors, Codes codes,
+                      const Numbers& numbers, const Sink& sink, uint8_t* to) {
   F x[VECTORS];
   load_tile(from, dtype, x);
   if constexpr (Sink::VALUES && !STOCHASTIC) {
-    EACH_VECTOR(v) {
-      const Factors f = factors(v);
-      x[v] = to_grid(x[v], f.up_or_shift, f.step_or_most);
-    }
+    EACH_VECTOR(v) x[v] = grid.quantized(x[v], factors(v), codes);
     sink.put(x, to, true);
   } else {
     I code[VECTORS];
-    EACH_VECTOR(v) code[v] = round_to_code<STOCHASTIC>(x[v] * factors(v).up_or_shift, max_code, numbers, v);
+    EACH_VECTOR(v) code[v] = round_to_code<STOCHASTIC>(x[v] * factors(v).up_or_shift, codes, numbers, v);
     if constexpr (Sink::VALUES) {
       EACH_VECTOR(v) x[v] = value_of(code[v], factors(v).step_or_most);
       sink.put(x, to, true);
@@ -83,13 +31,14 @@ INLINE void fast_tile(const uint8_t* from, int32_t dtype, GetFactors factors, F 
 }
 
 // Hot loops work on copies of members: the compiler must take any byte they write for a member's.
-template <bool STOCHASTIC, class Sink> struct Encoder {
+template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   static constexpr bool VALUES = Sink::VALUES;
+  typedef decltype(Grid::key_of(F{})) Key;
   const CodecJob& job;
   const CodecDesc& p = *job.desc;
   const int item = size_of(p.dtype);
-  const F max_code = splat((float)((1 << (p.bits - 1)) - 1));
-  const int least = least_ordinary(p.bits, STOCHASTIC);
+  const Grid grid{job};
+  const decltype(grid.codes()) all_codes = grid.codes();
   const Sink sink{job};
   Random random{job.seed};
   int64_t begun = -1;  // the block that random.starts begins with
@@ -124,10 +73,10 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     I code[VECTORS];
     load_columns(from, n, x);
     EACH_VECTOR(v) {
-      const AnyFactors f(widened(exponent + v * LANES), p.bits);
-      const F t = x[v] * f.up * f.up_more * splat((float)(1 << FRACTION_BITS<STOCHASTIC>));
-      code[v] = round_to_code<STOCHASTIC>(t, max_code, numbers, v);
-      if constexpr (VALUES) x[v] = value_of(code[v], f.down) * f.down_more;
+      const auto f = grid.any_factors(widened(exponent + v * LANES));
+      const F t = f.codes_of(x[v]) * splat(Grid::FRACTIONS);
+      code[v] = round_to_code<STOCHASTIC>(t, all_codes, numbers, v);
+      if constexpr (VALUES) x[v] = f.values_of(__builtin_convertvector(code[v], F));
       else code[v] &= t == t;
     }
     alignas(64) uint8_t waiting[TILE * 4];
@@ -147,20 +96,26 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     const uint8_t* x = values(row, column);
     uint32_t four[BATCH_COLUMNS / TILE];  // a group's exponent in each byte
     uint8_t* const group = (uint8_t*)four;
+    alignas(64) uint32_t key[Grid::SIGNED ? BATCH_COLUMNS / 16 : 1];  // of a group
     if (p.box == 16) {
       for (int i = 0; i < tiles; i++) {
         F value[VECTORS];
         if (from_memory && !STOCHASTIC) prefetch<2>((uintptr_t)(x + i * tile_bytes) + PAGE, tile_bytes);
         load_columns(x + i * tile_bytes, n - i * TILE, value);
-        four[i] = exponents_of(value);
+        if constexpr (Grid::SIGNED) keys_of(value, key + 4 * i);
+        else four[i] = exponents_of(value);
+      }
+      if constexpr (Grid::SIGNED) {
+        memset(key + 4 * tiles, 0, sizeof key - 16 * (size_t)tiles);
+        for (int g = 0; g < BATCH_COLUMNS / 16; g += LANES) write_bytes(group + g, grid.scales_of(read<U>(key + g)));
       }
     } else if (in_groups) {
       memset(group, job.tensor_exponent, sizeof four);
       for (int g = 0; p.box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / p.box];
     }
     for (int i = n / TILE; i < BATCH_COLUMNS / TILE; i++) four[i] = i < tiles ? four[i] : four[0];
-    FactorsOfGroups<STOCHASTIC, VALUES> factors;
-    factors.set(group, p.bits, least);
+    FactorsOfGroups<Grid, VALUES> factors;
+    factors.set(group, grid);
     if (STOCHASTIC) {
       if (begun != column / CHUNK) {
         begun = column / CHUNK;
@@ -173,16 +128,17 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     }
 
     const Sink out = sink;
-    const F most = max_code;
+    const auto codes = all_codes;
+    const Grid on = grid;
     uint8_t* to = out.place(row, column);
     for (int64_t i = 0; i < tiles; i++, x += tile_bytes, to += out.tile_stride()) {
       const int at = (int)i * TILE;
       const Numbers& numbers = random.drawn[at / CHUNK][at % CHUNK / TILE];
-      if (in_groups && n - at >= TILE && (factors.ordinary || all_ordinary(four[i], least))) {
+      if (in_groups && n - at >= TILE && (factors.ordinary || on.all_ordinary(four[i]))) {
         auto factors_of = [&](int v) ALWAYS { return factors.of(i * TILE / 16, v); };
         out.prefetch_ahead(to, PAGE);
         if (STOCHASTIC && from_memory) prefetch_while_rounding((uintptr_t)x + PAGE);
-        fast_tile<STOCHASTIC>(x, dtype, factors_of, most, numbers, out, to);
+        fast_tile<STOCHASTIC>(x, dtype, on, factors_of, codes, numbers, out, to);
       } else {
         uint8_t each[TILE] = {};
         if (in_groups) each_of_groups(group + at / 16, each);
@@ -199,18 +155,19 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
 
   // The exponents of boxes of any size along the columns first..last - 1, which hold whole boxes.
   void find_exponents(int64_t row, int64_t first, int64_t last, uint8_t exponent[CHUNK]) const {
-    memset(exponent, 0, CHUNK);
+    alignas(64) uint32_t key[CHUNK] = {};
     for (int64_t column = first; column < last; column += TILE) {
       const int n = (int)(last - column < TILE ? last - column : TILE);
       F value[VECTORS];
-      alignas(64) int32_t magnitude[TILE];
+      alignas(64) uint32_t found[TILE];
       load_columns(values(row, column), n, value);
-      EACH_VECTOR(v) write(magnitude + v * LANES, magnitude_bits(value[v]) >> 23);
+      EACH_VECTOR(v) write(found + v * LANES, Grid::key_of(value[v]));
       for (int i = 0; i < n; i++) {
-        uint8_t& e = exponent[(column - first + i) / p.box];
-        e = magnitude[i] > e ? (uint8_t)magnitude[i] : e;
+        uint32_t& most = key[(column - first + i) / p.box];
+        most = found[i] > most ? found[i] : most;
       }
     }
+    for (int b = 0; b < CHUNK; b += LANES) write_bytes(exponent + b, grid.scales_of(read<Key>(key + b)));
   }
 
   void columns(int64_t begin, int64_t end) {
@@ -238,7 +195,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
 
   // ---- boxes along the rows ----
 
-  // The largest stored exponent of each of n columns from `column`, over rows top..bottom - 1. A few rows at a time are
+  // The scale of each of n columns from `column`, over rows top..bottom - 1. A few rows at a time are
   // read as far as they go, which is how memory is fastest.
   void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t exponent[BATCH_COLUMNS]) const {
     constexpr int together = 4;
@@ -246,15 +203,15 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     for (int64_t row = top; row < bottom; row += together) {
       const int rows = (int)(bottom - row < together ? bottom - row : together);
       for (int i = 0; i < n; i += TILE) {
-        I most[VECTORS];
-        EACH_VECTOR(v) most[v] = row == top ? I{} : read<I>(exponent + i + v * LANES);
+        Key most[VECTORS];
+        EACH_VECTOR(v) most[v] = row == top ? Key{} : read<Key>(exponent + i + v * LANES);
         const uint8_t* x = values(row, column + i);
         for (int r = 0; r < rows; r++, x += stride) {
           F value[VECTORS];
           load_columns(x, n - i, value);
-          EACH_VECTOR(v) most[v] = max_of(most[v], magnitude_bits(value[v]));
+          EACH_VECTOR(v) most[v] = max_of(most[v], Grid::key_of(value[v]));
         }
-        EACH_VECTOR(v) write(exponent + i + v * LANES, row + together < bottom ? most[v] : most[v] >> 23);
+        EACH_VECTOR(v) write(exponent + i + v * LANES, row + together < bottom ? (I)most[v] : grid.scales_of(most[v]));
       }
     }
   }
@@ -266,11 +223,12 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
     Factors factors[VECTORS];
     EACH_VECTOR(v) {
       const I e = read<I>(exponent + v * LANES);
-      unusual |= not_ordinary(e, least);
-      ordinary_factors<STOCHASTIC, VALUES>(e, p.bits, factors[v].up_or_shift, factors[v].step_or_most);
+      unusual |= grid.not_ordinary(e);
+      grid.template ordinary_factors<VALUES>(e, factors[v].up_or_shift, factors[v].step_or_most);
     }
     const Sink out = sink;
-    const F most = max_code;
+    const auto codes = all_codes;
+    const Grid on = grid;
     const int32_t dtype = p.dtype;
     const int64_t stride = p.columns * item, ahead_bytes = ahead * item;
     const int rows = (int)(bottom - top), half = (int)(column % CHUNK / TILE);
@@ -281,7 +239,7 @@ template <bool STOCHASTIC, class Sink> struct Encoder {
         prefetch_while_rounding((uintptr_t)x + ahead_bytes);
         out.prefetch_ahead(to, out.tile_stride());
         auto factors_of = [&](int v) ALWAYS { return factors[v]; };
-        fast_tile<STOCHASTIC>(x, dtype, factors_of, most, random.drawn[r][half], out, to);
+        fast_tile<STOCHASTIC>(x, dtype, on, factors_of, codes, random.drawn[r][half], out, to);
       }
     } else {
       uint8_t each[TILE];

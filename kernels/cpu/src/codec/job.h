@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../api.h"
+#include "../division.h"
 
 // Columns that are worked on at a time: four groups of 16, 8 * bits bytes of codes.
 constexpr int TILE = 64;
@@ -20,7 +21,7 @@ struct CodecJob {
   uint8_t* codes;
   uint8_t* exponents;  // the scales
   uint64_t seed;
-  int32_t tensor_exponent;  // with box 0: the one stored exponent
+  int32_t tensor_exponent;  // with box 0, and of SIGNED_E4M3: the one stored exponent
   bool past_caches;         // write values with streaming stores
   bool prefetch;            // or prefetch the cache lines they go to
   bool from_memory;         // the input is too large to be in a cache
@@ -69,9 +70,10 @@ struct Tasks {
   int64_t count() const { return blocks * strips; }
 };
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 inline bool boxes_along_rows(const CodecDesc& p) { return p.along_rows && p.box != 0; }
+
+// Whether bfloat16 holds every value (dsq/formats: significand_bits).
+inline bool exact_in_bf16(const CodecDesc& p) { return p.bits <= (p.scales == SIGNED_E4M3 ? 5 : 9); }
 
 inline Tasks encode_tasks(const CodecDesc& p) {
   Tasks t;

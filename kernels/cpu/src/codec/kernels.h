@@ -23,8 +23,11 @@ uint32_t largest(const CodecJob& job, int64_t begin, int64_t end) {
 }
 
 template <bool STOCHASTIC, class Sink> void encode(const CodecJob& job, int64_t begin, int64_t end) {
-  Encoder<STOCHASTIC, Sink> encoder{job};
-  boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
+  const auto run = [&](auto&& encoder) {
+    boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
+  };
+  if (job.desc->scales == POWER) run(Encoder<STOCHASTIC, Sink, PowerGrid<STOCHASTIC>>{job});
+  else run(Encoder<STOCHASTIC, Sink, SignedGrid<STOCHASTIC>>{job});
 }
 
 void quantize(const CodecJob& job, int64_t begin, int64_t end) {
@@ -37,8 +40,11 @@ void pack(const CodecJob& job, int64_t begin, int64_t end) {
 }
 
 void unpack(const CodecJob& job, int64_t begin, int64_t end) {
-  const Decoder decoder{job};
-  boxes_along_rows(*job.desc) ? decoder.rows(begin, end) : decoder.columns(begin, end);
+  const auto run = [&](const auto& decoder) {
+    boxes_along_rows(*job.desc) ? decoder.rows(begin, end) : decoder.columns(begin, end);
+  };
+  if (job.desc->scales == POWER) run(Decoder<PowerGrid<false>>{job});
+  else run(Decoder<SignedGrid<false>>{job});
   end_of_streams();
 }
 

@@ -1,4 +1,6 @@
-// From values to codes and back, given the stored exponents.
+// From values to codes and back, given the scales: rounding, and the grid of formats whose step is a power of two.
+//
+// A grid is what a format is to the encoder and the decoder: PowerGrid here, SignedGrid in signed.h.
 #pragma once
 
 #include "random.h"
@@ -48,20 +50,20 @@ INLINE I not_ordinary(I exponent, int least) {
 }
 
 // Factors of the groups of 16 columns of a batch.
-template <bool STOCHASTIC, bool VALUES> struct FactorsOfGroups {
+template <class Grid, bool VALUES> struct FactorsOfGroups {
   static constexpr int GROUPS = BATCH_COLUMNS / 16;
   alignas(64) float up_or_shift[GROUPS], step_or_most[GROUPS];
   bool ordinary;  // all of them
 
-  INLINE void set(const uint8_t exponent[GROUPS], int bits, int least) {
+  INLINE void set(const uint8_t scale[GROUPS], const Grid& grid) {
     I unusual = {};
     for (int g = 0; g < GROUPS; g += LANES) {
-      const I e = widened(exponent + g);
+      const I s = widened(scale + g);
       F a, b;
-      ordinary_factors<STOCHASTIC, VALUES>(e, bits, a, b);
+      grid.template ordinary_factors<VALUES>(s, a, b);
       write(up_or_shift + g, a);
       write(step_or_most + g, b);
-      unusual |= not_ordinary(e, least);
+      unusual |= grid.not_ordinary(s);
     }
     ordinary = !any(unusual);
   }
@@ -85,7 +87,29 @@ struct AnyFactors {
     down = (F)((127 - half) << 23 | nan);
     down_more = (F)((127 - rest) << 23);
   }
+  INLINE F codes_of(F x) const { return x * up * up_more; }
+  INLINE F values_of(F code) const { return code * down * down_more; }
 };
+
+// The largest magnitude of codes that have a sign bit, or the smallest and the largest code of two's complement.
+struct SignAndMagnitude {
+  F most;
+};
+struct TwosComplement {
+  F least, most;
+};
+INLINE F clamp(F t, SignAndMagnitude code) { return clamp(t, code.most); }
+INLINE F clamp(F t, TwosComplement code) { return between(t, code.least, code.most); }
+
+// |t| 2^16, clamped. A power of two's factor has brought in the 2^16; another might overflow by it.
+#if LANES == 16
+INLINE F size_in_fractions(F t, SignAndMagnitude code) {
+  return (F)_mm512_range_ps((__m512)t, (__m512)(code.most * 65536), 0b1010);
+}
+INLINE F size_in_fractions(F t, TwosComplement code) {
+  return absolute(between(t, code.least, code.most)) * 65536;
+}
+#endif
 
 #if LANES == 16
 // The sign of x on codes that have none.
@@ -95,19 +119,20 @@ INLINE I with_sign_of(F x, I code) {
 }
 #endif
 
-// Codes of t, which are values by their step (times 2^FRACTION_BITS), in a vector of a tile. Those of a NaN are any
+// Codes of t, which are values by their step (of a power of two times 2^FRACTION_BITS), in a vector of a tile. Those of a NaN are any
 // numbers.
-template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers& random, int vector) {
-  if constexpr (!STOCHASTIC) return nearest(clamp(t, max_code));
+template <bool STOCHASTIC, class Bounds>
+INLINE I round_to_code(F t, Bounds code, const Numbers& random, int vector) {
+  if constexpr (!STOCHASTIC) return nearest(clamp(t, code));
 #if LANES == 16
   // In units of 2^-16, with k the random number: |t| goes up if k + 1/2 < fraction, which is k < round(fraction),
   // halves rounded down; adding 2^16 - 1 - k carries into the whole part just then.
   constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
-  __m512 a = _mm512_range_ps((__m512)t, (__m512)(max_code * 65536), 0b1010);
+  const __m512 a = (__m512)size_in_fractions(t, code);
   __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
   return with_sign_of(t, (I)(((U)whole + random.complement(vector)) >> 16));
 #else
-  F a = clamp(absolute(t), max_code);
+  F a = absolute(clamp(t, code));
   I whole = __builtin_convertvector(a, I);
   F fraction = (a - __builtin_convertvector(whole, F)) * splat(0x1p16f);
   F uniform = splat(65535.5f) - __builtin_convertvector((I)random.complement(vector), F);
@@ -121,5 +146,27 @@ template <bool STOCHASTIC> INLINE I round_to_code(F t, F max_code, const Numbers
 INLINE F value_of(I code, F step) { return __builtin_convertvector(code, F) * step; }
 
 INLINE F to_grid(F x, F shift, F most) { return clamp((x + shift) - shift, most); }
+
+// Block floating point and fixed point: the scale is an exponent.
+template <bool STOCHASTIC> struct PowerGrid {
+  static constexpr bool SIGNED = false;
+  static constexpr float FRACTIONS = 1 << FRACTION_BITS<STOCHASTIC>;
+  const int bits, least;
+
+  explicit PowerGrid(const CodecJob& job)
+      : bits(job.desc->bits), least(least_ordinary(job.desc->bits, STOCHASTIC)) {}
+  SignAndMagnitude codes() const { return {splat((float)((1 << (bits - 1)) - 1))}; }
+  // What the scale of a box is made of: values compare by it.
+  static INLINE I key_of(F x) { return magnitude_bits(x); }
+  INLINE I scales_of(I key) const { return key >> 23; }
+  INLINE I not_ordinary(I scale) const { return ::not_ordinary(scale, least); }
+  INLINE bool all_ordinary(uint32_t four) const { return ::all_ordinary(four, least); }
+  template <bool VALUES> INLINE void ordinary_factors(I scale, F& up_or_shift, F& step_or_most) const {
+    ::ordinary_factors<STOCHASTIC, VALUES>(scale, bits, up_or_shift, step_or_most);
+  }
+  INLINE AnyFactors any_factors(I scale) const { return {scale, bits}; }
+  // The last step to the grid of what fast tiles make of x.
+  INLINE F quantized(F x, Factors f, SignAndMagnitude) const { return to_grid(x, f.up_or_shift, f.step_or_most); }
+};
 
 }  // namespace

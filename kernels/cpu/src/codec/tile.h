@@ -49,6 +49,19 @@ INLINE void store_tile(void* out, int32_t dtype, const F value[VECTORS], bool pa
   }
 }
 
+// The largest key of each of a tile's groups.
+INLINE void keys_of(const F x[VECTORS], uint32_t key[4]) {
+  constexpr int units = 16 / LANES;
+  U most[4];
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; g++) {
+    most[g] = signed_key(x[g * units]);
+#pragma GCC unroll 4
+    for (int v = 1; v < units; v++) most[g] = max_of(most[g], signed_key(x[g * units + v]));
+  }
+  four_largest(most[0], most[1], most[2], most[3], key);
+}
+
 // The largest stored exponent of each of a tile's groups, a byte each.
 INLINE uint32_t exponents_of(const F x[VECTORS]) {
   constexpr int units = 16 / LANES;

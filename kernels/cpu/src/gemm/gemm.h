@@ -16,9 +16,10 @@ struct Bfloat16Operand {
   int64_t vector_stride, depth_stride;
 };
 
-// Packed block floating point (dsq/formats/layout.py says how codes and scales lie).
+// Packed codes (dsq/formats/layout.py says how codes and scales lie).
 struct PackedOperand {
   const uint8_t *codes, *scales;
+  int kind;  // enum Scales
   int bits;
   bool across;  // a row of codes holds one index of the contraction, for every vector; else one vector
 };

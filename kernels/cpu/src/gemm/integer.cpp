@@ -1,9 +1,10 @@
-// C = A B from packed block floating point, boxes along the contraction, as hardware for the format computes it: an
+// C = A B from packed codes, boxes along the contraction, as hardware for the format computes it: an
 // exact integer dot product over each box, times the two boxes' scale factors, summed in float32 (AVX512_VNNI).
 //
 // Codes of at most 8 bits multiply as int8, wider ones as int16. Where narrow codes let the boxes of a run share an
 // exponent (shared_exponents.h), one int8 dot product takes the run; of int16, which A's codes may fill, the boxes of B
 // share a scale that its column is multiplied by at the end.
+#define LANES 16
 #include "../threads.h"
 #include "gemm.h"
 #include "shared_exponents.h"
@@ -168,8 +169,7 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
   // Steps of a run, for each panel in each block; A's come first.
   auto run_of = [&](int64_t panel, int64_t block) -> int32_t& { return runs[block * panels + panel]; };
   // By how many bits codes may be shifted: to fill 8 or 16 bits, and such that a box's dot product fits 32.
-  auto largest = [](const Packed& x) { return (1u << (x.bits - 1)) - 1; };
-  const int spare_in_sum = __builtin_clz(largest(A) * largest(B) * (unsigned)A.box) - 1;
+  const int spare_in_sum = __builtin_clz(A.largest_code() * B.largest_code() * (unsigned)A.box) - 1;
   const int a_spare = 8 - A.bits, b_spare = int8 ? 8 - B.bits : least(16 - B.bits, spare_in_sum);
   if (rows * columns * depth < 1 << 20) threads = 1;
 
@@ -183,23 +183,25 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
       Exponents exponents(A, vector, k, steps);
       pack_a<int8>(A, vector, k, steps, a_elements_of(block, vector));
       if constexpr (int8) {
-        exponents.pass_over_zeros([&](int b) { return zeros_of_a(a_elements_of(block, vector), b, box_elements); });
-        run = exponents.share<int8>(a_spare);
+        if (A.kind == POWER) {
+          exponents.pass_over_zeros([&](int b) { return zeros_of_a(a_elements_of(block, vector), b, box_elements); });
+          run = exponents.share<int8>(a_spare);
+        }
         finish_a(exponents, a_elements_of(block, vector));
       }
-      exponents.fill_scales(A.bits, a_scales_of(block, vector), TASK_ROWS);
+      exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
       return;
     }
     const int64_t vector = (panel - a_panels) * PANEL, at = b_panel_at(block, panel - a_panels);
     uint32_t* elements = b_elements + at * VECTOR_ELEMENTS;
     Exponents exponents(B, vector, k, steps);
     pack_b<int8>(B, vector, k, steps, elements);
-    if (int8 || B.box == ONE_SCALE_BOX) {
+    if (B.kind == POWER && (int8 || B.box == ONE_SCALE_BOX)) {
       exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
       run = exponents.share<int8>(b_spare);
     }
     if (exponents.shifted) shift_b<int8>(exponents, elements);
-    exponents.fill_scales(B.bits, b_scales + at * boxes, PANEL);
+    exponents.fill_scales(b_scales + at * boxes, PANEL);
     if (int8) fill_offsets(elements, B.steps_read(steps) / B.box, box_elements, b_offsets + at * (boxes + 1));
   });
 
@@ -242,8 +244,8 @@ int64_t gemm_integer_scratch(GemmSize size, int box) {
 
 void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, float* c,
                   GemmSize size, uint32_t* scratch, int threads) {
-  const Packed A{a.codes, a.scales, a.bits, box, one_scale, a.across, size.rows, size.depth};
-  const Packed B{b.codes, b.scales, b.bits, box, one_scale, b.across, size.columns, size.depth};
+  const Packed A{a.codes, a.scales, a.kind, a.bits, box, one_scale, a.across, size.rows, size.depth};
+  const Packed B{b.codes, b.scales, b.kind, b.bits, box, one_scale, b.across, size.columns, size.depth};
   const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
   (int8 ? multiply<true> : multiply<false>)(A, B, bias, c, scratch, threads);
 }

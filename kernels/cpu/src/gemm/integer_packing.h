@@ -2,6 +2,7 @@
 // int16, two to an element. A step is one index of the contraction.
 #pragma once
 
+#include "../api.h"
 #include "packing.h"
 
 namespace {
@@ -19,6 +20,7 @@ template <bool int8> constexpr int STEPS = VECTOR_ELEMENTS * PER_ELEMENT<int8>;
 struct Packed {
   const uint8_t* codes;
   const uint8_t* exponents;  // one for each box, or one for the tensor
+  int32_t kind;              // enum Scales
   int32_t bits, box;
   bool one_exponent;
   bool across;  // a row of codes holds one step of every vector, else one vector's steps
@@ -32,6 +34,9 @@ struct Packed {
   int64_t row_bytes() const { return ceil_div((across ? vectors : depth) * bits, 8); }
   // From one vector's exponent to the next vector's, and from one box's to the next box's.
   int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
+  // The tensor's own exponent, which SIGNED_E4M3 stores after the boxes' scales.
+  int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
+  unsigned largest_code() const { return (1u << (bits - 1)) - (kind == POWER); }
   int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
 };
 

@@ -7,9 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../division.h"
+
 namespace {
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }

@@ -1,20 +1,21 @@
 // Bringing the boxes of a run to one exponent: narrow codes leave room to be shifted, exactly.
 #pragma once
 
-#include "../api.h"
+#include "../codec/signed_steps.h"
 #include "integer_packing.h"
 
 namespace {
 
 // The stored exponents of a panel's vectors over its steps, and how far codes are to be shifted to have them.
 struct Exponents {
+  const Packed& packed;
   int vectors, boxes, box;
   bool shifted = false;
   alignas(PANEL) uint8_t stored[VECTOR_ELEMENTS][PANEL];  // a box of every vector, then the next of every vector
   alignas(PANEL) uint8_t shift[VECTOR_ELEMENTS][PANEL];
 
   Exponents(const Packed& x, int64_t vector, int64_t k, int steps)
-      : vectors(least(PANEL, x.vectors - vector)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
+      : packed(x), vectors(least(PANEL, x.vectors - vector)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
     const int64_t next_vector = x.to_next_vector(), next_box = x.to_next_box();
     const uint8_t* from = x.exponents + vector * next_vector + k / x.box * next_box;
     if (vectors < PANEL) memset(stored, 0, sizeof stored[0] * (size_t)boxes);
@@ -81,9 +82,16 @@ struct Exponents {
     return true;
   }
 
-  // The scale factors of all boxes, 2^(E - (bits - 2)), each box's `stride` after the one before; NaN where a box holds
-  // one. Any for vectors that are not there, whose codes are 0.
-  void fill_scales(int bits, float* scales, int64_t stride) const {
+  // The scale factors of all boxes, each box's `stride` after the one before: those of signed scales, or
+  // 2^(E - (bits - 2)); NaN where a box holds one. Any for vectors that are not there, whose codes are 0.
+  void fill_scales(float* scales, int64_t stride) const {
+    const int bits = packed.bits;
+    if (packed.kind != POWER) {
+      const SignedSteps steps(packed.kind, bits, packed.tensor_exponent());
+      for (int b = 0; b < boxes; b++, scales += stride)
+        for (int half = 0; half < PANEL; half += LANES) write(scales + half, steps.of(widened(stored[b] + half)));
+      return;
+    }
     for (int b = 0; b < boxes; b++, scales += stride)
       for (int half = 0; half < PANEL; half += 16) {
         const __m512i exponent = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(stored[b] + half)));

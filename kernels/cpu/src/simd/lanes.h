@@ -69,6 +69,16 @@ INLINE I max_of(I a, I b) {
 #endif
 }
 
+INLINE U max_of(U a, U b) {
+#if LANES == 16
+  return (U)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#elif LANES == 8
+  return (U)_mm256_max_epu32((__m256i)a, (__m256i)b);
+#else
+  return (U)choose((I)(a > b), (I)a, (I)b);
+#endif
+}
+
 // Whether any lane is not 0.
 INLINE bool any(I a) {
 #if LANES == 16
@@ -81,6 +91,15 @@ INLINE bool any(I a) {
   for (int i = 0; i < LANES; i++)
     if (a[i]) return true;
   return false;
+#endif
+}
+
+// The lowest byte of each lane.
+INLINE void write_bytes(uint8_t* p, I a) {
+#if LANES == 16
+  write(p, _mm512_cvtepi32_epi8((__m512i)a));
+#else
+  write(p, __builtin_convertvector(a, VECTOR(uint8_t, LANES)));
 #endif
 }
 
@@ -109,6 +128,20 @@ INLINE F clamp(F x, F bound) {
 #else
   x = choose(x > -bound, x, -bound);
   return choose(x < bound, x, bound);
+#endif
+}
+
+// x, or the bound that it passes.
+INLINE F between(F x, F low, F high) {
+#if LANES == 16
+  return (F)_mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)low), (__m512)high);
+#elif LANES == 8
+  return (F)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)low), (__m256)high);
+#elif defined DSQ_X86
+  return (F)_mm_min_ps(_mm_max_ps((__m128)x, (__m128)low), (__m128)high);
+#else
+  x = choose(x > low, x, low);
+  return choose(x < high, x, high);
 #endif
 }
 
@@ -245,6 +278,43 @@ INLINE uint32_t four_exponents(I a, I b, I c, I d) {
   uint32_t packed = 0;
   for (int i = 3; i >= 0; i--) packed = packed << 8 | most[i];
   return packed;
+#endif
+}
+
+// What orders values by magnitude, and of two equal ones the positive above the negative.
+INLINE U signed_key(F x) {
+#if LANES == 16
+  return (U)_mm512_rol_epi32((__m512i)x, 1) ^ 1;
+#else
+  return ((U)x << 1 | (U)x >> 31) ^ 1;
+#endif
+}
+
+// The largest lane of each of four vectors.
+INLINE void four_largest(U a, U b, U c, U d, uint32_t most[4]) {
+#if LANES == 16
+  const auto in_pairs = [](U x, U y) ALWAYS {
+    return max_of((U)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y), (U)_mm512_unpackhi_epi32((__m512i)x, (__m512i)y));
+  };
+  const __m512i ab = (__m512i)in_pairs(a, b), cd = (__m512i)in_pairs(c, d);
+  const U each = max_of((U)_mm512_unpacklo_epi64(ab, cd), (U)_mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_max_epu32(_mm512_castsi512_si256((__m512i)each),
+                                        _mm512_extracti64x4_epi64((__m512i)each, 1));
+#elif LANES == 8
+  const auto in_pairs = [](U x, U y) ALWAYS {
+    return max_of((U)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y), (U)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y));
+  };
+  const __m256i ab = (__m256i)in_pairs(a, b), cd = (__m256i)in_pairs(c, d);
+  const __m256i half = (__m256i)max_of((U)_mm256_unpacklo_epi64(ab, cd), (U)_mm256_unpackhi_epi64(ab, cd));
+#endif
+#if LANES >= 8
+  write(most, _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+#else
+  const U each[4] = {a, b, c, d};
+  for (int g = 0; g < 4; g++) {
+    most[g] = 0;
+    for (int i = 0; i < LANES; i++) most[g] = each[g][i] > most[g] ? each[g][i] : most[g];
+  }
 #endif
 }
 

@@ -1,0 +1,77 @@
+// The grid of formats whose scale has a sign: two's complement codes.
+#pragma once
+
+#include "rounding.h"
+#include "signed_steps.h"
+
+namespace {
+
+// What multiplies instead of dividing by the step; 0 for a step of 0.
+INLINE F inverse_of(F step) { return (F)((I)(splat(1.0f) / step) & (step != F{})); }
+
+// As AnyFactors.
+struct SignedFactors {
+  F inverse, step;
+  INLINE F codes_of(F x) const { return x * inverse; }
+  INLINE F values_of(F code) const { return code * step; }
+};
+
+template <bool STOCHASTIC> struct SignedGrid {
+  static constexpr bool SIGNED = true;
+  static constexpr float FRACTIONS = 1;
+  const int bits;
+  const SignedSteps steps;
+  float up;  // what takes a box's largest magnitude to the range of E4M3
+
+  explicit SignedGrid(const CodecJob& job)
+      : bits(job.desc->bits), steps(job.desc->scales, bits, job.tensor_exponent) {
+    const int32_t factor = (127 + 7 + 127 - job.tensor_exponent) << 23;
+    memcpy(&up, &factor, sizeof factor);
+  }
+  TwosComplement codes() const {
+    const float least = (float)-(1 << (bits - 1));
+    return {splat(least), splat(-1 - least)};
+  }
+  static INLINE U key_of(F x) { return signed_key(x); }
+
+  INLINE I scales_of(U key) const {
+    const I size = (I)(key >> 1), positive = (I)(key & 1) * STEP_IS_NEGATIVE;
+    if (steps.power) {
+      // E: the exponent, or one less where the significand is below that of 1 + 2^(1-bits)
+      I e = ((size - (1 << (24 - bits))) >> 23) - (127 - SIGNED_BIAS);
+      e = choose(e < 0, I{}, choose(e < SIGNED_NAN - 1, e, splat(SIGNED_NAN - 1)));
+      e = choose(size == 0, I{}, e + positive);
+      return choose(size >= 0x7f800000, splat(SIGNED_NAN), e);
+    }
+    if (steps.nan) return I{};
+    F x = (F)size * up;
+    x = choose(x < splat(448.0f), x, splat(448.0f));
+    const I small = (I)(x + splat(0x1p14f)) - (I)splat(0x1p14f);  // in the last place of 2^14
+    const I normal = (((I)x + 0x7ffff + ((I)x >> 20 & 1)) >> 20) - (120 << 3);
+    const I e4m3 = choose(x < splat(0x1p-6f), small, normal);
+    return e4m3 + (positive & (e4m3 > 0));
+  }
+
+  INLINE I not_ordinary(I scale) const {
+    if (steps.power) return (scale & SIGNED_NAN) == SIGNED_NAN;
+    return I{} - (int32_t)steps.nan;
+  }
+  INLINE bool all_ordinary(uint32_t four) const {
+    constexpr uint32_t each = 0x01010101;
+    return steps.power ? !((((four & ~(each << 7)) + each) >> 7) & each) : !steps.nan;
+  }
+  template <bool> INLINE void ordinary_factors(I scale, F& up_or_shift, F& step_or_most) const {
+    step_or_most = steps.of(scale);
+    up_or_shift = inverse_of(step_or_most);
+  }
+  INLINE SignedFactors any_factors(I scale) const {
+    const F step = steps.of(scale);
+    return {inverse_of(step), step};
+  }
+  INLINE F quantized(F x, Factors f, TwosComplement code) const {
+    const F whole = splat(0x1.8p23f);
+    return ((clamp(x * f.up_or_shift, code) + whole) - whole) * f.step_or_most;
+  }
+};
+
+}  // namespace
