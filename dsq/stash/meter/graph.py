@@ -35,7 +35,7 @@ class Held:
 class Scale:
     """Adds up what graphs hold; a storage counts once, however many graphs hold it.
 
-    weights: storages that exist anyway (parameters and buffers), not counted.
+    weights: storages that exist anyway (parameters and buffers, the caller's batch), not counted.
     module_at: the name of the module that made the node of a number.
     """
 
@@ -50,9 +50,14 @@ class Scale:
         for node in _nodes(roots, since):
             for name, thing in _held_by(node):
                 for leaf in reachable(thing, []):
-                    self._add(node, name, leaf)
+                    self._add(self._module_at(node._sequence_nr()), node.name(), name, leaf)
 
-    def _add(self, node: Any, name: str, leaf: Any) -> None:
+    def add_hidden(self, leaves: Iterable[Tensor]) -> None:
+        """Weigh leaves that no graph shows (live_tensors.hidden_leaves)."""
+        for leaf in leaves:
+            self._add("", "AccumulateGrad", "variable", leaf)
+
+    def _add(self, module: str, op: str, name: str, leaf: Any) -> None:
         key, nbytes = _storage(leaf)
         if key in self._seen:
             return
@@ -61,8 +66,8 @@ class Scale:
             self._storages.append(StorageWeakRef(leaf.untyped_storage()))
         shape = tuple(leaf.shape) if isinstance(leaf, (Tensor, np.ndarray)) else (len(leaf),)
         dtype = str(getattr(leaf, "dtype", "bytes")).removeprefix("torch.")
-        module, device = self._module_at(node._sequence_nr()), str(getattr(leaf, "device", "cpu"))
-        self.held.append(Held(module, node.name(), name, shape, dtype, device, nbytes))
+        device = str(getattr(leaf, "device", "cpu"))
+        self.held.append(Held(module, op, name, shape, dtype, device, nbytes))
 
 
 _PARAMETER = 0  #: the key of all parameters: one used outside of any module is no stash either

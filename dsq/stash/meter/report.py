@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dsq.stash.meter.graph import Held, Scale, reachable
+from dsq.stash.meter.live_tensors import Before, hidden_leaves
 from dsq.stash.meter.module_runs import modules_run
 from dsq.stash.meter.peak import peak
 
@@ -51,7 +52,8 @@ def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
             tuples, dicts and dataclasses) must need a gradient.
         backward: run the backward of the result's sum as well, so that the peak covers it; adds into ``.grad``.
     Returns:
-        Report. Bytes are those at the end of the forward. The peak is exact for tensors (CUDA: the caching allocator's
+        Report. Bytes are those at the end of the forward; tensors that were there before it (weights, the caller's
+        batch) are not among them. The peak is exact for tensors (CUDA: the caching allocator's
         counters; CPU: the allocation events of PyTorch's profiler); scratch that a library allocates by itself is not
         seen, and neither are sparse tensors.
     Raises:
@@ -59,13 +61,15 @@ def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
+    before = Before()
     with modules_run() as runs, peak() as most:
         result = fn()
         roots = [t for t in reachable(result, []) if isinstance(t, Tensor) and t.grad_fn is not None]
         if not roots:
             raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
-        scale = Scale(runs.weights, runs.module_at)
+        scale = Scale(runs.weights | before.storages, runs.module_at)
         scale.add(roots)
+        scale.add_hidden(hidden_leaves(before))
         if backward:
             torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
     return Report(tuple(sorted(scale.held, key=lambda held: -held.nbytes)), most.nbytes)

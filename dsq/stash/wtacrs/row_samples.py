@@ -4,6 +4,7 @@ Shapes: T tokens (all leading dimensions), K in-features, k kept rows, B samples
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +36,28 @@ class Tokens:
 
 
 def activation(kept: Tensor) -> Tensor:
-    """``kept`` marked as needing a gradient: hook policies take a saved tensor that needs none for a statistic."""
-    return kept.requires_grad_()
+    """``kept`` marked as needing a gradient: hook policies take a saved tensor that needs none for a statistic.
+
+    As the output of a node that holds nothing. A leaf would be kept beside whatever a hook makes of it, by the node
+    that accumulates its gradient.
+    """
+    if kept.requires_grad:
+        return kept
+    with torch.enable_grad():
+        marked: Tensor = _Marked.apply(kept, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+    return marked
+
+
+class _Marked(torch.autograd.Function):
+    """A tensor that needs a gradient because the second one, empty, does; no gradient is ever asked of it."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Tensor, empty: Tensor) -> Tensor:
+        return kept
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        raise AssertionError("rows kept for a weight gradient were asked for a gradient of their own")
 
 
 def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:

@@ -97,10 +97,46 @@ def test_checkpointed_inputs_are_found(reentrant):
 
 
 def test_shared_storages_count_once_and_parameters_never():
-    model, x = nn.Linear(32, 32), torch.randn(4, 32, requires_grad=True)
-    assert measure(lambda: (model(x) + model(x.view(2, 2, 32)).view(4, 32)).sum()).nbytes == x.nbytes
+    model = nn.Linear(32, 32)
+
+    def forward():
+        x = torch.randn(4, 32)
+        return (model(x) + model(x.view(2, 2, 32)).view(4, 32)).sum()
+
+    assert measure(forward).nbytes == 4 * 4 * 32
     frozen = nn.Linear(32, 32).requires_grad_(False)
+    x = torch.randn(4, 32, requires_grad=True)
     assert measure(lambda: frozen(x).sum()).nbytes == 0  # keeps its weight only
+
+
+def test_the_callers_batch_is_not_kept_by_the_forward():
+    model, x = mlp(), torch.randn(16, 32)
+    kept = measure(lambda: model(x).sum()).nbytes
+    assert kept == measure(lambda: model(x.clone()).sum()).nbytes - x.nbytes
+
+
+class SavesLeaf(torch.autograd.Function):
+    """Saves a leaf that needs a gradient, which its own AccumulateGrad keeps beside what a hook makes of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone().requires_grad_())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_a_leaf_kept_beside_what_a_hook_made_of_it():
+    source = torch.randn(16, 32, requires_grad=True)
+
+    def forward():
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().half(), lambda kept: kept.float()):
+            return SavesLeaf.apply(source).sum()
+
+    meter, census = both_counts(forward)
+    assert meter == census == (2 + 4) * 16 * 32
 
 
 def test_bytes_by_module_and_op():

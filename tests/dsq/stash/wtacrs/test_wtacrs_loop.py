@@ -87,7 +87,7 @@ def test_a_graph_thrown_away_takes_its_rows_with_it():
     for _ in range(3):
         model(x)
     gc.collect()
-    assert len(controller.sampler._shared) == 0
+    assert not controller.sampler._shared._entries
 
 
 def test_batches_of_changing_shape():

@@ -1,0 +1,63 @@
+"""Processes in which every malloc is counted (Linux with glibc and a C compiler)."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_name("counting_malloc.c")
+
+
+def compiler() -> str | None:
+    """The C compiler, or None where processes cannot be counted."""
+    return shutil.which("cc") if sys.platform == "linux" else None
+
+
+def build(folder: Path) -> Path:
+    """Compile the counting malloc into a folder; RuntimeError where there is no compiler, or it fails."""
+    command = compiler()
+    if command is None:
+        raise RuntimeError("counting what malloc holds takes Linux and a C compiler named cc")
+    library = folder / "counting_malloc.so"
+    made = subprocess.run(
+        [command, "-O2", "-fPIC", "-shared", "-o", str(library), str(_SOURCE)], capture_output=True, text=True
+    )
+    if made.returncode:
+        raise RuntimeError(f"{command} did not compile {_SOURCE.name}: {made.stderr.strip()}")
+    return library
+
+
+def run(library: Path, arguments: list[str]) -> str:
+    """What ``python arguments`` prints under the library; RuntimeError with its last words when it fails."""
+    # from the heap at any size: memory that malloc maps is rounded up to whole pages
+    counted = {"LD_PRELOAD": str(library), "MALLOC_MMAP_THRESHOLD_": str(2**25), "KINETO_LOG_LEVEL": "99"}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **counted})
+    if done.returncode:
+        raise RuntimeError(f"python {' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+class Count:
+    """The count of this process; RuntimeError where it was not started by ``run``."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        if not hasattr(library, "counting_malloc_live"):
+            raise RuntimeError("this process is not counted: start it by analysis.stash.allocator.counted.run")
+        self._live, self._peak = library.counting_malloc_live, library.counting_malloc_peak
+        self._live.restype = self._peak.restype = ctypes.c_int64
+        self._reset_peak = library.counting_malloc_reset_peak
+
+    def live(self) -> int:
+        """Bytes that malloc has given out and not got back."""
+        return int(self._live())
+
+    def peak(self) -> int:
+        """The most that live() has been since reset_peak()."""
+        return int(self._peak())
+
+    def reset_peak(self) -> None:
+        """Start a new peak."""
+        self._reset_peak()

@@ -1,0 +1,44 @@
+"""The tensors that are alive, as Python's collector knows them: what was there before a forward, and what hides."""
+
+import gc
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def live_tensors() -> Iterator[Tensor]:
+    """Every tensor with a storage that is alive, those among them that only PyTorch's C++ holds."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor) and thing.layout is torch.strided:
+            yield thing
+
+
+class Before:
+    """The storages alive now; while this lives, no later one gets the address of one of them."""
+
+    def __init__(self) -> None:
+        refs = [StorageWeakRef(tensor.untyped_storage()) for tensor in live_tensors()]
+        self._refs = {ref.cdata: ref for ref in refs}
+
+    @property
+    def storages(self) -> set[int]:
+        """Their keys (untyped_storage()._cdata)."""
+        return set(self._refs)
+
+
+def hidden_leaves(before: Before) -> list[Tensor]:
+    """Leaves made since that need a gradient and that no Python object refers to.
+
+    One that a hook packed is kept beside its packed form by the node that accumulates its gradient, which the walk of a
+    graph does not reach: the node that saved it does not name that one.
+    """
+    known = before.storages
+    young = [
+        tensor
+        for tensor in live_tensors()
+        if tensor.is_leaf and tensor.requires_grad and tensor.untyped_storage()._cdata not in known
+    ]
+    # the list above is one referrer; a function's own names are none
+    return [t for t in young if not isinstance(t, nn.Parameter) and len(gc.get_referrers(t)) <= 1]

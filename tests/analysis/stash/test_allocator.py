@@ -1,0 +1,71 @@
+"""The counting malloc against allocations of known size."""
+
+import json
+
+import pytest
+
+from analysis.stash.allocator.counted import Count, build, compiler, run
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
+
+_KNOWN = """
+import ctypes, gc, json, numpy, torch
+from analysis.stash.allocator.counted import Count
+from analysis.stash.allocator.held import step_bytes
+from torch import nn
+
+count, found = Count(), {}
+libc = ctypes.CDLL(None)
+libc.realloc.restype = libc.malloc.restype = ctypes.c_void_p
+
+def realloc(size):
+    block = libc.realloc(ctypes.c_void_p(libc.malloc(size // 2)), size)
+    return type("Block", (), {"__del__": lambda self: libc.free(ctypes.c_void_p(block))})()
+
+MAKERS = {
+    "tensor": lambda size: torch.empty(size, dtype=torch.uint8),
+    "sum of tensors": lambda size: torch.zeros(size // 4) + torch.ones(size // 4),
+    "array": lambda size: numpy.empty(size, numpy.uint8),
+    "bytes": bytes,
+    "realloc": realloc,
+}
+for name, make in MAKERS.items():
+    for size in (100_000, 5_000_000, 50_000_000):
+        make(size)
+        gc.collect()
+        before = count.live()
+        count.reset_peak()
+        kept = make(size)
+        grown, peak = count.live() - before, count.peak() - before
+        del kept
+        found[f"{name} {size}"] = [size, grown, count.live() - before, peak]
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 8))
+x = torch.randn(512, 256)
+found["step"] = vars(step_bytes(lambda: model(x).sum()))
+print(json.dumps(found))
+"""
+
+
+@needs_compiler
+def test_known_allocations(tmp_path):
+    found = json.loads(run(build(tmp_path), ["-c", _KNOWN]))
+    step = found.pop("step")
+    for name, (size, grown, left, peak) in found.items():
+        assert size <= grown <= size + 8192, name
+        assert abs(left) < 8192, name  # what Python itself keeps for later
+        assert peak >= (3 * size if name.startswith("sum") else grown), name
+    kept = 512 * 1024 * 4 * 2  # what GELU was given and what it gave; the batch was there before
+    assert kept <= step["stash"] <= kept + 32_768
+    assert step["peak"] >= kept + 512 * 1024 * 4  # a gradient of GELU's result beside both
+    assert abs(step["left"]) < 4096
+
+
+def test_a_process_that_is_not_counted_says_so():
+    with pytest.raises(RuntimeError, match="this process is not counted: start it by"):
+        Count()
+
+
+@needs_compiler
+def test_a_failing_process_gives_its_last_words(tmp_path):
+    with pytest.raises(RuntimeError, match="KeyError: 'inside'"):
+        run(build(tmp_path), ["-c", "raise KeyError('inside')"])
