@@ -14,8 +14,8 @@ from pathlib import Path
 from analysis.corpus.generate import write
 from analysis.experiments import run_picture, translate
 from analysis.experiments.fairseq_run import add_levels
-from analysis.experiments.recipe import Recipe
 from analysis.experiments.run_results import summary
+from analysis.experiments.translation import Translation
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, guarded
 
@@ -46,15 +46,15 @@ TRAINING = {
 def demo(out: Path, levels: str) -> None:
     corpus = out / "corpus"
     training = ("--cpu", *(word for pair in TRAINING.items() for word in pair))
-    recipe = Recipe(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=training)
+    translation = Translation(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=training)
     refuse_used(out)
-    translate.check(recipe)
+    translate.check(translation)
     make_folder(out)
     # a second thread gains such a small model little, and costs it much where another process wants the core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"writing a German-English corpus to {corpus}", flush=True)
     write(corpus, SENTENCES, HELD_OUT, SEED)
-    results = translate.run(recipe)
+    results = translate.run(translation)
     _show_translations(corpus, out / "run")
     print(f"\n{summary(results)}\n\nall figures: {out / 'run' / 'results.json'}")
     if levels != "none":

@@ -15,6 +15,8 @@ import argparse
 import json
 import shlex
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from analysis.experiments.fairseq_run import (
     training_arguments,
 )
 from analysis.experiments.labelled import LabelledSentences, read_labelled
-from analysis.experiments.run_results import write_json
+from analysis.experiments.run_results import losses, write_json
 from analysis.experiments.subwords import train_bpe
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, guarded
@@ -72,7 +74,7 @@ def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path) -> None
     pieces = out / "pieces"
     sentences = [sentence for column in tables["train"].inputs for sentence in column]
     bpe = train_bpe(sentences, vocab)
-    pieces.mkdir()
+    pieces.mkdir(parents=True, exist_ok=True)
     (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
     words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
     special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
@@ -93,19 +95,50 @@ def _write(path: Path, lines: list[str]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def run(data: Path, task: str, out: Path, vocab: int, levels: str, training: list[str]) -> dict[str, Any]:
-    """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes."""
-    refuse_used(out)
-    tables = {"train": read_labelled(data, task, "train"), "valid": read_labelled(data, task, "dev")}
+def read_tables(data: Path, task: str) -> dict[str, LabelledSentences]:
+    """The train and the dev table. Raises ValueError."""
+    return {"train": read_labelled(data, task, "train"), "valid": read_labelled(data, task, "dev")}
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether ``prepare`` has ended there."""
+    return (folder / "binary" / "label" / "valid.idx").exists()
+
+
+def check_flags(levels: str, flags: Sequence[str]) -> None:
+    """Raise ValueError where dsq-train could not be given these flags."""
+    check_training(training_arguments(Path("data"), Path("save"), FIXED, TRAINING, levels, flags), flags, OWN)
+
+
+def run(
+    data: Path,
+    task: str,
+    out: Path,
+    vocab: int,
+    levels: str,
+    training: list[str],
+    resume: bool = False,
+    prepared: Path | None = None,
+) -> dict[str, Any]:
+    """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes.
+
+    resume: go on from the last checkpoint in ``out``. prepared: where runs share the binarised data; None: in ``out``.
+    """
+    if not resume:
+        refuse_used(out, ", or --resume")
+    tables = read_tables(data, task)
     classes = sorted(set(tables["train"].labels))
-    fixed = ["--num-classes", str(len(classes)), *FIXED]
-    arguments = training_arguments(out / "binary", out / "checkpoints", fixed, TRAINING, levels, training)
-    check_training(arguments, training, OWN)
+    check_flags(levels, training)
     make_folder(out)
-    prepare(tables, vocab, out)
+    started = time.perf_counter()
+    folder = prepared or out
+    if not is_prepared(folder):
+        prepare(tables, vocab, folder)
+    fixed = ["--num-classes", str(len(classes)), *FIXED]
+    arguments = training_arguments(folder / "binary", out / "checkpoints", fixed, TRAINING, levels, training)
     fairseq("train", arguments, out / "train.log", watch=show)
-    validations = list(records(out / "train.log", "valid"))
-    accuracies = [(int(one["valid_num_updates"]), float(one["valid_accuracy"])) for one in validations]
+    found = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
+    accuracies = [(update, float(one["valid_accuracy"])) for update, one in sorted(found.items())]
     results = {
         "command": command_line(),
         "sentences": {split: len(table.labels) for split, table in tables.items()},
@@ -114,6 +147,8 @@ def run(data: Path, task: str, out: Path, vocab: int, levels: str, training: lis
         "accuracy": accuracies[-1][1],
         "best_accuracy": max(accuracy for _, accuracy in accuracies),
         "accuracies": accuracies,
+        "valid_loss": losses(out / "train.log", "valid", "valid_"),
+        "seconds": {"total": round(time.perf_counter() - started, 1)},
     }
     history = out / "checkpoints" / "dsq_history.json"
     if levels != "none":
@@ -154,6 +189,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
     top.add_argument("--vocab", type=int, default=4000, help="BPE subwords (default: %(default)s)")
     add_levels(top)
+    top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
+    top.add_argument("--prepared", type=Path, metavar="DIR", help="where runs share the binarised data (default: RUN)")
     return top
 
 

@@ -10,42 +10,46 @@ from sacrebleu.metrics.bleu import BLEU
 
 from analysis.experiments.fairseq_run import command_line, records
 from analysis.experiments.parallel_text import ParallelText
-from analysis.experiments.recipe import Recipe
 from analysis.experiments.run_costs import costs, write_workload
+from analysis.experiments.translation import Translation
 from dsq.command.files import write_text
 from dsq.command.table import table
 
 
 def collect(
-    recipe: Recipe, text: dict[str, ParallelText], translations: list[str], seconds: dict[str, float]
+    translation: Translation, text: dict[str, ParallelText], translations: list[str], seconds: dict[str, float]
 ) -> dict[str, Any]:
     """Everything measured in the run, as data for JSON."""
     references = text["test"].target
     assert len(translations) == len(references), "dsq-generate translates every sentence of the test text"
     bleu = BLEU()
     score = bleu.corpus_score(translations, [references])
-    write_text(recipe.out / f"hypotheses.{recipe.target}", "\n".join(translations) + "\n")
+    write_text(translation.out / f"hypotheses.{translation.target}", "\n".join(translations) + "\n")
     return {
         "date": date.today().isoformat(),
         "command": command_line(),
         "cpus": os.cpu_count(),
-        "languages": f"{recipe.source}-{recipe.target}",
+        "languages": f"{translation.source}-{translation.target}",
         "sentences": {split: len(part) for split, part in text.items()},
         "bleu": round(score.score, 2),
         "signature": str(bleu.get_signature()),
-        **(_of_dsq(recipe) if recipe.levels != "none" else {}),
-        "train_loss": [(int(r["num_updates"]), float(r["loss"])) for r in records(recipe.log("train"), "train_inner")],
-        "valid_loss": [
-            (int(r["valid_num_updates"]), float(r["valid_loss"])) for r in records(recipe.log("train"), "valid")
-        ],
+        **(_of_dsq(translation) if translation.levels != "none" else {}),
+        "train_loss": losses(translation.log("train"), "train_inner", ""),
+        "valid_loss": losses(translation.log("train"), "valid", "valid_"),
         "seconds": {stage: round(spent, 1) for stage, spent in {**seconds, "total": sum(seconds.values())}.items()},
     }
 
 
-def _of_dsq(recipe: Recipe) -> dict[str, Any]:
-    history = recipe.checkpoints / "dsq_history.json"
-    workload = recipe.out / "workload.json"
-    write_workload(recipe.checkpoints / "checkpoint_best.pt", recipe.binary, workload)
+def losses(log: Path, kind: str, prefix: str) -> list[tuple[int, float]]:
+    """Updates and losses of a training log. A resumed run logs some updates twice: the later line counts."""
+    found = {int(one[f"{prefix}num_updates"]): float(one[f"{prefix}loss"]) for one in records(log, kind)}
+    return sorted(found.items())
+
+
+def _of_dsq(translation: Translation) -> dict[str, Any]:
+    history = translation.checkpoints / "dsq_history.json"
+    workload = translation.out / "workload.json"
+    write_workload(translation.checkpoints / "checkpoint_best.pt", translation.binary, workload)
     record = json.loads(history.read_text(encoding="utf-8"))
     return {"history": record, "costs": costs(history, workload)}
 

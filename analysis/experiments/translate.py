@@ -10,14 +10,15 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.experiments.fairseq_run import add_levels, check_training, fairseq, hypotheses, show, training_arguments
 from analysis.experiments.parallel_text import ParallelText, read_parallel
-from analysis.experiments.recipe import Recipe
 from analysis.experiments.run_results import collect, summary, write_json
 from analysis.experiments.subwords import train_bpe, write_pieces
+from analysis.experiments.translation import Translation
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, guarded
 
@@ -55,77 +56,111 @@ FIXED += ["--log-format", "json"]
 OWN = ("--task", "--source-lang", "-s", "--target-lang", "-t", "--no-save", "--checkpoint-suffix")
 
 
-def check(recipe: Recipe) -> None:
+def check_flags(levels: str, flags: Sequence[str]) -> None:
+    """Raise ValueError where dsq-train could not be given these flags."""
+    check_training(training_arguments(Path("data"), Path("save"), FIXED, TRAINING, levels, flags), flags, OWN)
+
+
+def check(translation: Translation) -> None:
     """Raise ValueError where dsq-train could not be given these flags, before anything is written."""
-    check_training(_training(recipe), recipe.training, OWN)
+    check_flags(translation.levels, translation.training)
 
 
-def run(recipe: Recipe) -> dict[str, Any]:
+def run(translation: Translation) -> dict[str, Any]:
     """The whole recipe; returns what it writes to RUN/results.json.
 
     Raises ValueError for what the user can mend: the data, a flag, a run directory that is in use.
     """
     seconds: dict[str, float] = {}
     started = time.perf_counter()
-    if not recipe.resume:
-        refuse_used(recipe.out, ", or --resume")
-    text = read_parallel(recipe.data, recipe.source, recipe.target, recipe.prefix, recipe.columns)
-    if recipe.lowercase:
-        text = {split: _lower(part) for split, part in text.items()}
-    make_folder(recipe.out)
-    if not (recipe.binary / f"test.{recipe.source}-{recipe.target}.{recipe.target}.idx").exists():
-        _prepare(recipe, text)
+    if not translation.resume:
+        refuse_used(translation.out, ", or --resume")
+    text = _read(translation)
+    make_folder(translation.out)
+    if not _is_prepared(translation):
+        _prepare(translation, text)
     seconds["prepare"] = time.perf_counter() - started
-    _train(recipe)
+    _train(translation)
     seconds["train"] = time.perf_counter() - started - sum(seconds.values())
-    translations = _generate(recipe)
+    translations = _generate(translation)
     seconds["generate"] = time.perf_counter() - started - sum(seconds.values())
-    results = collect(recipe, text, translations, seconds)
-    write_json(results, recipe.out / "results.json")
+    results = collect(translation, text, translations, seconds)
+    write_json(results, translation.out / "results.json")
     return results
+
+
+def prepare(translation: Translation) -> None:
+    """Put the binarised data where ``translation`` reads them, if they are not there yet. Raises ValueError."""
+    if not _is_prepared(translation):
+        _prepare(translation, _read(translation))
+
+
+def _is_prepared(translation: Translation) -> bool:
+    pair = f"{translation.source}-{translation.target}"
+    return (translation.binary / f"test.{pair}.{translation.target}.idx").exists()
+
+
+def _read(translation: Translation) -> dict[str, ParallelText]:
+    text = read_parallel(
+        translation.data, translation.source, translation.target, translation.prefix, translation.columns
+    )
+    return {split: _lower(part) for split, part in text.items()} if translation.lowercase else text
 
 
 def _lower(text: ParallelText) -> ParallelText:
     return ParallelText([a.lower() for a in text.source], [b.lower() for b in text.target], text.dropped)
 
 
-def _prepare(recipe: Recipe, text: dict[str, ParallelText]) -> None:
+def _prepare(translation: Translation, text: dict[str, ParallelText]) -> None:
     sizes = ", ".join(f"{split} {len(part)}" for split, part in text.items())
-    print(f"preparing {recipe.source}-{recipe.target}: {sizes} sentence pairs, {recipe.vocab} subwords", flush=True)
-    pieces = recipe.out / "pieces"
-    bpe = train_bpe([*text["train"].source, *text["train"].target], recipe.vocab)
-    pieces.mkdir(exist_ok=True)
+    print(
+        f"preparing {translation.source}-{translation.target}: {sizes} sentence pairs, {translation.vocab} subwords",
+        flush=True,
+    )
+    pieces = translation.binary.with_name("pieces")
+    bpe = train_bpe([*text["train"].source, *text["train"].target], translation.vocab)
+    pieces.mkdir(parents=True, exist_ok=True)
     (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
     for split, part in text.items():
-        write_pieces(part, bpe, pieces / split, (recipe.source, recipe.target))
-    languages = ["--source-lang", recipe.source, "--target-lang", recipe.target, "--joined-dictionary"]
+        write_pieces(part, bpe, pieces / split, (translation.source, translation.target))
+    languages = ["--source-lang", translation.source, "--target-lang", translation.target, "--joined-dictionary"]
     texts = [f"--{split}pref={pieces / split}" for split in text]
-    fairseq("preprocess", [*languages, *texts, "--destdir", str(recipe.binary)], recipe.log("preprocess"))
+    fairseq(
+        "preprocess",
+        [*languages, *texts, "--destdir", str(translation.binary)],
+        translation.binary.with_name("preprocess.log"),
+    )
 
 
-def _train(recipe: Recipe) -> None:
-    precision = "in floating point" if recipe.levels == "none" else f"from {recipe.levels.replace('] [', '] to [')}"
+def _train(translation: Translation) -> None:
+    precision = (
+        "in floating point" if translation.levels == "none" else f"from {translation.levels.replace('] [', '] to [')}"
+    )
     print(f"training {precision}", flush=True)
-    fairseq("train", _training(recipe), recipe.log("train"), watch=show)
+    fairseq("train", _training(translation), translation.log("train"), watch=show)
 
 
-def _training(recipe: Recipe) -> list[str]:
+def _training(translation: Translation) -> list[str]:
     """dsq-train's arguments."""
-    return training_arguments(recipe.binary, recipe.checkpoints, FIXED, TRAINING, recipe.levels, recipe.training)
+    return training_arguments(
+        translation.binary, translation.checkpoints, FIXED, TRAINING, translation.levels, translation.training
+    )
 
 
-def _generate(recipe: Recipe) -> list[str]:
+def _generate(translation: Translation) -> list[str]:
     print("translating the test text", flush=True)
-    log = recipe.log("generate")
+    log = translation.log("generate")
     log.unlink(missing_ok=True)
-    checkpoint = ["--path", str(recipe.checkpoints / "checkpoint_best.pt")]
-    search = ["--beam", str(recipe.beam), "--batch-size", "128", "--remove-bpe", "sentencepiece"]
-    fairseq("generate", [str(recipe.binary), *checkpoint, *search, "--no-progress-bar", *_device(recipe)], log)
+    checkpoint = ["--path", str(translation.checkpoints / "checkpoint_best.pt")]
+    search = ["--beam", str(translation.beam), "--batch-size", "128", "--remove-bpe", "sentencepiece"]
+    fairseq(
+        "generate", [str(translation.binary), *checkpoint, *search, "--no-progress-bar", *_device(translation)], log
+    )
     return hypotheses(log)
 
 
-def _device(recipe: Recipe) -> list[str]:
-    return ["--cpu"] if "--cpu" in recipe.training else []
+def _device(translation: Translation) -> list[str]:
+    return ["--cpu"] if "--cpu" in translation.training else []
 
 
 def parser() -> argparse.ArgumentParser:
@@ -149,6 +184,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--beam", type=int, default=4, help="beam of the search (default: %(default)s)")
     add_levels(top)
     top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
+    top.add_argument("--prepared", type=Path, metavar="DIR", help="where runs share the binarised data (default: RUN)")
     return top
 
 
@@ -157,9 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> None:
         columns = tuple(given.columns.split(","))
-        recipe = Recipe(**{**vars(given), "columns": columns, "training": tuple(training)})
-        check(recipe)
-        print(summary(run(recipe)))
+        translation = Translation(**{**vars(given), "columns": columns, "training": tuple(training)})
+        check(translation)
+        print(summary(run(translation)))
 
     return guarded(PROG, work)
 

@@ -7,7 +7,7 @@ from analysis.experiments.fairseq_run import LEVELS
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Translation:
     data: Path
     out: Path
     source: str = "de"
@@ -19,11 +19,12 @@ class Recipe:
     beam: int = 4
     levels: str = LEVELS  #: "none": in floating point
     resume: bool = False
+    prepared: Path | None = None  #: where the binarised data are, or are put for other runs too; None: in `out`
     training: tuple[str, ...] = ()  #: further flags for dsq-train, which come after TRAINING's
 
     @property
     def binary(self) -> Path:
-        return self.out / "binary"
+        return (self.prepared or self.out) / "binary"
 
     @property
     def checkpoints(self) -> Path:

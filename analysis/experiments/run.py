@@ -1,0 +1,209 @@
+"""Runs an experiment, or goes on with it: finished runs are kept, a killed one resumes from its last checkpoint.
+
+    python -m analysis.experiments.run analysis/experiments/recipes/demo_formats.toml --out runs/formats --jobs 2
+    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --dry-run
+    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --only 'bfp_*_seed1'
+
+data prepared once -> runs, each a process -> ledger.csv, a row a run; then python -m analysis.experiments.report
+"""
+
+import argparse
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from analysis.experiments import data_folder
+from analysis.experiments.engines import Engine, Job, LocalEngine, SubmititEngine
+from analysis.experiments.experiment import Experiment, load_experiment
+from analysis.experiments.ledger import FILE, add_row, place, read_ledger, row
+from analysis.experiments.plan import PlannedRun, check, plan
+from analysis.experiments.plan_costs import Cost, expected
+from analysis.experiments.run_folder import RunFolder
+from dsq.command.files import make_folder
+from dsq.command.parser import OneLineParser, guarded
+from dsq.command.table import table
+
+PROG = "python -m analysis.experiments.run"
+LOOK_SECONDS, TELL_SECONDS = 1.0, 60.0
+
+
+@dataclass(frozen=True)
+class Active:
+    run: PlannedRun
+    folder: RunFolder
+    job: Job
+
+
+class Session:
+    """One call of the command: starts what is still to be done, `jobs` at a time, and enters what ends."""
+
+    def __init__(self, experiment: Experiment, runs: list[PlannedRun], out: Path, engine: Engine, threads: int) -> None:
+        self.experiment, self.out, self.engine = experiment, out, engine
+        self.environment = {"OMP_NUM_THREADS": str(threads)}
+        self.runs = {run.name: run for run in runs}
+        self.folders = {run.name: RunFolder(out / run.name) for run in runs}
+        self.data = data_folder.settings(experiment.data)
+        self.failed: dict[str, str] = {}
+        self.elsewhere: list[str] = []
+        self._started = time.monotonic()
+        self._done_before = self._done()
+
+    def go(self, jobs: int) -> None:
+        """Run to the end. Raises ValueError where runs failed; the others are finished then."""
+        waiting = [run for run in self.runs.values() if not self._enter_finished(run)]
+        print(f"{len(self.runs) - len(waiting)} of {len(self.runs)} runs were finished before", flush=True)
+        active: list[Active] = []
+        told = time.monotonic()
+        try:
+            while waiting or active:
+                while waiting and len(active) < jobs:
+                    active += self._start(waiting.pop(0))
+                time.sleep(LOOK_SECONDS)
+                active = [one for one in active if not self._ended(one)]
+                if time.monotonic() - told > TELL_SECONDS:
+                    told = time.monotonic()
+                    self._tell(active)
+        finally:
+            for one in active:
+                one.job.stop()
+        if self.elsewhere:
+            print(f"another process is at {', '.join(self.elsewhere)}: call again when it has ended")
+        if self.failed:
+            name, why = next(iter(self.failed.items()))
+            raise ValueError(f"{len(self.failed)} of {len(self.runs)} runs failed, first {name}: {why}")
+
+    def _start(self, run: PlannedRun) -> list[Active]:
+        folder = self.folders[run.name]
+        with folder.locked() as lock:
+            if lock is None:
+                self.elsewhere.append(run.name)
+                return []
+            folder.start(run, self.data, place())
+            module, *given = data_folder.arguments(self.experiment.data, self.out / "data")
+            command = [sys.executable, "-m", module, *given, "--out", str(folder.path.resolve())]
+            command += ["--dsq-levels", run.levels, *run.flags]
+            print(f"start  {run.name}", flush=True)
+            return [Active(run, folder, self.engine.start(command, self.environment, folder.log.resolve(), lock))]
+
+    def _ended(self, one: Active) -> bool:
+        status = one.job.status()
+        if status is None:
+            return False
+        if status or not self._enter_finished(one.run):
+            self.failed[one.run.name] = f"{one.folder.failure()} (all of it: {one.folder.log})"
+            print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
+        else:
+            entered = next(r for r in read_ledger(self.out / FILE) if r["run"] == one.run.name)
+            print(f"done   {one.run.name}: {entered['measure']} {entered['score']}, {self._left()}", flush=True)
+        return True
+
+    def _enter_finished(self, run: PlannedRun) -> bool:
+        """Whether the run is finished; its row is then in the ledger."""
+        folder, ledger = self.folders[run.name], self.out / FILE
+        results, settings = folder.results, folder.settings
+        if results is None or settings is None:
+            return False
+        add_row(ledger, row(self.experiment, run, results, settings))
+        return True
+
+    def _done(self) -> float:
+        """Runs' worth of training that is done."""
+        return sum(self.folders[name].done(run) for name, run in self.runs.items())
+
+    def _left(self) -> str:
+        done = self._done()
+        seconds, gained = time.monotonic() - self._started, done - self._done_before
+        left = (
+            f"{_duration(seconds / gained * (len(self.runs) - done))} left" if gained > 0 else "time left unknown yet"
+        )
+        return f"{done:.1f} of {len(self.runs)} runs' training done, {left}"
+
+    def _tell(self, active: Sequence[Active]) -> None:
+        running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
+        print(f"       {running}; {self._left()}", flush=True)
+
+
+def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
+    """The plan as a table: each run's cost by dsq-cost's paper profile, and how far it is."""
+    rows = []
+    for run in runs:
+        cost = expected(run, experiment.workload)
+        done = RunFolder(out / run.name).done(run)
+        updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
+        costs = {name: _cost(cost, name) for name in ("arithmetic", "dram")}
+        rows.append({"run": run.name, "updates": updates, **costs, "done": f"{done:.0%}"})
+    note = (
+        f"{len(runs)} runs. arithmetic, dram: dsq-cost's paper profile of {experiment.workload}, fixed-point 32 = 1, "
+    )
+    return (
+        table(rows) + "\n\n" + note + "by the shares of updates; from .. to where plateaus decide; - in floating point"
+    )
+
+
+def _cost(cost: Cost | tuple[Cost, Cost] | None, name: str) -> str:
+    several = (cost,) if isinstance(cost, Cost) else cost or ()
+    return " .. ".join(f"{getattr(one, name):.4f}" for one in several) or "-"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def run_recipe(given: argparse.Namespace) -> None:
+    experiment = load_experiment(given.recipe)
+    if given.data:
+        experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(given.data)))
+    try:
+        runs = plan(experiment, given.only)
+        check(experiment, runs)
+        for run in runs:
+            RunFolder(given.out / run.name).check(run, data_folder.settings(experiment.data))
+        if given.dry_run:
+            print(show_plan(experiment, runs, given.out))
+            return
+        data_folder.check_present(experiment.data)
+    except ValueError as error:
+        raise ValueError(f"{given.recipe}: {error}") from None
+    make_folder(given.out)
+    parameters = dict(word.partition("=")[::2] for word in given.submitit)
+    engine = SubmititEngine(given.out / "submitit", parameters) if given.engine == "submitit" else LocalEngine()
+    data_folder.prepare(experiment.data, given.out / "data")
+    signal.signal(signal.SIGTERM, _terminated)
+    Session(experiment, runs, given.out, engine, given.threads).go(given.jobs)
+    print(f"ledger: {given.out / FILE}; tables and picture: python -m analysis.experiments.report {given.out / FILE}")
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="where the data are, in place of the recipe's data.path"
+    )
+    parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a run (default: %(default)s)")
+    parser.add_argument("--engine", choices=("local", "submitit"), default="local", help="default: %(default)s")
+    parser.add_argument(
+        "--submitit", action="append", default=[], metavar="NAME=VALUE", help="of submitit's, as in slurm_partition=gpu"
+    )
+    given = parser.parse_args(arguments)
+    for name in ("jobs", "threads"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name} {getattr(given, name)}: accepted are whole numbers from 1")
+    return guarded(PROG, lambda: run_recipe(given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
