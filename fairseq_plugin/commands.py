@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
+from dsq.command.parser import OneLineParser
+
 INSTALL = (
     'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
     "(fairseq's metadata names a version that pip no longer takes, hence --no-deps)"
@@ -58,7 +60,7 @@ def _installed() -> bool:
 def _run(command: str) -> None:
     prog = f"dsq-{command}"
     sys.argv[0] = prog
-    argparse.ArgumentParser.error = _one_line  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
+    argparse.ArgumentParser.error = OneLineParser.error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
     try:
         _fairseq_main(command)()
     except Exception as error:
@@ -78,11 +80,6 @@ def _fairseq_main(command: str) -> Callable[[], None]:
     if not any(argument.split("=")[0] == "--user-dir" for argument in sys.argv[1:]):
         sys.argv[1:1] = ["--user-dir", str(Path(fairseq_plugin.__file__).parent)]
     return importlib.import_module(f"fairseq_cli.{command}").cli_main
-
-
-def _one_line(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    print(f"{parser.prog}: error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

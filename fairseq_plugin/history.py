@@ -2,12 +2,12 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
+from dsq.command.files import write_text
 from fairseq_plugin.state import DSQState, plain
 
 FILE = "dsq_history.json"
@@ -40,6 +40,4 @@ def write_history(state: DSQState, folder: str) -> None:
         return
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".json.tmp")
-    draft.write_text(json.dumps(history(state), indent=1) + "\n")
-    os.replace(draft, path)
+    write_text(path, json.dumps(history(state), indent=1) + "\n")
