@@ -57,10 +57,11 @@ template <class Grid> struct Decoder {
     factors.set(group, grid);
 
     const Unpacker unpack = unpacker;
+    const Grid on = grid;
     const uint8_t* from = codes(row, column);
     uint8_t* to = values(row, column);
     for (int64_t at = 0; at < n; at += TILE, from += tile_codes, to += tile_bytes) {
-      const bool ordinary = factors.ordinary || grid.all_ordinary(read<uint32_t>(group + at / 16));
+      const bool ordinary = factors.ordinary || on.all_ordinary(read<uint32_t>(group + at / 16));
       if (in_groups && ordinary && n - at >= TILE && inside(from)) {
         F value[VECTORS];
         unpack.tile(from, value);

@@ -1,8 +1,6 @@
 // Picks the instruction set's kernels and deals their tasks to threads.
 #include "codec.h"
 
-#include <atomic>
-
 #include "../threads.h"
 
 namespace {
@@ -70,12 +68,62 @@ int32_t clipped(int32_t exponent) {
   return exponent == NAN_EXPONENT ? exponent : exponent < lowest ? lowest : exponent > highest ? highest : exponent;
 }
 
+// Where the tensor's own exponent lies among its scales, or null.
+uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
+  if (p.box == 0) return (uint8_t*)scales;
+  if (p.scales != SIGNED_E4M3) return nullptr;
+  const int64_t boxes = p.outer * ceil_div(p.along_rows ? p.rows : p.columns, p.box);
+  return (uint8_t*)scales + boxes * (p.along_rows ? p.columns : p.rows);
+}
+
+// Whether E4M3 holds the scales of these boxes as normal numbers, the tensor's exponent being this or any below, down to
+// its own. Then the steps do not depend on which it is.
+bool holds_scales(int32_t exponent, const Magnitudes& found) {
+  return (int32_t)(found.most >> 23) <= exponent && (int32_t)(found.least >> 23) >= exponent - 13;
+}
+
+template <auto kernel> void range_guessed(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
+  constexpr int64_t few = 256;
+  for (; begin < end && holds_scales(job.tensor_exponent, *job.found); begin += few)
+    (ISAS[job.desc->isa]->*kernel)(job, begin, begin + few < end ? begin + few : end);
+}
+
+// Quantises or packs SIGNED_E4M3 in one pass, with an exponent of the tensor that is guessed, somewhat high, from a few
+// of its values; then corrects the scales. Returns false where another pass has to do it all again: where the guess was
+// too low, or scales so far below that their steps depend on it.
+template <auto kernel> bool encode_by_guess(CodecJob& job, int64_t tasks, int threads) {
+  constexpr int64_t fewest = 1 << 14, places = 16, some = 256;
+  constexpr int32_t slack = 3;
+  const CodecDesc& p = *job.desc;
+  const int64_t values = p.outer * p.rows * p.columns;
+  if (values < fewest || job.values == job.out) return false;
+  uint32_t most = 0;
+  for (int64_t i = 0; i < places; i++) {
+    const int64_t at = values / places * i;
+    const uint32_t here = ISAS[p.isa]->largest(job, at, at + some);
+    most = here > most ? here : most;
+  }
+  const int32_t guess = (int32_t)(most >> 23) + slack;
+  if (most == 0 || clipped(guess) != guess) return false;
+  Magnitudes found;
+  job.found = &found, job.tensor_exponent = guess;
+  deal_out(job, range_guessed<kernel>, tasks, threads);
+  job.found = nullptr, job.tensor_exponent = (int32_t)(found.most >> 23);
+  if (!holds_scales(guess, found) || clipped(job.tensor_exponent) != job.tensor_exponent) return false;
+  if (!job.exponents) return true;
+  const int rise = (guess - job.tensor_exponent) << 3;
+  uint8_t* const end = tensor_scale(p, job.exponents);
+  for (uint8_t* scale = job.exponents; scale < end; scale++) *scale = (uint8_t)(*scale & 127 ? *scale + rise : *scale);
+  return true;
+}
+
 // Quantises or packs. Where one box holds the whole tensor, or an exponent of the tensor all boxes' scales, it comes
 // first, from a pass of its own; a static one is known, unless a NaN turns up among the values: then all becomes NaN.
 template <auto kernel> void encode(CodecJob& job, int threads) {
   const CodecDesc& p = *job.desc;
   const int64_t tasks = encode_tasks(p).count();
   const bool of_e4m3 = p.scales == SIGNED_E4M3;
+  if (of_e4m3 && encode_by_guess<kernel>(job, tasks, threads)) return;
   if (p.box == 0 && p.static_scale >= 0)
     job.tensor_exponent = p.static_scale;
   else if (p.box == 0 || of_e4m3)
@@ -86,14 +134,6 @@ template <auto kernel> void encode(CodecJob& job, int threads) {
   if (found != NAN_EXPONENT) return;
   job.tensor_exponent = NAN_EXPONENT;
   deal_out(job, range_encode<kernel>, tasks, threads);
-}
-
-// Where the tensor's own exponent lies among its scales, or null.
-uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
-  if (p.box == 0) return (uint8_t*)scales;
-  if (p.scales != SIGNED_E4M3) return nullptr;
-  const int64_t boxes = p.outer * ceil_div(p.along_rows ? p.rows : p.columns, p.box);
-  return (uint8_t*)scales + boxes * (p.along_rows ? p.columns : p.rows);
 }
 
 // Where rows hold whole boxes and whole bytes of codes, the tensor can be treated as one long row, unless rounding
@@ -139,21 +179,21 @@ const IsaKernels* isa_kernels(int index) { return index < ISA_COUNT ? ISAS[index
 
 void quantize_tensor(const CodecDesc& desc, const void* x, void* out, int threads, uint64_t seed) {
   const CodecDesc p = as_one_row(desc);
-  CodecJob job{&p, x, out, nullptr, nullptr, seed, 0, false, false, beyond_caches(p, p.dtype)};
+  CodecJob job{&p, x, out, nullptr, nullptr, seed, 0, false, false, beyond_caches(p, p.dtype), nullptr};
   choose_writing(job, p.out_dtype, threads);
   encode<&IsaKernels::quantize>(job, threads);
 }
 
 void pack_tensor(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
   const CodecDesc p = as_one_row(desc);
-  CodecJob job{&p, x, nullptr, codes, p.box ? exponents : nullptr, seed, 0, false, false, beyond_caches(p, p.dtype)};
+  CodecJob job{&p, x, nullptr, codes, p.box ? exponents : nullptr, seed, 0, false, false, beyond_caches(p, p.dtype), nullptr};
   encode<&IsaKernels::pack>(job, threads);
   if (uint8_t* const own = tensor_scale(p, exponents)) *own = (uint8_t)job.tensor_exponent;
 }
 
 void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
   const CodecDesc p = as_one_row(desc);
-  CodecJob job{&p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, false, false, false};
+  CodecJob job{&p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, false, false, false, nullptr};
   choose_writing(job, p.dtype, threads);
   if (const uint8_t* const own = tensor_scale(p, exponents)) job.tensor_exponent = *own;
   deal_out(job, range_unpack, decode_tasks(p), threads);

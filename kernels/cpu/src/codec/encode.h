@@ -37,7 +37,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   const CodecJob& job;
   const CodecDesc& p = *job.desc;
   const int item = size_of(p.dtype);
-  const Grid grid{job};
+  Grid grid{job};
   const decltype(grid.codes()) all_codes = grid.codes();
   const Sink sink{job};
   Random random{job.seed};
@@ -154,7 +154,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   }
 
   // The exponents of boxes of any size along the columns first..last - 1, which hold whole boxes.
-  void find_exponents(int64_t row, int64_t first, int64_t last, uint8_t exponent[CHUNK]) const {
+  void find_exponents(int64_t row, int64_t first, int64_t last, uint8_t exponent[CHUNK]) {
     alignas(64) uint32_t key[CHUNK] = {};
     for (int64_t column = first; column < last; column += TILE) {
       const int n = (int)(last - column < TILE ? last - column : TILE);
@@ -197,7 +197,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
 
   // The scale of each of n columns from `column`, over rows top..bottom - 1. A few rows at a time are
   // read as far as they go, which is how memory is fastest.
-  void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t exponent[BATCH_COLUMNS]) const {
+  void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t exponent[BATCH_COLUMNS]) {
     constexpr int together = 4;
     const int64_t stride = p.columns * item;
     for (int64_t row = top; row < bottom; row += together) {

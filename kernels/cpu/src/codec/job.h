@@ -2,6 +2,8 @@
 // Names and numerics are those of kernels/reference, which defines every bit.
 #pragma once
 
+#include <atomic>
+
 #include "../api.h"
 #include "../division.h"
 
@@ -14,6 +16,11 @@ constexpr int CHUNK = 128;
 // twice is still in the first-level cache.
 constexpr int BATCH = 4, BATCH_COLUMNS = BATCH * CHUNK;
 
+// The largest magnitudes of boxes, as bits: the largest of all and the smallest that is not 0.
+struct Magnitudes {
+  std::atomic<uint32_t> most{0}, least{~0u};
+};
+
 struct CodecJob {
   const CodecDesc* desc;
   const void* values;  // input of quantize and pack
@@ -25,6 +32,7 @@ struct CodecJob {
   bool past_caches;         // write values with streaming stores
   bool prefetch;            // or prefetch the cache lines they go to
   bool from_memory;         // the input is too large to be in a cache
+  Magnitudes* found;        // of SIGNED_E4M3: what the encoder is to report, or null
 };
 
 // One bit a value (masks.h).

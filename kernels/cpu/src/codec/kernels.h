@@ -25,6 +25,8 @@ uint32_t largest(const CodecJob& job, int64_t begin, int64_t end) {
 template <bool STOCHASTIC, class Sink> void encode(const CodecJob& job, int64_t begin, int64_t end) {
   const auto run = [&](auto&& encoder) {
     boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
+    if constexpr (encoder.grid.SIGNED)
+      if (job.found) encoder.grid.report(*job.found);
   };
   if (job.desc->scales == POWER) run(Encoder<STOCHASTIC, Sink, PowerGrid<STOCHASTIC>>{job});
   else run(Encoder<STOCHASTIC, Sink, SignedGrid<STOCHASTIC>>{job});

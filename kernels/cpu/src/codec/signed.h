@@ -22,6 +22,7 @@ template <bool STOCHASTIC> struct SignedGrid {
   const int bits;
   const SignedSteps steps;
   float up;  // what takes a box's largest magnitude to the range of E4M3
+  U most{}, opposite{};  // of the largest magnitudes of boxes: the largest, and 2^32 less the smallest that is not 0
 
   explicit SignedGrid(const CodecJob& job)
       : bits(job.desc->bits), steps(job.desc->scales, bits, job.tensor_exponent) {
@@ -34,7 +35,16 @@ template <bool STOCHASTIC> struct SignedGrid {
   }
   static INLINE U key_of(F x) { return signed_key(x); }
 
-  INLINE I scales_of(U key) const {
+  void report(Magnitudes& found) const {
+    for (int i = 0; i < LANES; i++) {
+      uint32_t before = found.most;
+      while (before < most[i] && !found.most.compare_exchange_weak(before, most[i])) {}
+      before = found.least;
+      while (opposite[i] && before > 0 - opposite[i] && !found.least.compare_exchange_weak(before, 0 - opposite[i])) {}
+    }
+  }
+
+  INLINE I scales_of(U key) {
     const I size = (I)(key >> 1), positive = (I)(key & 1) * STEP_IS_NEGATIVE;
     if (steps.power) {
       // E: the exponent, or one less where the significand is below that of 1 + 2^(1-bits)
@@ -44,6 +54,7 @@ template <bool STOCHASTIC> struct SignedGrid {
       return choose(size >= 0x7f800000, splat(SIGNED_NAN), e);
     }
     if (steps.nan) return I{};
+    most = max_of(most, (U)size), opposite = max_of(opposite, (U)-size);
     F x = (F)size * up;
     x = choose(x < splat(448.0f), x, splat(448.0f));
     const I small = (I)(x + splat(0x1p14f)) - (I)splat(0x1p14f);  // in the last place of 2^14
