@@ -21,6 +21,11 @@ def settings(data: Data) -> dict[str, Any]:
     return {key: value for key, value in asdict(data).items() if key not in _WHEREABOUTS}
 
 
+def same(recorded: dict[str, Any], data: Data) -> bool:
+    """Whether ``recorded`` are the data's settings; a setting that came into being since counts as its default."""
+    return {**settings(Data(kind=data.kind)), **recorded} == settings(data)
+
+
 def check_present(data: Data) -> None:
     """Raise ValueError, with where to get them, where the data are absent."""
     if data.kind != "generated" and not Path(data.path).is_dir():
@@ -30,7 +35,7 @@ def check_present(data: Data) -> None:
 def prepare(data: Data, folder: Path) -> None:
     """Fill ``folder`` for the runs, where that is still to be done. Raises ValueError."""
     record = folder / "data.json"
-    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != settings(data):
+    if record.exists() and not same(json.loads(record.read_text(encoding="utf-8")), data):
         raise ValueError(f"{folder}: was prepared with other settings than the recipe's data: give another --out")
     make_folder(folder)
     if data.kind == "generated" and not record.exists():

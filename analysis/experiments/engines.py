@@ -68,7 +68,7 @@ class SubmititEngine:
 
     def __init__(self, folder: Path, parameters: Mapping[str, str]) -> None:
         try:
-            import submitit
+            import submitit  # type: ignore[import-not-found]
         except ImportError:
             raise ValueError("--engine submitit: submitit is not installed here: pip install submitit") from None
         self._executor = submitit.AutoExecutor(folder=folder)

@@ -12,13 +12,16 @@ from typing import Any
 
 from analysis.experiments.experiment import Experiment
 from analysis.experiments.fairseq_run import ROOT
-from analysis.experiments.plan import FLOAT, PlannedRun
+from analysis.experiments.plan import PlannedRun
 from analysis.experiments.plan_costs import level_costs, weighed
 from dsq.command.files import write_text
 from dsq.command.table import as_csv
 
 Row = dict[str, Any]
 FILE = "ledger.csv"
+#: of dsq.DSQConfig: what decides a run's numbers; a later option joins them by being in a recipe
+_OPTIONS = ("levels", "format", "rise_at", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold")
+_OPTIONS += ("fraction_bits", "eval_full_precision")
 _PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
 
 
@@ -33,11 +36,12 @@ def place() -> dict[str, str]:
 
 def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settings: dict[str, Any]) -> Row:
     """The ledger's row of a run that ended with ``results``."""
-    levels = results.get("history", {}).get("levels", [])
+    history = results.get("history", {})
+    levels = history.get("levels", [])
     work = [level["tokens"] or level["updates"] for level in levels]
     cost = weighed(level_costs(run, experiment.workload), work) if levels else None
     losses = [loss for _, loss in results["valid_loss"]]
-    own = results.get("costs", {}).get("first-principles", {})
+    own_model = results.get("costs", {}).get("first-principles", {})
     places = settings["places"]
     return {
         "recipe": experiment.name,
@@ -51,9 +55,10 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
         "last_valid_loss": losses[-1] if losses else None,
         "arithmetic": cost.arithmetic if cost else None,
         "dram": cost.dram if cost else None,
-        "arithmetic_own_model": own.get("arithmetic"),
-        "dram_own_model": own.get("dram"),
-        **{key: value for key, value in run.options.items() if run.levels != FLOAT or key == "levels"},
+        "arithmetic_own_model": own_model.get("arithmetic"),
+        "dram_own_model": own_model.get("dram"),
+        **{name: history.get(name) for name in _OPTIONS},
+        **run.options,
         "seed": run.seed,
         "training": shlex.join(run.flags),
         "data": " ".join(f"{key}={value}" for key, value in settings["data"].items()),

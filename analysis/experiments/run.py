@@ -47,7 +47,6 @@ class Session:
         self.environment = {"OMP_NUM_THREADS": str(threads)}
         self.runs = {run.name: run for run in runs}
         self.folders = {run.name: RunFolder(out / run.name) for run in runs}
-        self.data = data_folder.settings(experiment.data)
         self.failed: dict[str, str] = {}
         self.elsewhere: list[str] = []
         self._started = time.monotonic()
@@ -83,7 +82,7 @@ class Session:
             if lock is None:
                 self.elsewhere.append(run.name)
                 return []
-            folder.start(run, self.data, place())
+            folder.start(run, self.experiment.data, place())
             module, *given = data_folder.arguments(self.experiment.data, self.out / "data")
             command = [sys.executable, "-m", module, *given, "--out", str(folder.path.resolve())]
             command += ["--dsq-levels", run.levels, *run.flags]
@@ -118,10 +117,8 @@ class Session:
     def _left(self) -> str:
         done = self._done()
         seconds, gained = time.monotonic() - self._started, done - self._done_before
-        left = (
-            f"{_duration(seconds / gained * (len(self.runs) - done))} left" if gained > 0 else "time left unknown yet"
-        )
-        return f"{done:.1f} of {len(self.runs)} runs' training done, {left}"
+        left = _duration(seconds / gained * (len(self.runs) - done)) if gained > 0 else "unknown time"
+        return f"{done:.1f} of {len(self.runs)} runs' training done, {left} left"
 
     def _tell(self, active: Sequence[Active]) -> None:
         running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
@@ -139,10 +136,9 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
         rows.append({"run": run.name, "updates": updates, **costs, "done": f"{done:.0%}"})
     note = (
         f"{len(runs)} runs. arithmetic, dram: dsq-cost's paper profile of {experiment.workload}, fixed-point 32 = 1, "
+        "by the shares of updates; from .. to where plateaus decide; - in floating point"
     )
-    return (
-        table(rows) + "\n\n" + note + "by the shares of updates; from .. to where plateaus decide; - in floating point"
-    )
+    return f"{table(rows)}\n\n{note}"
 
 
 def _cost(cost: Cost | tuple[Cost, Cost] | None, name: str) -> str:
@@ -163,7 +159,7 @@ def run_recipe(given: argparse.Namespace) -> None:
         runs = plan(experiment, given.only)
         check(experiment, runs)
         for run in runs:
-            RunFolder(given.out / run.name).check(run, data_folder.settings(experiment.data))
+            RunFolder(given.out / run.name).check(run, experiment.data)
         if given.dry_run:
             print(show_plan(experiment, runs, given.out))
             return
@@ -187,9 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="where the data are, in place of the recipe's data.path"
-    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")

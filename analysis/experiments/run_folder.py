@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.experiments import data_folder
+from analysis.experiments.experiment import Data
 from analysis.experiments.plan import PlannedRun
 from analysis.experiments.run_results import write_json
 
@@ -35,23 +37,24 @@ class RunFolder:
         """What ``start`` recorded; None before."""
         return _read(self.path / "run.json")
 
-    def check(self, run: PlannedRun, data: dict[str, Any]) -> None:
+    def check(self, run: PlannedRun, data: Data) -> None:
         """Raise ValueError where the folder holds a run with other settings than these."""
         found = self.settings
         if found is None:
             return
-        for key, value in {**_wanted(run), "data": data}.items():
-            if found.get(key) != value:
+        wanted = {**_wanted(run), "data": data_folder.settings(data)}
+        for key, value in wanted.items():
+            if found[key] != value and not (key == "data" and data_folder.same(found[key], data)):
                 raise ValueError(
-                    f"{self.path}: its run was made with {key} {found.get(key)}, the recipe now says {value}: "
+                    f"{self.path}: its run was made with {key} {found[key]}, the recipe now says {value}: "
                     "give another --out, or remove that folder"
                 )
 
-    def start(self, run: PlannedRun, data: dict[str, Any], place: dict[str, str]) -> None:
+    def start(self, run: PlannedRun, data: Data, place: dict[str, str]) -> None:
         """Record the run's settings and where it is started; a resumed run may have several places."""
         places = [*(self.settings or {}).get("places", []), place]
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json({**_wanted(run), "data": data, "places": places}, self.path / "run.json")
+        write_json({**_wanted(run), "data": data_folder.settings(data), "places": places}, self.path / "run.json")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int | None]:

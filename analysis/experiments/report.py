@@ -1,0 +1,152 @@
+"""Tables and a picture of ledgers: python -m analysis.experiments.report LEDGER.csv ... [--out DIR]
+
+A table a recipe, a row a configuration: the mean over seeds and the spread, the largest minus the smallest. Printed as
+text, written as Markdown (report.md), and drawn as cost against score (RECIPE.png) where runs have costs. An experiment
+that is half done reports what is there.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from analysis.experiments.ledger import Row, read_ledger
+from dsq.command.files import make_folder, write_text
+from dsq.command.parser import OneLineParser, guarded
+from dsq.command.table import table
+
+PROG = "python -m analysis.experiments.report"
+#: columns of a ledger that tell a configuration, in the order of the table
+_OPTIONS = ("label", "format", "levels", "rise_at", "rounding", "box", "box_axis", "exclude")
+COLUMNS = {"seeds": "", "score": ".1f", "spread": ".1f", "minus fp32": "+.1f", "paper": ".2f"}
+COLUMNS |= {"paper minus fp32": "+.2f", "valid loss": ".3f", "arithmetic": ".4f", "dram": ".4f", "stash / fp32": ""}
+COLUMNS |= {"minutes": ".1f"}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The runs of a recipe that differ in their seeds alone."""
+
+    recipe: str
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def is_float(self) -> bool:
+        return bool(self.first["levels"] == "none")
+
+    @property
+    def format(self) -> str:
+        return "fp32" if self.is_float else str(self.first["format"])
+
+    @property
+    def schedule(self) -> str:
+        """Levels and rises in short: 4,4,4 -> 16,4,4 at 0.8; a q3 of 16 goes without saying."""
+        levels = re.findall(r"\[(.*?)\]", self.first["levels"])
+        short = " -> ".join(level.removesuffix(",16") for level in levels) or "fp32"
+        rise = self.first.get("rise_at")
+        return f"{short} at {rise}" if rise else short
+
+    def values(self, column: str) -> list[float]:
+        return [float(row[column]) for row in self.rows if row.get(column) not in (None, "")]
+
+    def mean(self, column: str) -> float | None:
+        values = self.values(column)
+        return fmean(values) if values else None
+
+
+def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:
+    """recipe -> its configurations, in the ledger's order."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        name = re.sub(r"_seed\d+$", "", row["run"])
+        found.setdefault(row["recipe"], {}).setdefault(name, []).append(row)
+    return {
+        recipe: [Configuration(recipe, tuple(group)) for group in groups.values()] for recipe, groups in found.items()
+    }
+
+
+def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
+    """The rows of a recipe's table: the options that differ, and COLUMNS."""
+    quantised = [one for one in group if not one.is_float]
+    differing = [o for o in _OPTIONS if len({one.first.get(o) or "" for one in quantised}) > 1]
+    differing = differing if "levels" in differing else ["levels", *differing]
+    reference = next((one for one in group if one.is_float), None)
+    return [{option: one.first.get(option) or None for option in differing} | _figures(one, reference) for one in group]
+
+
+def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:
+    scores, score, paper = one.values("score"), one.mean("score"), one.mean("paper_score")
+    seconds = one.mean("seconds")
+    base = (reference.mean("score"), reference.mean("paper_score")) if reference else (None, None)
+    return {
+        "seeds": len(scores),
+        "score": score,
+        "spread": max(scores) - min(scores) if len(scores) > 1 else None,
+        "minus fp32": _minus(score, base[0]) if one is not reference else None,
+        "paper": paper,
+        "paper minus fp32": _minus(paper, base[1]) if one is not reference else None,
+        "valid loss": one.mean("best_valid_loss"),
+        "arithmetic": one.mean("arithmetic"),
+        "dram": one.mean("dram"),
+        "stash / fp32": _stash(one.first),
+        "minutes": seconds / 60 if seconds is not None else None,
+    }
+
+
+def _minus(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _stash(row: Row) -> str | None:
+    """The measured stash of each level that was reached, as a share of fp32's."""
+    pairs = zip((row.get("stash_bytes") or "").split(), (row.get("stash_bytes_fp32") or "").split(), strict=False)
+    return " ".join("-" if part == "-" else f"{float(part) / float(whole):.3f}" for part, whole in pairs) or None
+
+
+def render(recipe: str, group: Sequence[Configuration], markdown: bool) -> str:
+    rows = records(group)
+    columns = dict.fromkeys(rows[0], "") | COLUMNS
+    shown = {name: spec for name, spec in columns.items() if any(row[name] is not None for row in rows)}
+    measure = group[0].first.get("measure") or "score"
+    heading = f"## {recipe}\n\n" if markdown else f"{recipe}\n\n"
+    return f"{heading}{table(rows, shown, markdown)}\n\nscore: {measure}; spread: largest minus smallest over seeds.\n"
+
+
+def report(ledgers: Sequence[Path], out: Path) -> None:
+    rows = [row for ledger in ledgers for row in read_ledger(ledger)]
+    if not rows:
+        raise ValueError(f"{ledgers[0]}: holds no run yet")
+    make_folder(out)
+    groups = configurations(rows)
+    markdown = []
+    for recipe, group in groups.items():
+        print(render(recipe, group, markdown=False))
+        markdown.append(render(recipe, group, markdown=True))
+        if any(one.mean("dram") is not None for one in group):
+            from analysis.experiments import pareto_picture
+
+            picture = out / f"{recipe}.png"
+            pareto_picture.draw(group, picture)
+            markdown.append(f"![cost against {group[0].first['measure']}]({picture.name})\n")
+    write_text(out / "report.md", "\n".join(markdown))
+    print(f"{out / 'report.md'}, with pictures of {', '.join(groups)}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ledgers", nargs="+", type=Path, metavar="LEDGER.csv")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for report.md (default: beside the ledger)")
+    given = parser.parse_args(arguments)
+    return guarded(PROG, lambda: report(given.ledgers, given.out or given.ledgers[0].parent))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
