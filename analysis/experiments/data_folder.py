@@ -30,6 +30,9 @@ def check_present(data: Data) -> None:
     """Raise ValueError, with where to get them, where the data are absent."""
     if data.kind != "generated" and not Path(data.path).is_dir():
         raise ValueError(f"data.path {data.path}: there is no such folder; give --data DIR. {data.get}".strip())
+    for name in glue.PRETRAINED if data.pretrained else ():
+        if not (Path(data.pretrained) / name).is_file():
+            raise ValueError(f"data.pretrained {data.pretrained}: there is no {name}. {data.get}".strip())
 
 
 def prepare(data: Data, folder: Path) -> None:
@@ -43,7 +46,8 @@ def prepare(data: Data, folder: Path) -> None:
     if data.translates:
         translate.prepare(translation(data, folder))
     elif not glue.is_prepared(folder):
-        glue.prepare(glue.read_tables(Path(data.path), data.task), data.vocab, folder)
+        pretrained = Path(data.pretrained) if data.pretrained else None
+        glue.prepare(glue.read_tables(Path(data.path), data.task), data.vocab, folder, pretrained)
     write_json(settings(data), record)
 
 
@@ -65,6 +69,7 @@ def arguments(data: Data, folder: Path) -> list[str]:
     shared = ["--data", str(_text(data, folder).resolve()), "--prepared", str(folder.resolve()), "--resume"]
     shared += ["--vocab", str(data.vocab)]
     if not data.translates:
+        shared += ["--pretrained", str(Path(data.pretrained).resolve())] if data.pretrained else []
         return ["analysis.experiments.glue", "--task", data.task, *shared]
     shared += ["--source", data.source, "--target", data.target, "--columns", data.columns, "--beam", str(data.beam)]
     shared += ["--prefix", data.prefix] if data.prefix else []

@@ -49,6 +49,7 @@ class Data:
     lowercase: bool = False  #: parallel
     beam: int = 4  #: parallel and generated: of the search
     task: str = ""  #: labelled: what the tables' names begin with
+    pretrained: str = ""  #: labelled: folder of fairseq's RoBERTa, whose subwords and weights are taken then
     get: str = ""  #: where a person gets the data; shown when they are absent
 
     @property

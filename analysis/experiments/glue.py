@@ -4,9 +4,9 @@
     python -m analysis.experiments.glue --data DIR --task rte --out RUN --dsq-levels none --max-epoch 10
 
 DIR holds TASK.train.tsv and TASK.dev.tsv, plain or .xz or .gz, each with a header of label and sentence, or label,
-sentence1 and sentence2. The encoder starts from random weights and is small enough for two CPU cores, so accuracies
-are far from those of fine-tuning RoBERTa-base. For that, binarise the data with RoBERTa's own BPE and give dsq-train
-``--arch roberta_base --finetune-from-model roberta.base/model.pt`` with the same --dsq-* flags.
+sentence1 and sentence2; or TASK/train.tsv and so on, as GLUE's archives unpack. The encoder starts from random weights
+and is small enough for two CPU cores, so accuracies are far from those of fine-tuning RoBERTa-base: for that, give
+--pretrained with fairseq's model, and its sizes as flags (recipes/roberta_mnli_table1.toml has them).
 
 labelled sentences -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> accuracy on dev -> RUN/results.json
 """
@@ -14,11 +14,14 @@ labelled sentences -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> accu
 import argparse
 import json
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from sentencepiece import SentencePieceProcessor
 
 from analysis.experiments.fairseq_run import (
     add_levels,
@@ -65,30 +68,50 @@ FIXED = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", 
 FIXED += ["--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"]
 FIXED += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
 FIXED += ["--no-epoch-checkpoints", "--no-progress-bar", "--log-format", "json"]
+#: the files of a pretrained RoBERTa
+PRETRAINED = ("model.pt", "dict.txt", "encoder.json", "vocab.bpe")
 #: what it does not leave to the user: the data decide
 OWN = ("--num-classes", "--criterion", "--init-token", "--separator-token")
 
 
-def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path) -> None:
-    """Write ``out/binary``, as fairseq's sentence_prediction reads it: input0, input1 if there are pairs, label."""
+def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrained: Path | None = None) -> None:
+    """Write ``out/binary``, as fairseq's sentence_prediction reads it: input0, input1 if there are pairs, label.
+
+    Subwords are learnt of the training sentences, or those of ``pretrained``.
+    """
     pieces = out / "pieces"
-    sentences = [sentence for column in tables["train"].inputs for sentence in column]
-    bpe = train_bpe(sentences, vocab)
+    bpe = None if pretrained else train_bpe([line for column in tables["train"].inputs for line in column], vocab)
     pieces.mkdir(parents=True, exist_ok=True)
-    (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
-    words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
-    special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
-    (pieces / "dict.txt").write_text("".join(f"{word} 1\n" for word in words if word not in special), encoding="utf-8")
+    encode = _own_pieces(bpe, pieces) if bpe else _pretrained_pieces(pretrained, pieces)
     for split, table in tables.items():
         for number, column in enumerate(table.inputs):
-            lines = [" ".join(bpe.encode(sentence, out_type=str)) for sentence in column]
-            _write(pieces / f"{split}.input{number}", lines)
+            _write(pieces / f"{split}.input{number}", [" ".join(encode(sentence)) for sentence in column])
         _write(pieces / f"{split}.label", table.labels)
     dictionary = ["--srcdict", str(pieces / "dict.txt")]
     for part in [*(f"input{number}" for number in range(len(tables["train"].inputs))), "label"]:
         prefixes = [f"--{split}pref={pieces / split}.{part}" for split in tables]
         given = ["--only-source", *prefixes, *(dictionary if part != "label" else [])]
         fairseq("preprocess", [*given, "--destdir", str(out / "binary" / part)], out / "preprocess.log")
+
+
+def _own_pieces(bpe: SentencePieceProcessor, pieces: Path) -> Callable[[str], list[str]]:
+    """What cuts a sentence; ``pieces`` gets the model and its dict.txt."""
+    (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
+    words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
+    special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
+    (pieces / "dict.txt").write_text("".join(f"{word} 1\n" for word in words if word not in special), encoding="utf-8")
+    return lambda sentence: bpe.encode(sentence, out_type=str)
+
+
+def _pretrained_pieces(pretrained: Path, pieces: Path) -> Callable[[str], list[str]]:
+    """The same of fairseq's RoBERTa, whose pieces are numbers of GPT-2's."""
+    import fairseq_plugin  # noqa: F401 - its shims, before fairseq
+
+    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder  # isort: skip
+
+    bpe = get_encoder(str(pretrained / "encoder.json"), str(pretrained / "vocab.bpe"))
+    shutil.copyfile(pretrained / "dict.txt", pieces / "dict.txt")
+    return lambda sentence: [str(number) for number in bpe.encode(sentence)]
 
 
 def _write(path: Path, lines: list[str]) -> None:
@@ -119,10 +142,12 @@ def run(
     training: list[str],
     resume: bool = False,
     prepared: Path | None = None,
+    pretrained: Path | None = None,
 ) -> dict[str, Any]:
     """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes.
 
     resume: go on from the last checkpoint in ``out``. prepared: where runs share the binarised data; None: in ``out``.
+    pretrained: folder of fairseq's RoBERTa (PRETRAINED), whose subwords and weights are taken.
     """
     if not resume:
         refuse_used(out, ", or --resume")
@@ -133,8 +158,9 @@ def run(
     started = time.perf_counter()
     folder = prepared or out
     if not is_prepared(folder):
-        prepare(tables, vocab, folder)
+        prepare(tables, vocab, folder, pretrained)
     fixed = ["--num-classes", str(len(classes)), *FIXED]
+    fixed += ["--finetune-from-model", str(pretrained / "model.pt")] if pretrained else []
     arguments = training_arguments(folder / "binary", out / "checkpoints", fixed, TRAINING, levels, training)
     fairseq("train", arguments, out / "train.log", watch=show)
     found = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
@@ -190,6 +216,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--vocab", type=int, default=4000, help="BPE subwords (default: %(default)s)")
     add_levels(top)
     top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
+    top.add_argument(
+        "--pretrained", type=Path, metavar="DIR", help=f"fine-tune fairseq's RoBERTa: {', '.join(PRETRAINED)}"
+    )
     top.add_argument("--prepared", type=Path, metavar="DIR", help="where runs share the binarised data (default: RUN)")
     return top
 

@@ -87,9 +87,9 @@ def read_ledger(path: Path) -> list[Row]:
 
 def add_row(path: Path, new: Row) -> None:
     """Put a row into the ledger, in place of one of the same recipe and run; the file is replaced as a whole."""
-    rows = read_ledger(path) if path.exists() else []
-    kept = [one for one in rows if (one["recipe"], one["run"]) != (new["recipe"], new["run"])]
-    write_text(path, as_csv([*kept, new]))
+    rows = {(one["recipe"], one["run"]): one for one in (read_ledger(path) if path.exists() else [])}
+    rows[new["recipe"], new["run"]] = new
+    write_text(path, as_csv(list(rows.values())))
 
 
 def _joined(values: Any) -> str:
