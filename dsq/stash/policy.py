@@ -24,8 +24,8 @@ make no sense.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 from weakref import WeakSet
@@ -80,6 +80,47 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
+class Undo:
+    """What takes back the changes of a policy: functions of modules, hooks' handles and plain values."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._done = False
+
+    def callback(self, step: Callable[..., Any], *args: Any) -> None:
+        """Add ``step(*args)``; for a deep copy of the model it is called with the copies of the modules among args."""
+        self._steps.append((step, args))
+
+    def close(self) -> None:
+        """Make all steps, the latest first; a second call does nothing."""
+        if not self._done:
+            self._done = True
+            for step, args in reversed(self._steps):
+                step(*args)
+
+    def close_copy(self, model: nn.Module, copy: nn.Module) -> None:
+        """The same for a deep copy of the model, which carries what was done to the model when it was made."""
+        twins = dict(zip(model.modules(), copy.modules(), strict=True))
+        for step, args in reversed(self._steps):
+            if step is _remove_hook:
+                _remove_hook_of_copy(args[0], copy)
+            elif any(isinstance(arg, nn.Module) for arg in args):
+                step(*(twins.get(arg, arg) if isinstance(arg, nn.Module) else arg for arg in args))
+
+
+def _remove_hook(hook: Removable) -> None:
+    hook.remove()
+
+
+def _remove_hook_of_copy(hook: Removable, copy: nn.Module) -> None:
+    if isinstance(hook, Controller):
+        hook.remove(copy)
+    for module in copy.modules():
+        for name, hooks in vars(module).items():
+            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and hooks is not None:
+                hooks.pop(getattr(hook, "id", None), None)
+
+
 @dataclass(eq=False)
 class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to add what they keep between steps.
@@ -92,7 +133,7 @@ class Controller(SharedByCopies):
     model: nn.Module
     name: str = ""  # set by apply
     attached: tuple[str, ...] = ()
-    undo: ExitStack = field(default_factory=ExitStack, repr=False)
+    undo: Undo = field(default_factory=Undo, repr=False)
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""
@@ -109,11 +150,20 @@ class Controller(SharedByCopies):
     def until_removed(self, *hooks: Removable) -> None:
         """Let remove() take these hooks away."""
         for hook in hooks:
-            self.undo.callback(hook.remove)
+            self.undo.callback(_remove_hook, hook)
 
-    def remove(self) -> None:
-        """Restore the model exactly: classes, attributes, hooks. A second call does nothing."""
-        self.undo.close()
+    def remove(self, copy: nn.Module | None = None) -> None:
+        """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
+
+        copy: a deep copy of the model, made under the policy, to be restored instead: the two share this controller.
+            ValueError where it is none, or was restored before.
+        """
+        if copy is None or copy is self.model:
+            self.undo.close()
+        elif copy.__dict__.get(_APPLIED, {}).get(self.name) is not self:
+            raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
+        else:
+            self.undo.close_copy(self.model, copy)
 
 
 def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
@@ -180,6 +230,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     _check_not_compiled(model)
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
+    _forget_compiled()
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)
@@ -196,7 +247,8 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 
 
 def _forget(model: nn.Module, policy: str) -> None:
-    applied(model).pop(policy, None)
+    here = applied(model)
+    here.pop(policy, None)
     if not applied(model):
         del model.__dict__[_APPLIED]
         _ROOTS.discard(model)
@@ -245,6 +297,26 @@ def _check_not_compiled(model: nn.Module) -> None:
             raise ValueError(_COMPILE_MESSAGE)
 
 
+def _forget_compiled() -> None:
+    """Code that torch.compile made of this model before knows no hook, and asks for none: let it be made again."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
 def _refuse_compile(module: nn.Module, args: Any) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _called_by_compiled():
         raise RuntimeError(_COMPILE_MESSAGE)
+    if torch.is_grad_enabled():
+        _check_not_compiled(module)
+
+
+def _called_by_compiled() -> bool:
+    """Whether torch.compile's wrapper is among the callers: what it cannot trace runs as it is, with no word."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    frame = None if dynamo is None else sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == dynamo.__file__:  # type: ignore[union-attr]
+            return True
+        frame = frame.f_back
+    return False

@@ -17,6 +17,7 @@ from functools import partial
 from torch import nn
 
 from dsq.arguments import pattern
+from dsq.stash.checkpoint.controller import Checkpointing
 from dsq.stash.checkpoint.segment import checkpointed
 from dsq.stash.policy import Controller, register
 from dsq.stash.saved_tensors.class_swap import set_attribute
@@ -36,9 +37,10 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
     if not found:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
-    controller = Controller(model, attached=tuple(found))
+    controller = Checkpointing(model, attached=tuple(found))
+    controller.until_removed(model.register_forward_pre_hook(controller.start, prepend=True, with_kwargs=True))
     for module in found.values():
-        set_attribute(controller, module, "forward", partial(checkpointed, module))
+        set_attribute(controller, module, "forward", partial(checkpointed, controller.count, module))
     return controller
 
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from dsq.stash.checkpoint.controller import SegmentCount
 from dsq.stash.saved_tensors.hooks import Active, active_contexts, reenter, refuse_create_graph
 
 
-def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def checkpointed(count: SegmentCount, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of a segment (a partial of this, which is copied with its module)."""
     leaves, spec = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -23,6 +24,7 @@ def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     segment = _Segment(module, rest, where, spec, active_contexts(), _Ambient.now(tensors))
+    count.note(tensors, segment.ambient.nbytes)
     flat, output_spec = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters), segment.output_spec  # type: ignore[no-untyped-call]
     return tree_unflatten([v if o is None else o for v, o in _merge(flat, segment.output_rest)], output_spec)
 
@@ -56,6 +58,11 @@ class _Ambient:
             tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
             torch.is_autocast_cache_enabled(),
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Of the random states."""
+        return self.random.nbytes + sum(state.nbytes for _, state in self.device_random)
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -98,7 +105,8 @@ class _Segment:
         """The outputs again, with their graph; buffers (batch norm's) keep the state they have."""
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         buffers_aside = _reparametrize_module(self.module, buffers)
-        with torch.enable_grad(), self.ambient.again(), reenter(self.contexts), buffers_aside:
+        # the copies first: policies ask for the model's buffers when they are entered
+        with torch.enable_grad(), self.ambient.again(), buffers_aside, reenter(self.contexts):
             return self.call(tensors)
 
 

@@ -32,6 +32,7 @@ from dsq.stash.gact.codecs import CODECS
 from dsq.stash.gact.controller import Gact
 from dsq.stash.policy import Controller, apply, register
 from dsq.stash.saved_tensors.hooks import around_forward
+from dsq.stash.saved_tensors.window import take_off_before_steps
 
 LEVELS = ("L1", "L2", "CB1", "CB2")
 
@@ -81,6 +82,7 @@ def attach(
         model.register_forward_hook(controller.after),
     )
     controller.undo.callback(controller.window.take_off)
+    take_off_before_steps(controller)
     if checkpointing is not None:
         controller.until_removed(checkpointing)
     if level == "CB2":

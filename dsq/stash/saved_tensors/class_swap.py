@@ -35,8 +35,12 @@ def swap_classes(
 def set_attribute(controller: Controller, module: nn.Module, name: str, value: Any) -> None:
     """Set a plain attribute of a module; remove() restores what was there, or deletes it."""
     before = module.__dict__.get(name, _MISSING)
-    if before is _MISSING:
-        controller.undo.callback(module.__dict__.pop, name, None)
-    else:
-        controller.undo.callback(module.__dict__.__setitem__, name, before)
+    controller.undo.callback(_restore, module, name, before)
     module.__dict__[name] = value
+
+
+def _restore(module: nn.Module, name: str, before: Any) -> None:
+    if before is _MISSING:
+        module.__dict__.pop(name, None)
+    else:
+        module.__dict__[name] = before

@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from dsq.stash.saved_tensors.forms import Kept, Narrow, Saved
-from dsq.stash.saved_tensors.history import is_statistic, is_weight, source_of
+from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
+from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
@@ -84,8 +84,8 @@ class ForwardStash:
         order, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
         found = self._made.get(key)
-        if isinstance(found, Kept):
-            return Kept.of(tensor)
+        if isinstance(found, (Kept, Copied)):
+            return self.keep(tensor)
         source = source_of(tensor)
         found = found or self._casts.get(source)
         if found is None:
@@ -100,18 +100,26 @@ class ForwardStash:
         return CodedView(found, order, tensor.dtype)
 
     def keep(self, tensor: Tensor) -> Saved:
-        """Keep a tensor exact, masks in one bit a value; consumers that come later share it."""
-        if not is_plain(tensor) or is_weight(tensor, self.weights):
+        """Keep a tensor exact, masks in one bit a value; consumers that come later share it.
+
+        A slice is copied, so that it does not keep what it is cut from; autocast's copy of a parameter is not kept.
+        """
+        if not is_plain(tensor):
             return Kept.of(tensor)
+        if is_weight(tensor, self.weights):
+            parameter = recast_of(tensor)
+            return Kept.of(tensor) if parameter is None else Recast.of(parameter, tensor)
         mask = None if tensor.requires_grad else self._mask(tensor, one_bit)
         if mask is not None:
             return mask
-        _, values = MemoryOrder.of(tensor)
-        key = (*storage_key(tensor), *span(values))
-        kept = Kept.of(tensor)
-        if not isinstance(self._made.get(key), Kept):
-            self._made.put(key, kept)
-            nbytes = values.numel() * tensor.element_size()
+        order, values = MemoryOrder.of(tensor)
+        key, nbytes = (*storage_key(tensor), *span(values)), values.numel() * tensor.element_size()
+        found = self._made.get(key)
+        if isinstance(found, Copied):
+            return Copied(found.values, order)
+        kept = Kept.of(tensor) if tensor.untyped_storage().nbytes() <= nbytes else Copied.of(order, values)
+        if not isinstance(found, Kept):
+            self._made.put(key, kept, weak(tensor))
             self._count(nbytes, nbytes)
         return kept
 

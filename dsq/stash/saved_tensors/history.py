@@ -38,6 +38,21 @@ def leaf_of(tensor: Tensor) -> Tensor | None:
     return getattr(node, "variable", None)
 
 
+def recast_of(tensor: Tensor) -> Tensor | None:
+    """The contiguous parameter of which a tensor, in a storage of its own, is a cast or a view of a cast."""
+    node, latest = tensor.grad_fn, ""
+    casts = 0
+    while node is not None and node.name() in _TRANSPARENT:
+        latest = node.name()
+        casts += latest == "ToCopyBackward0"
+        node = node.next_functions[0][0]
+    leaf = getattr(node, "variable", None)
+    if latest != "ToCopyBackward0" or casts != 1 or not isinstance(leaf, torch.nn.Parameter):
+        return None
+    same_size = tensor.untyped_storage().nbytes() == leaf.numel() * tensor.element_size()
+    return leaf if same_size and leaf.is_contiguous() else None
+
+
 def source_of(tensor: Tensor) -> tuple[int, int, int] | None:
     """Equal for contiguous tensors of one forward that are one operation's output, reshaped or cast; None: not known.
     Only as long as nothing writes into that output without autograd's knowledge.

@@ -1,9 +1,10 @@
 """Between the forward and its backward: the hooks that also see what the loss saves, in a plain loop.
 
 The context around the model's forward ends with it; the loss is computed after. These hooks are pushed when the forward
-ends and taken off when the next one starts. They act on tensors computed from the model's outputs, until a gradient
-arrives at those, or until a weight of another model is met: what that model keeps is not this policy's. The latest
-forward's window takes the place of another model's.
+ends. They are taken off when the next one starts, when an optimizer steps, or by the first tensor saved after the
+backward began: whatever else the thread runs is not saved through them. They act on tensors computed from the model's
+outputs, until a gradient arrives at those, or until a weight of another model is met: what that model keeps is not this
+policy's. The latest forward's window takes the place of another model's.
 
 They are pushed only where no other hooks are active, so that contexts the user enters later nest inside of them and
 leave in order; where the user has hooks around the training step, the loss keeps what those keep.
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dsq.stash.policy import Controller
 from dsq.stash.saved_tensors.forms import Kept, get
 from dsq.stash.saved_tensors.history import leaf_of
 from dsq.stash.saved_tensors.hooks import innermost_hooks
@@ -57,7 +60,10 @@ class LossWindow:
         leaf = leaf_of(tensor)
         if leaf is not None and leaf.untyped_storage()._cdata not in self._storages:
             self.close()
-        if self._pack_open is None or not self._follows_output(tensor):
+        if self._pack_open is None:
+            _take_off_windows()
+            return Kept.of(tensor)
+        if not self._follows_output(tensor):
             return Kept.of(tensor)
         return self._pack_open(tensor)
 
@@ -73,6 +79,11 @@ class LossWindow:
             seen.add(node)
             queue.extend(child for child, _ in node.next_functions)
         return False
+
+
+def take_off_before_steps(controller: Controller) -> None:
+    """Let any optimizer's step end the windows of its thread, until the controller is removed."""
+    controller.until_removed(register_optimizer_step_pre_hook(lambda *_: _take_off_windows()))
 
 
 def _take_off_windows() -> None:

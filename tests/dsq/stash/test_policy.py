@@ -262,13 +262,28 @@ def test_a_policy_around_a_submodule_counts_as_one_inside_does():
     apply(model[1], "gact")  # beside it, not inside
 
 
-def test_compiled_models_are_refused():
-    model = small()
-    with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
-        apply(torch.compile(model), "bfp")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("order", ["apply, compile", "apply, module.compile", "apply, block.compile", "run, apply"])
+def test_compiled_models_are_refused(order, backend):
+    model, x = small(), torch.randn(1, 4, 32)
+    run = torch.compile(model, backend=backend) if order in ("apply, compile", "run, apply") else model
+    if order == "run, apply":
+        run(x)
     apply(model, "bfp")
-    with pytest.raises(RuntimeError, match=r"does not work inside torch\.compile"):
-        torch.compile(model, backend="eager", fullgraph=True)(torch.randn(1, 4, 32))
+    if order.endswith("module.compile"):
+        model.compile(backend=backend)
+    elif order.endswith("block.compile"):
+        model[0].compile(backend=backend)
+    with pytest.raises((RuntimeError, ValueError), match=r"does not work inside torch\.compile"):
+        run(x).sum().backward()
+
+
+def test_policies_after_compile_are_refused():
+    compiled = small()
+    compiled.compile()
+    for model in (torch.compile(small()), compiled):
+        with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
+            apply(model, "bfp")
 
 
 def test_contexts_are_left_when_a_forward_raises_and_nest_once():
@@ -316,6 +331,26 @@ def test_a_deep_copy_keeps_the_policy():
     assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes
     with pytest.raises(ValueError, match="already applied"):
         apply(twin, "bfp")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deep_copy_is_freed_of_its_policy(name):
+    model, plain = small(), small()
+    before = snapshot(plain)
+    controller = apply(model, name)
+    twin = copy.deepcopy(model)
+    controller.remove(twin)
+    assert snapshot(twin) == before
+    assert applied(model) == {name: controller}
+    assert train(twin) == train(plain)
+    with pytest.raises(ValueError, match="copy must be a deep copy of the model, made under its policy"):
+        controller.remove(twin)
+    late = copy.deepcopy(model)
+    controller.remove()
+    assert snapshot(model) == before
+    controller.remove(late)
+    assert snapshot(late) == before
+    apply(late, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -352,3 +352,16 @@ def test_outputs_of_any_shape(wrap: Callable[[Tensor], object]) -> None:
         (scores,) = differentiable(model(tokens()))
         scores.sum().backward()
     assert controller.plan.measured
+
+
+def test_no_hooks_outlive_the_step() -> None:
+    model, other = make(Sensitive), make(Sensitive)
+    stash.apply(model, "gact", adapt_interval=None)
+    model(rows()).square().sum().backward()
+    loss = other(rows()).sum()
+    assert innermost_hooks() is None
+    loss.backward()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(rows()).square().sum().backward()
+    optimizer.step()
+    assert innermost_hooks() is None

@@ -78,12 +78,12 @@ def error(got: Tensor, true: Tensor) -> float:
 def test_forward_exact_gradient_close_stash_a_quarter(style: str) -> None:
     x, model = batch(), block(style)
     out, true = model(x), gradient(model, x)
-    plain = measure(lambda: block("matmul" if style == "sdpa" else style)(x)).nbytes
+    plain = measure(lambda: block("matmul" if style == "sdpa" else style)(x.clone())).nbytes
     controller = stash.apply(model, "mesa")
     torch.testing.assert_close(model(x), out, rtol=1e-5, atol=1e-5)
     assert 0 < error(gradient(model, x), true) < 0.02
     # codes a quarter of fp32, and small things: statistics of two norms, ranges, one fp32 copy of nothing larger
-    assert measure(lambda: model(x)).nbytes < 0.25 * plain + 4096
+    assert measure(lambda: model(x.clone())).nbytes < 0.25 * plain + 4096
     controller.remove()
     assert torch.equal(gradient(model, x), true)
 
@@ -234,7 +234,7 @@ def test_inside_torchs_checkpoint(style: str) -> None:
     assert error(gradient(model, x), true) < 0.02
 
 
-def test_autocast_keeps_codes_of_bfloat16_and_no_copy_of_a_weight_in_8_bits() -> None:
+def test_autocast_keeps_codes_of_bfloat16_and_no_copy_of_a_weight() -> None:
     x, model = batch(), block()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         true = gradient(model, x)
@@ -243,8 +243,9 @@ def test_autocast_keeps_codes_of_bfloat16_and_no_copy_of_a_weight_in_8_bits() ->
         got = gradient(model, x)
         held = measure(lambda: model(x)).held
     assert error(got, true) < 0.03
-    shapes = {h.shape for h in held if h.dtype == "bfloat16"}
-    assert (WIDTH, 4 * WIDTH) in shapes or (4 * WIDTH, WIDTH) in shapes
+    shapes = {h.shape for h in held}
+    assert (WIDTH, 4 * WIDTH) not in shapes
+    assert (4 * WIDTH, WIDTH) not in shapes
 
 
 def test_a_batch_of_another_shape_and_evaluation() -> None:

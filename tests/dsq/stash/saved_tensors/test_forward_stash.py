@@ -205,3 +205,38 @@ def test_the_batch_is_encoded_though_it_needs_no_gradient() -> None:
         layer(x)
         layer(torch.randn(4, 8))
     assert recorder.shapes == [(4, 8)]
+
+
+@pytest.mark.parametrize("name", ["bfp", "gact"])
+def test_a_slice_kept_exact_does_not_keep_what_it_is_cut_from(name: str) -> None:
+    """A class token, say: few values of a large tensor."""
+
+    class FirstRow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((self.head.weight.sum() * x)[:, 0]).log_softmax(-1)
+
+    model, x = FirstRow(), torch.randn(2, 512, 64)
+    stash.apply(model, name)
+    held = stash.measure(lambda: model(x.clone()).sum()).held
+    assert max(h.nbytes for h in held) < x.nbytes // 4  # the codes of x; 256 KiB in floats
+
+
+def test_autocasts_copy_of_a_parameter_is_cast_again_and_not_kept() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)), torch.randn(4, 64)
+    stash.apply(model, "bfp", bits=16)
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().sum()
+
+    assert all(h.nbytes < 256 * 8 * 2 for h in stash.measure(forward).held)
+    loss = forward()
+    with torch.no_grad():
+        model[2].weight.zero_()
+    with pytest.raises(RuntimeError, match="needed for the gradient was modified in place after it was saved"):
+        loss.backward()
