@@ -93,13 +93,14 @@ def load_experiment(path: Path) -> Experiment:
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:
     _only_known(content, ("title", "data", "training", "options", "runs", "workload"), "")
+    title = _typed(content.get("title", ""), str, "title")
     data = _data(_table(content, "data", ""))
     runs = content.get("runs")
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ValueError("runs must be tables headed [[runs]], at least one")
     return Experiment(
         name=name,
-        title=_typed(content.get("title", ""), str, "title"),
+        title=title,
         data=data,
         training=_training(_table(content, "training", ""), "training"),
         options=_options(_table(content, "options", ""), "options"),

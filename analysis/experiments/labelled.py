@@ -1,5 +1,7 @@
-"""Reads labelled sentences, or pairs of them: TASK.train.tsv and TASK.dev.tsv, plain or .xz or .gz; or GLUE's own files,
-TASK/train.tsv, with GLUE's names of columns."""
+"""Reads labelled sentences, or pairs of them: TASK.train.tsv and TASK.dev.tsv, plain or .xz or .gz.
+
+GLUE's own files do too: TASK/train.tsv, with GLUE's names of columns.
+"""
 
 import csv
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ class LabelledSentences:
 
 
 def read_labelled(folder: Path, task: str, split: str) -> LabelledSentences:
-    """``folder/TASK.SPLIT.tsv``, or GLUE's ``folder/TASK/SPLIT.tsv``. Raises ValueError where it is missing, empty or has
-    other columns."""
+    """``folder/TASK.SPLIT.tsv``, or GLUE's ``folder/TASK/SPLIT.tsv``. Raises ValueError where it is missing,
+    empty or has other columns."""
     stems = [folder / f"{task}.{split}", *(folder / task.upper() / name for name in (split, f"{split}_matched"))]
     found = [path for stem in stems for end in ("", ".xz", ".gz") if (path := Path(f"{stem}.tsv{end}")).is_file()]
     accepted = f"{task}.{split}.tsv (or .xz, .gz) with columns label and sentence, or label, sentence1 and sentence2"
