@@ -1,4 +1,4 @@
-"""Trainings from raw data to a result, one by one or as an experiment: ``python -m analysis.experiments.run|report|...``.
+"""Trainings from raw data to a result, alone or as an experiment: ``python -m analysis.experiments.run|report|...``.
 
 run.py           a recipe (recipes/*.toml): runs it or goes on with it, into a ledger
 report.py        ledgers -> tables and pictures

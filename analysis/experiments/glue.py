@@ -80,9 +80,12 @@ def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrai
     Subwords are learnt of the training sentences, or those of ``pretrained``.
     """
     pieces = out / "pieces"
-    own = train_bpe([line for column in tables["train"].inputs for line in column], vocab) if pretrained is None else None
     pieces.mkdir(parents=True, exist_ok=True)
-    encode = _own_pieces(own, pieces) if pretrained is None else _pretrained_pieces(pretrained, pieces)
+    if pretrained is None:
+        sentences = [line for column in tables["train"].inputs for line in column]
+        encode = _own_pieces(train_bpe(sentences, vocab), pieces)
+    else:
+        encode = _pretrained_pieces(pretrained, pieces)
     for split, table in tables.items():
         for number, column in enumerate(table.inputs):
             _write(pieces / f"{split}.input{number}", [" ".join(encode(sentence)) for sentence in column])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib
 
@@ -12,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.colours import BLUE, GREEN, GREY, ORANGE
+from analysis.experiments.configuration import Configuration
 from dsq.command.files import write_whole
-
-if TYPE_CHECKING:
-    from analysis.experiments.report import Configuration
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
 _OTHER = ("black", "X")
