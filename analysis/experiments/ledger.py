@@ -20,8 +20,10 @@ from dsq.command.table import as_csv
 Row = dict[str, Any]
 FILE = "ledger.csv"
 #: of dsq.DSQConfig: what decides a run's numbers; a later option joins them by being in a recipe
-_OPTIONS = ("levels", "format", "rise_at", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold")
-_OPTIONS += ("fraction_bits", "eval_full_precision")
+_OPTIONS = (
+    *("levels", "format", "rise_at", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold"),
+    *("fraction_bits", "eval_full_precision"),
+)
 _PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib
 
@@ -12,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.colours import BLUE, GREEN, GREY, ORANGE
+from analysis.experiments.configurations import Configuration
 from dsq.command.files import write_whole
-
-if TYPE_CHECKING:
-    from analysis.experiments.report import Configuration
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
 _OTHER = ("black", "X")
@@ -32,7 +29,7 @@ def front(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def draw(group: Sequence["Configuration"], path: Path) -> None:
+def draw(group: Sequence[Configuration], path: Path) -> None:
     """Write the picture of a recipe's configurations to path (.png or .svg)."""
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6), layout="constrained")
     for axes, cost in zip(panels, _COSTS, strict=True):
@@ -45,7 +42,7 @@ def draw(group: Sequence["Configuration"], path: Path) -> None:
     plt.close(figure)
 
 
-def _panel(axes: Axes, group: Sequence["Configuration"], cost: str) -> None:
+def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
     points: dict[str, list[Point]] = {}
     for one in group:
         x, y, scores = one.mean(cost), one.mean("score"), one.values("score")
