@@ -1,4 +1,4 @@
-"""Trainings from raw data to a result, alone or as an experiment: ``python -m analysis.experiments.run|report|...``.
+"""Trainings from raw data to a result, one by one or as an experiment.
 
 run.py           a recipe (recipes/*.toml): runs it or goes on with it, into a ledger
 report.py        ledgers -> tables and pictures
@@ -8,5 +8,5 @@ glue.py          labelled sentences -> accuracy
 fairseq_run.py   runs dsq-preprocess, dsq-train and dsq-generate, and reads their logs
 
 experiment.py reads a recipe, plan.py multiplies it out, plan_costs.py costs it, data_folder.py and run_folder.py keep
-what is on disk, engines.py starts processes, ledger.py has a row a run.
+what is on disk, engines.py starts processes, ledger.py has a row a run, configurations.py groups rows by their seeds.
 """

@@ -80,12 +80,10 @@ def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrai
     Subwords are learnt of the training sentences, or those of ``pretrained``.
     """
     pieces = out / "pieces"
-    pieces.mkdir(parents=True, exist_ok=True)
-    if pretrained is None:
-        sentences = [line for column in tables["train"].inputs for line in column]
-        encode = _own_pieces(train_bpe(sentences, vocab), pieces)
-    else:
+    if pretrained:
         encode = _pretrained_pieces(pretrained, pieces)
+    else:
+        encode = _own_pieces(train_bpe([line for one in tables["train"].inputs for line in one], vocab), pieces)
     for split, table in tables.items():
         for number, column in enumerate(table.inputs):
             _write(pieces / f"{split}.input{number}", [" ".join(encode(sentence)) for sentence in column])
@@ -99,6 +97,7 @@ def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrai
 
 def _own_pieces(bpe: SentencePieceProcessor, pieces: Path) -> Callable[[str], list[str]]:
     """What cuts a sentence; ``pieces`` gets the model and its dict.txt."""
+    pieces.mkdir(parents=True, exist_ok=True)
     (pieces / "bpe.model").write_bytes(bpe.serialized_model_proto())
     words = [bpe.id_to_piece(number) for number in range(bpe.get_piece_size())]
     special = {"<unk>", "<s>", "</s>"}  # fairseq puts its own in front
@@ -113,6 +112,7 @@ def _pretrained_pieces(pretrained: Path, pieces: Path) -> Callable[[str], list[s
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder  # isort: skip
 
     bpe = get_encoder(str(pretrained / "encoder.json"), str(pretrained / "vocab.bpe"))
+    pieces.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(pretrained / "dict.txt", pieces / "dict.txt")
     return lambda sentence: [str(number) for number in bpe.encode(sentence)]
 

@@ -20,8 +20,10 @@ from dsq.command.table import as_csv
 Row = dict[str, Any]
 FILE = "ledger.csv"
 #: of dsq.DSQConfig: what decides a run's numbers; a later option joins them by being in a recipe
-_OPTIONS: tuple[str, ...] = ("levels", "format", "rise_at", "box", "box_axis", "rounding", "exclude", "units")
-_OPTIONS += ("patience", "threshold", "fraction_bits", "eval_full_precision")
+_OPTIONS = (
+    *("levels", "format", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold"),
+    *("fraction_bits", "eval_full_precision"),
+)
 _PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
 
 
@@ -58,6 +60,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
         "arithmetic_own_model": own_model.get("arithmetic"),
         "dram_own_model": own_model.get("dram"),
         **{name: history.get(name) for name in _OPTIONS},
+        "rise_at": None,
         **run.options,
         "seed": run.seed,
         "training": shlex.join(run.flags),

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.colours import BLUE, GREEN, GREY, ORANGE
-from analysis.experiments.configuration import Configuration
+from analysis.experiments.configurations import Configuration
 from dsq.command.files import write_whole
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
@@ -29,7 +29,7 @@ def front(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def draw(group: Sequence["Configuration"], path: Path) -> None:
+def draw(group: Sequence[Configuration], path: Path) -> None:
     """Write the picture of a recipe's configurations to path (.png or .svg)."""
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6), layout="constrained")
     for axes, cost in zip(panels, _COSTS, strict=True):
@@ -42,7 +42,7 @@ def draw(group: Sequence["Configuration"], path: Path) -> None:
     plt.close(figure)
 
 
-def _panel(axes: Axes, group: Sequence["Configuration"], cost: str) -> None:
+def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
     points: dict[str, list[Point]] = {}
     for one in group:
         x, y, scores = one.mean(cost), one.mean("score"), one.values("score")

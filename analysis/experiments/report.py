@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments.configuration import Configuration, configurations
+from analysis.experiments.configurations import Configuration, configurations
 from analysis.experiments.ledger import Row, read_ledger
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
