@@ -6,7 +6,9 @@
 Encoder: 6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens. ResNet-20 (32/64/128), 64 x 3 x 32 x 32; its
 other two rows train norms only and nothing but the input, with batch norm in evaluation mode. Random weights and data.
 
-    stash     MiB kept at the end of the forward (dsq.stash.measure), weights excluded
+    stash     MiB kept at the end of the forward (dsq.stash.measure); weights and the batch excluded
+    held      MiB that the allocator holds at the end of forward and loss, above what is held between steps: malloc
+              counted in a process of its own (analysis.stash.allocator), or CUDA's allocator
     least     MiB: every saved value at the policy's bits, or what was measured once
     peak      MiB allocated at most during forward and backward, above what is there between steps (weights, gradients)
     time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
@@ -23,6 +25,7 @@ import copy
 import gc
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from torch import Tensor, nn
 
 from analysis.bench.memory import keep_freed_memory
 from analysis.bench.timer import gpu_clock, in_turns, wall_clock
+from analysis.stash.allocator.counted import build, run
 from analysis.stash.picture import draw
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach
 from dsq import stash
@@ -41,7 +45,15 @@ from dsq.command.table import as_csv, table
 
 PROG = "python -m analysis.stash.compare"
 MIB = 2**20
-SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "least, MiB": ".1f", "peak, MiB": ".0f", "time": ".2f"}
+SHOWN = {
+    "model": "",
+    "setup": "",
+    "stash, MiB": ".1f",
+    "held, MiB": ".1f",
+    "least, MiB": ".1f",
+    "peak, MiB": ".0f",
+    "time": ".2f",
+}
 SHOWN |= {"error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 
 
@@ -110,6 +122,7 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     kept = stash.measure(lambda: model(bench.x))
     peak = stash.measure(lambda: bench.case.loss(model(bench.x), bench.y), backward=True).peak_bytes
     calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
+    held_bytes = held(setup, bench, model)
     clock = gpu_clock if bench.x.is_cuda else wall_clock
     seconds = in_turns(calls, args.steps, repeats=1, warm=0, clock=clock)
     for controller in controllers:
@@ -119,6 +132,7 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
         "model": setup.case.split(",")[0],
         "setup": setup.name + (f" ({bench.case.note})" if bench.case.note else ""),
         "stash, MiB": kept.nbytes / MIB,
+        "held, MiB": held_bytes / MIB,
         "least, MiB": setup.least(bench.stash),
         "peak, MiB": peak / MIB,
         "time": statistics.median(seconds["ours"]) / statistics.median(seconds["plain"]),
@@ -127,6 +141,19 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
         "slope": statistics.mean(slopes) if noisy else None,
         "slope +-": statistics.stdev(slopes) / len(slopes) ** 0.5 if noisy else None,
     }
+
+
+def held(setup: Setup, bench: Bench, model: nn.Module) -> int:
+    """Bytes that the allocator holds for a step at the end of its forward and loss."""
+    if bench.x.is_cuda:
+        before = torch.cuda.memory_allocated()
+        loss = bench.case.loss(model(bench.x), bench.y)
+        after = torch.cuda.memory_allocated()
+        del loss
+        return after - before
+    with tempfile.TemporaryDirectory() as folder:
+        program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
+        return int(run(build(Path(folder)), program).split()[-1])
 
 
 def compare(args: argparse.Namespace) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import Layout
+from dsq.formats import BFP, FixedPoint, Layout
+from dsq.formats.base import MAX_PACKED_BITS
 from dsq.kernels.backend import Codes, Gemm, MatMul, Operand, check_codes
 from dsq.kernels.cpu.codec import FORMATS, SCALES
 from dsq.kernels.cpu.library import Library, library
@@ -66,11 +67,7 @@ def _exact(matmul: MatMul, dtype: torch.dtype) -> bool:
 def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` in float32. Raises ValueError for other dtypes than bfloat16, and float32 for the bias, and for
     shapes or devices that do not fit."""
-    fits = a_MK.dim() == b_KN.dim() == 2 and a_MK.shape[1] == b_KN.shape[0]
-    if not fits or a_MK.dtype != torch.bfloat16 or b_KN.dtype != torch.bfloat16:
-        raise ValueError(f"a (M, K) and b (K, N) must be bfloat16, got {_told(a_MK)} and {_told(b_KN)}")
-    _check_bias(bias_N, b_KN.shape[1])
-    _check_devices(a_MK, b_KN, bias_N)
+    _check_bf16(a_MK, b_KN, bias_N)
     result: Tensor = torch.ops.dsq.gemm_bf16(a_MK, b_KN, bias_N)
     return result
 
@@ -115,7 +112,38 @@ def _told(x: Tensor) -> str:
     return f"{x.dtype} {tuple(x.shape)}"
 
 
+def _check_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+    fits = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0]
+    if not fits or a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16:
+        raise ValueError(f"a (M, K) and b (K, N) must be bfloat16, got {_told(a)} and {_told(b)}")
+    _check_bias(bias, b.shape[1])
+    _check_devices(a, b, bias)
+    if not library().has_gemm("GEMM_BFLOAT16"):
+        raise ValueError("this CPU has no bfloat16 products (AVX512_BF16)")
+
+
+def _check_integer(box: int, bias: Tensor | None, rows: int, columns: int, depth: int) -> None:
+    if min(rows, columns, depth) < 0:
+        raise ValueError(f"rows, columns and depth must be at least 0, got {rows}, {columns} and {depth}")
+    if box < 2 or box % 2 or _PANEL_DEPTH % box:
+        raise ValueError(f"box must be even and divide {_PANEL_DEPTH}, got {box}")
+    _check_bias(bias, columns)
+    _check_devices(bias)
+    if not library().has_gemm("GEMM_INTEGER"):
+        raise ValueError("this CPU has no integer products (AVX512_VNNI)")
+
+
+def _check_packed(codes: Tensor, scales: Tensor, bits: int, across: int, box: int, length: int, depth: int) -> None:
+    """ValueError where these are not the codes of ``length`` vectors of ``depth`` values, in boxes along those."""
+    if not 2 <= bits <= MAX_PACKED_BITS or across not in (0, 1):
+        raise ValueError(f"bits must be 2 to {MAX_PACKED_BITS} and across 0 or 1, got {bits} and {across}")
+    layout = Layout.of((depth, length) if across else (length, depth), 0 if across else 1)
+    check_codes(codes, scales, FixedPoint(bits) if scales.dim() == 1 else BFP(bits, box), layout)
+    _check_devices(codes)
+
+
 def _run_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    _check_bf16(a, b, bias)
     sizes, c = (a.shape[0], b.shape[1], a.shape[1]), library().c
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     operands = (a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride())
@@ -139,6 +167,11 @@ def _run_integer(
     columns: int,
     depth: int,
 ) -> Tensor:
+    _check_integer(box, bias, rows, columns, depth)
+    _check_packed(a_codes, a_scales, a_bits, a_across, box, rows, depth)
+    _check_packed(b_codes, b_scales, b_bits, b_across, box, columns, depth)
+    if (a_scales.dim() == 1) != (b_scales.dim() == 1):
+        raise ValueError("a and b must both have one scale, or both a scale a box")
     sizes, c = (rows, columns, depth), library().c
     a_codes, a_scales, b_codes, b_scales = (x.contiguous() for x in (a_codes, a_scales, b_codes, b_scales))
     a_operand = (a_codes.data_ptr(), a_scales.data_ptr(), a_kind, a_bits, a_across)

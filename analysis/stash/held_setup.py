@@ -1,0 +1,23 @@
+"""Bytes held for one setup of analysis.stash.compare, by its number; run under the counting malloc."""
+
+import sys
+
+import torch
+
+from analysis.stash.allocator.held import step_bytes
+from analysis.stash.setups import CASES, SETUPS, attach
+
+
+def main(number: int) -> None:
+    """Print them."""
+    setup = SETUPS[number]
+    case = CASES[setup.case]
+    torch.manual_seed(0)
+    model, (x, y) = case.model(), case.batch()
+    case.prepare(model, x)
+    attach(model, setup.policies)
+    print(step_bytes(lambda: case.loss(model(x), y)).stash)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
