@@ -4,13 +4,14 @@ Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dsq.formats import Format, Layout
+from dsq.formats import Format, Layout, parse_format
 
 #: what kernels read and write
 FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
@@ -48,6 +49,9 @@ class Operand:
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
+    def __str__(self) -> str:
+        return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches: by identity, which is quick
 class MatMul:
@@ -58,6 +62,11 @@ class MatMul:
     result: Format | None = None  #: boxes along the last axis
     result_seed: int = 0
     exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
+    text: str = field(init=False, repr=False)  #: what ``parse_matmul`` reads back: a registered operator takes text
+
+    def __post_init__(self) -> None:
+        text = f"{self.a} {self.b} {self.result or '-'} {self.result_seed} {int(self.exact)}"
+        object.__setattr__(self, "text", text)
 
     def sizes(self, a_shape: torch.Size, b_shape: torch.Size) -> Sizes:
         """The sizes of a product of matrices of these shapes, before either is transposed."""
@@ -67,6 +76,21 @@ class MatMul:
     def contracted(self) -> tuple[int, int]:
         """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
+
+
+@lru_cache(maxsize=1024)
+def parse_matmul(text: str) -> MatMul:
+    """The product that ``MatMul.text`` wrote."""
+    words = text.split()
+    operands = (
+        Operand(_format(fmt), int(axis), transposed == "1", int(seed))
+        for fmt, axis, transposed, seed in (words[:4], words[4:8])
+    )
+    return MatMul(*operands, _format(words[8]), int(words[9]), words[10] == "1")
+
+
+def _format(text: str) -> Format | None:
+    return None if text == "-" else parse_format(text)
 
 
 class LinearMatMuls(NamedTuple):

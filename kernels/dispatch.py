@@ -97,7 +97,7 @@ def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: t
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return codec_for(x.device, fmt).quantize(x, fmt, _layout_of(x.shape, dim), seed, dtype or x.dtype)
-    result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, _int64(seed), dtype or x.dtype)
+    result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype or x.dtype)
     return result
 
 
@@ -107,7 +107,7 @@ def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Ten
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return codec_for(x.device, fmt).pack(x, fmt, _layout_of(x.shape, dim), seed)
-    codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, _int64(seed))
+    codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, signed(seed))
     return codes, scales
 
 
@@ -166,7 +166,7 @@ def _check_types(*dtypes: torch.dtype) -> None:
             raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype}")
 
 
-def _int64(seed: int | None) -> int | None:
+def signed(seed: int | None) -> int | None:
     """The same 64 bits as an operator takes them: signed."""
     return None if seed is None else (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 

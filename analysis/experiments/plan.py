@@ -71,8 +71,13 @@ def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
 
 
 def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
-    own: dict[str, list[Scalar]] = {"levels": [FLOAT], "format": ["bfp"], "seed": [1]}
-    options = {**own, **experiment.options, **grid.options}
+    options: dict[str, list[Any]] = {
+        "levels": [FLOAT],
+        "format": ["bfp"],
+        "seed": [1],
+        **experiment.options,
+        **grid.options,
+    }
     training = {**experiment.training, **grid.training}
     runs: dict[str, PlannedRun] = {}
     for values in itertools.product(*options.values()):

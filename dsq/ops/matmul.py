@@ -1,11 +1,19 @@
-"""A product of two matrices: quantise, multiply, quantise. The backend says how it can multiply."""
+"""A product of two matrices: quantise, multiply, quantise. The backend says how it can multiply.
+
+It is a registered operator too, which is what compilers, modes, function transforms and counters of FLOPs see.
+"""
+
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from dsq.formats import Format
-from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.kernels.dispatch import backend_for, gemm_for, pack, plain, quantize, unpack
+from dsq.kernels.backend import Codes, MatMul, Operand, parse_matmul
+from dsq.kernels.dispatch import backend_for, gemm_for, pack, plain, quantize, signed, unpack
+from dsq.kernels.operators import define
 
 
 def multiply(
@@ -15,8 +23,18 @@ def multiply(
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
-    sizes = matmul.sizes(a.shape, b.shape) if plain(a) else None  # a compiler's sizes are symbols
-    gemm = gemm_for(matmul, a.dtype, sizes, backend_for(a.device))
+    if plain(a):
+        return _multiply(matmul, a, b, bias_N, seed)
+    result: Tensor
+    if isinstance(b, Codes):
+        result = torch.ops.dsq.multiply_packed(a, b.codes, b.scales, b.shape, bias_N, matmul.text, signed(seed))
+    else:
+        result = torch.ops.dsq.multiply(a, b, bias_N, matmul.text, signed(seed))
+    return result
+
+
+def _multiply(matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None, seed: int | None) -> Tensor:
+    gemm = gemm_for(matmul, a.dtype, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if gemm.packed:
         result = gemm.run(matmul, packed(matmul.a, a, seed), packed(matmul.b, b, seed), bias_N)
     else:
@@ -53,3 +71,46 @@ def _format(operand: Operand) -> Format:
 
 def _plus(seed: int | None, offset: int) -> int | None:
     return None if seed is None else seed + offset
+
+
+def _operator(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None) -> Tensor:
+    return _multiply(parse_matmul(matmul), a, b, bias, seed)
+
+
+def _packed_operator(
+    a: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    shape: list[int],
+    bias: Tensor | None,
+    matmul: str,
+    seed: int | None,
+) -> Tensor:
+    return _multiply(parse_matmul(matmul), a, Codes(codes, scales, torch.Size(shape)), bias, seed)
+
+
+def _fake(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None) -> Tensor:
+    return a.new_empty(parse_matmul(matmul).sizes(a.shape, b.shape)[:2])
+
+
+def _fake_packed(a: Tensor, codes: Tensor, scales: Tensor, shape: Any, *options: Any) -> Tensor:
+    return a.new_empty(parse_matmul(options[1]).sizes(a.shape, shape)[:2])
+
+
+def _flops(a_shape: Any, b_shape: Any, bias_shape: Any, matmul: str, *_: Any, **__: Any) -> int:
+    return 2 * prod(parse_matmul(matmul).sizes(a_shape, b_shape))
+
+
+def _packed_flops(a_shape: Any, codes: Any, scales: Any, shape: Any, bias: Any, matmul: str, *_: Any, **__: Any) -> int:
+    return _flops(a_shape, shape, bias, matmul)
+
+
+define("multiply(Tensor a, Tensor b, Tensor? bias, str matmul, int? seed) -> Tensor", _operator, _fake)
+define(
+    "multiply_packed(Tensor a, Tensor codes, Tensor scales, SymInt[] shape, Tensor? bias, str matmul, int? seed)"
+    " -> Tensor",
+    _packed_operator,
+    _fake_packed,
+)
+register_flop_formula(torch.ops.dsq.multiply)(_flops)
+register_flop_formula(torch.ops.dsq.multiply_packed)(_packed_flops)

@@ -1,11 +1,14 @@
 """Which units a product runs on, and that the choice does not change the numbers."""
 
+from dataclasses import fields
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from dsq.functional import linear
-from dsq.kernels.backend import MatMul, Operand
+from dsq.kernels.backend import MatMul, Operand, parse_matmul
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for
 from dsq.kernels.triton.gemm import split
@@ -58,3 +61,20 @@ def test_the_units_do_not_change_the_numbers(precision, options):
         results.append((y, *torch.autograd.grad(y, leaves, dy)))
     for exact, plain in zip(*results, strict=True):
         torch.testing.assert_close(exact, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]", "[4,32,4,16]"])
+def test_a_mode_sees_products_as_operators_of_the_same_bits_and_counts_them(precision):
+    net = dsq.convert(torch.nn.Linear(64, 32), dsq.DSQConfig(levels=precision))
+    x = torch.randn(2, 48, 64, requires_grad=True)
+    expected = torch.autograd.grad(net(x).square().sum(), (x, net.weight, net.bias))
+    with FlopCounterMode(display=False) as counter:
+        seen = torch.autograd.grad(net(x).square().sum(), (x, net.weight, net.bias))
+    assert all(map(torch.equal, seen, expected))
+    assert counter.get_total_flops() == 3 * 2 * 96 * 64 * 32
+
+
+def test_a_product_is_read_back_from_its_text():
+    for matmul in dsq.Quantizers.of("[4,32,4,16]").matmuls:
+        again = parse_matmul(matmul.text)
+        assert all(getattr(again, f.name) == getattr(matmul, f.name) for f in fields(MatMul))
