@@ -64,7 +64,7 @@ def _first_principles(arguments: argparse.Namespace, workload: Workload, setups:
     shown |= {"bound": "", "floor_ms": ",.3f"}
     notes = [
         f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
-        "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward;."
+        "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward."
     ]
     return records, shown, heading(workload, hardware), notes, facts(workload, hardware)
 
