@@ -6,7 +6,7 @@ from costmodel.cli.output import Record, Report, Section
 from costmodel.cli.query import check_paper, facts, floor_record, heading, setup_of, workload_of
 from costmodel.cli.run_history import RunHistory, load_history
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import REFERENCE, Estimate, evaluate
+from costmodel.model.estimate import Estimate, evaluate
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> Report:
     records, shown, title, notes, known = estimated(arguments, workload, setups)
     if history:
         records.append(_mean_record(records, history))
-        shown = {"format": shown.pop("format"), "precision": shown.pop("precision"), "share": ".1%"} | shown
+        shown = {"setup": shown.pop("setup"), "share": ".1%"} | shown
         notes.append(f"mean: weighed by each level's share of {history.weighing}.")
         notes += [excluded] if excluded else []
     return Report([Section("estimates", title, records, shown)], notes, known)
@@ -39,23 +39,32 @@ Estimated = tuple[list[Record], dict[str, str], str, list[str], Record]
 
 def _paper(arguments: argparse.Namespace, workload: Workload, setups: list[Setup]) -> Estimated:
     check_paper(arguments)
-    costs = [(float(calibrated.arithmetic(setup)), float(calibrated.dram(workload, setup))) for setup in setups]
+    unit = setup_of(arguments, arguments.relative_to)
+    units = float(calibrated.arithmetic(unit)), float(calibrated.dram(workload, unit))
+    costs = [
+        (float(calibrated.arithmetic(setup)) / units[0], float(calibrated.dram(workload, setup)) / units[1])
+        for setup in setups
+    ]
     records = [_named(setup) | {"arithmetic": a, "dram": d} for setup, (a, d) in zip(setups, costs, strict=True)]
-    shown = {"format": "", "precision": "", "arithmetic": ".4f", "dram": ".4f"}
-    return records, shown, f"{workload.name}, paper profile, relative to fixed-point 32", [], facts(workload)
+    shown = {"setup": "", "arithmetic": ".4f", "dram": ".4f"}
+    return records, shown, f"{workload.name}, paper profile, relative to {unit}", [], facts(workload)
 
 
 def _first_principles(arguments: argparse.Namespace, workload: Workload, setups: list[Setup]) -> Estimated:
     hardware = load_hardware(arguments.hardware)
-    reference = evaluate(workload, REFERENCE, hardware)
+    unit = setup_of(arguments, arguments.relative_to)
+    reference = evaluate(workload, unit, hardware)
     records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
-    shown = {"format": "", "precision": "", "dram_MB": ",.1f", "dram": ".3f", "stash_MB": ",.2f"}
-    shown |= {"multiplier_Tbit": ",.1f", "arithmetic": ".4f", "flop_per_byte": ",.1f", "ridge": ",.1f"}
+    shown = {"setup": "", "dram_MB": ",.0f", "dram": ".3f", "stash_MB": ",.2f"}
+    shown |= {
+        "multiplier_Tbit": ",.0f",
+        "arithmetic": ".4f",
+        "flop_per_byte": ",.1f",
+    }
     shown |= {"bound": "", "floor_ms": ",.3f"}
     notes = [
-        "a training step; dram and arithmetic: relative to fixed-point 32; multiplier: operand width x operand "
-        "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward; "
-        "ridge: the intensity at which this mix of datatypes turns compute-bound."
+        f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
+        "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward."
     ]
     return records, shown, heading(workload, hardware), notes, facts(workload, hardware)
 
@@ -81,7 +90,7 @@ def _as_the_run(workload: Workload, pattern: str, profile: str) -> tuple[Workloa
 
 
 def _named(setup: Setup) -> Record:
-    return {"format": setup.format.name, "precision": str(setup.precision)}
+    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
 
 
 def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
@@ -96,7 +105,8 @@ def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
 
 
 def _mean_record(records: list[Record], history: RunHistory) -> Record:
-    mean: Record = {"format": history.levels[0].setup.format.name, "precision": "mean", "share": 1.0}
+    name = history.levels[0].setup.format.name
+    mean: Record = {"setup": f"{name} mean", "format": name, "precision": "mean", "share": 1.0}
     for record, share in zip(records, history.shares, strict=True):
         record["share"] = share
     for name in ("dram_MB", "dram", "stash_MB", "arithmetic", "multiplier_Tbit", "gflop", "floor_ms"):

@@ -24,23 +24,35 @@ def run(arguments: argparse.Namespace) -> Report:
     records = [_record(transfer, whole) for transfer in moved if any(map(matched.search, transfer.group.names))]
     if not records:
         raise ValueError(f"operation {arguments.operation!r} matches none of the workload's operations")
-    shown = dict.fromkeys(records[0], "") | {"bytes": ",", "exponents": ",", "total": ",", "share": ".2%"}
+    shown = {"layer": "", "tensor": "", "moved": "", "shape": "", "q": "", "bits": ""}
+    shown |= {"total_MB": ",.1f", "share": ".2%"}
     total = sum(record["total"] for record in records)
     notes = [
         f"{setup}: {total:,} bytes shown of {whole:,.0f} a step.",
-        "bytes: one operation, all its reads; exponents: the part of them that box storage adds; times: how often "
-        "the tile model reads it; a: the container width of tensors that no quantiser touches.",
+        "total: of the layers alike together, all their reads; a: the container width of tensors that no "
+        "quantiser touches. --json and --csv also have bytes, exponents, and how often the tile model reads each.",
     ]
     return Report([Section("tensors", heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
 
 
 def _record(transfer: Transfer, whole: float) -> Record:
     first, *rest = transfer.group.names
-    record: Record = {"operation": f"{first} (+{len(rest)} alike)" if rest else first, "tensor": transfer.tensor}
-    record |= {"phase": transfer.phase, "moved": transfer.direction, "shape": "x".join(map(str, transfer.shape))}
+    alike = f" (+{len(rest)})" if rest else ""
+    record: Record = {"operation": first, "alike": len(rest), "layer": _short(first, 25 - len(alike)) + alike}
+    record |= {"tensor": transfer.tensor, "phase": transfer.phase, "direction": transfer.direction}
+    record |= {"moved": f"{_PHASES[transfer.phase]} {transfer.direction}", "shape": "x".join(map(str, transfer.shape))}
     record |= {"q": transfer.width, "bits": transfer.bits, "times": transfer.times, "bytes": transfer.bytes}
     record |= {"exponents": transfer.scales, "count": transfer.group.count, "total": transfer.total}
+    record |= {"total_MB": transfer.total / 1e6}
     return record | {"share": float(transfer.total) / whole}
+
+
+_PHASES = {"forward": "fwd", "backward": "bwd", "update": "upd"}
+
+
+def _short(name: str, most: int) -> str:
+    """The name, its middle left out where it is longer than that."""
+    return name if len(name) <= most else f"{name[: most // 3 - 1]}..{name[-(most - most // 3 - 1) :]}"
 
 
 def _explain_paper(workload: Workload, setup: Setup) -> Report:
@@ -57,13 +69,18 @@ def _explain_paper(workload: Workload, setup: Setup) -> Report:
         widths = " x ".join(str(getattr(setup.precision, width)) for width in matmul.widths)
         cost = float(calibrated.matmul_cost(matmul, setup))
         products.append({"product": matmul.name, "widths": widths, "cost": cost, "source": matmul.source})
-    shown = dict.fromkeys(tensors[0], "") | {"values": ",", "bits_a_value": "g", "bytes": ",.0f", "share": ".1%"}
-    shown_products = dict.fromkeys(products[0], "") | {"cost": ".4f"}
+    shown = dict.fromkeys(list(tensors[0])[:-1], "")
+    shown |= {"values": ",", "bits_a_value": "g", "bytes": ",.0f", "share": ".1%"}
+    shown_products = {"product": "", "widths": "", "cost": ".4f"}
     law, title = setup.format.law, f"{workload.name}, paper profile, {setup}: linear layers' tensors"
     products_title = "Products, relative to a fixed-point 32 x 32 multiply-accumulate"
     sections = [
         Section("tensors", title, tensors, shown),
         Section("products", products_title, products, shown_products),
     ]
-    notes = [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
+    notes = [
+        f"{total.tensor.name}, {total.tensor.phase} {total.tensor.direction}: {total.tensor.source}" for total in totals
+    ]
+    notes += [f"{matmul.name}: {matmul.source}" for matmul in calibrated.MATMULS]
+    notes += [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
     return Report(sections, notes, facts(workload))

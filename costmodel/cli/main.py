@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
@@ -40,6 +40,8 @@ EXAMPLES = {
         '"[2,2,2,16]" --profile paper --csv',
     ),
 }
+#: what the paper's tables are relative to
+FIXED_32 = "fixed:[32,32,32,32]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -47,7 +49,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns 0, or 2 after one line on stderr for bad input."""
-    arguments = parser().parse_args(argv)
+    arguments, unknown = parser().parse_known_args(argv)
+    if unknown:  # argparse would blame dsq-cost itself, not the command that does not know them
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return guarded(f"dsq-cost {arguments.command}", lambda: answer(arguments))
 
 
@@ -73,6 +77,7 @@ def parser() -> OneLineParser:
         description="What a training precision [q0,q1,q2,q3] costs: DRAM traffic, arithmetic, roofline.",
     )
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
+    top.add_argument("--version", action=_Version, help="print the version and leave")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
 
     estimate = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
@@ -80,6 +85,7 @@ def parser() -> OneLineParser:
     text = "JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
     text += "unconverted, or those of --exclude where that is given"
     estimate.add_argument("--history", metavar="FILE", help=text)
+    _relative(estimate)
     _profile(estimate)
 
     table = _command(commands, "table", "the paper's tables 1, 6 and 7 beside ours, with residuals", workload=False)
@@ -97,6 +103,7 @@ def parser() -> OneLineParser:
         sweep.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
     text = "what the front trades: two or more of dram, arithmetic, stash, time, noise (default: dram,noise)"
     sweep.add_argument("--objectives", default="dram,noise", help=text)
+    _relative(sweep)
     sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
 
     explain = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
@@ -124,6 +131,24 @@ def _command(commands: Commands, name: str, summary: str, workload: bool = True)
 def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
+
+
+class _Version(argparse.Action):
+    """--version, looked up only when asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, nargs=0)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from costmodel.cli.version import version
+
+        print(f"{parser.prog} {version()}")
+        raise SystemExit(0)
+
+
+def _relative(command: argparse.ArgumentParser) -> None:
+    text = f"what dram and arithmetic are relative to, e.g. float:[16,16,16,16] (default: {FIXED_32})"
+    command.add_argument("--relative-to", default=FIXED_32, metavar="PRECISION", help=text)
 
 
 def _profile(command: argparse.ArgumentParser) -> None:

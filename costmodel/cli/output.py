@@ -11,7 +11,8 @@ from typing import Any
 from dsq.command.table import table
 
 Record = dict[str, Any]
-NOTE_WIDTH = 120
+#: columns of a terminal
+NOTE_WIDTH = 99
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Report:
     columns: Mapping[str, Any] | None = None  #: name -> array, where CSV holds more rows than people are shown
 
     def table(self) -> str:
-        parts = [f"{s.title}\n\n{table(s.records, s.shown or None) or '(nothing)'}" for s in self.sections]
+        parts = [f"{textwrap.fill(s.title, NOTE_WIDTH)}\n\n{_narrow(s) or '(nothing)'}" for s in self.sections]
         notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join(parts + ["\n".join(notes)] * bool(notes)) + "\n"
 
@@ -56,3 +57,13 @@ class Report:
             rows.writeheader()
             rows.writerows(records)
         return text.getvalue()
+
+
+def _narrow(section: Section) -> str:
+    """The section's table, each word of a column's name on a line of its own, columns as wide as what they hold."""
+    import tabulate
+
+    tabulate.MIN_PADDING = 0  # it would widen every column of numbers by two
+    specs = section.shown or dict.fromkeys(section.records[0] if section.records else (), "")
+    records = [{name.replace("_", "\n"): record.get(name) for name in specs} for record in section.records]
+    return table(records, {name.replace("_", "\n"): spec for name, spec in specs.items()})

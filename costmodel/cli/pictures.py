@@ -27,8 +27,8 @@ TERA = 1e12
 AWAY: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9, "zorder": 6}
 LINE = {"arrowstyle": "-", "linewidth": 0.7, "shrinkB": 4}
 AXIS_NAMES = {
-    "dram": "DRAM traffic (x fixed-point 32)",
-    "arithmetic": "arithmetic (x fixed-point 32)",
+    "dram": "DRAM traffic (x {unit})",
+    "arithmetic": "arithmetic (x {unit})",
     "stash": "stash (bytes)",
     "time": "time floor of a step (s)",
     "noise": "first-order rounding noise (dB)",
@@ -71,7 +71,7 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, points: list[tu
 
 
 def draw_sweep(
-    path: Path, title: str, precision: PrecisionGrid, columns: dict[str, Column], front: Mask, x: str, y: str
+    path: Path, title: str, precision: PrecisionGrid, columns: dict[str, Column], front: Mask, x: str, y: str, unit: str
 ) -> None:
     """All configurations in grey, the front over them, a few of its points labelled."""
     figure, axes = _figure()
@@ -83,7 +83,7 @@ def draw_sweep(
     axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=label)
     axes.margins(0.08)
     axes.autoscale_view()
-    axes.set(xlabel=AXIS_NAMES[x], ylabel=AXIS_NAMES[y], title=title)
+    axes.set(xlabel=AXIS_NAMES[x].format(unit=unit), ylabel=AXIS_NAMES[y].format(unit=unit), title=title)
     legend = axes.legend(loc="upper right", frameon=False, markerscale=2)
     taken = [_box(axes, (xs[row], ys[row]), (xs[row], ys[row])) for row in rows[:: max(1, len(rows) // 200)]]
     taken.append(legend.get_window_extent())

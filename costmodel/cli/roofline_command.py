@@ -20,7 +20,13 @@ def run(arguments: argparse.Namespace) -> Report:
         for cls, floor in {**cost.classes, "total": cost.total}.items():
             share = float(floor.seconds / cost.total.seconds)
             records.append(
-                {"format": setup.format.name, "precision": str(setup.precision), "class": cls, **floor_record(floor)}
+                {
+                    "setup": str(setup),
+                    "format": setup.format.name,
+                    "precision": str(setup.precision),
+                    "class": cls,
+                    **floor_record(floor),
+                }
                 | {"runs_in": datatypes(matmuls(workload, setup), cls, hardware)}
                 | {"dram_MB": float(floor.bytes) / 1e6, "of_time": share}
             )
@@ -29,6 +35,6 @@ def run(arguments: argparse.Namespace) -> Report:
 
         points = [(str(setup), cost.total) for setup, cost in zip(setups, costs, strict=True)]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, points))
-    shown = {"format": "", "precision": "", "class": "", "gflop": ",.1f", "dram_MB": ",.1f", "flop_per_byte": ",.1f"}
+    shown = {"setup": "", "class": "", "gflop": ",.0f", "dram_MB": ",.0f", "flop_per_byte": ",.1f"}
     shown |= {"ridge": ",.1f", "runs_in": "", "bound": "", "floor_ms": ",.3f", "of_time": ".1%"}
     return Report([Section("classes", heading(workload, hardware), records, shown)], facts=facts(workload, hardware))

@@ -26,14 +26,15 @@ def run(arguments: argparse.Namespace) -> Report:
         raise ValueError(f"{count:,} configurations are more than {MAX_CONFIGURATIONS:,}: narrow a range")
     precision = grid(ranges)
     setup = setup_of(arguments, precision)
-    columns = sweep(workload, setup, hardware)
+    unit = setup_of(arguments, arguments.relative_to)
+    columns = sweep(workload, setup, hardware, unit)
     front = pareto([columns[name] for name in objectives])
     name = setup.format.name
     if arguments.picture:
         from costmodel.cli.pictures import draw_sweep
 
-        title, axes = f"{workload.name}, {name}, {hardware.name}", objectives[:2]
-        write_whole(arguments.picture, lambda path: draw_sweep(path, title, precision, columns, front, *axes))
+        title, (x, y) = f"{workload.name}, {name}, {hardware.name}", objectives[:2]
+        write_whole(arguments.picture, lambda path: draw_sweep(path, title, precision, columns, front, x, y, str(unit)))
     on_front = np.flatnonzero(front)
     rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")].tolist()
     records: list[Record] = [
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Report:
     ]
     notes = [
         f"{count:,} configurations, {len(rows):,} on the front of {', '.join(objectives)}.",
-        "dram, arithmetic: relative to fixed-point 32; stash: bytes; time: seconds; noise: dB of first-order "
+        f"dram, arithmetic: relative to {unit}; stash: bytes; time: seconds; noise: dB of first-order "
         "rounding noise, no prediction of accuracy.",
     ]
     if not arguments.json and len(records) > FRONT_ROWS:

@@ -7,7 +7,9 @@
     [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
 
 `holds` says the widest operand of each format that the datatype multiplies exactly. A format that it does not name is
-held where its significands are: those of a format with boxes as bfp's, others as fixed point's.
+held where its significands are: those of a format with boxes as bfp's, others as fixed point's. Codes wider than that
+are split: a product then takes as many passes as the parts of one operand times those of the other (16 x 2 bits on bf16
+units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as floats, are not split.
 """
 
 import math
@@ -30,12 +32,35 @@ class Peak:
     holds: dict[str, int]  #: name of a format -> widest operand it multiplies exactly
     source: str
 
-    def multiplies(self, operand: Format) -> bool:
-        """Whether it multiplies two such operands exactly."""
+    def parts(self, operand: Format) -> int:
+        """Into how many operands of its own it splits this one, exactly; 0: it cannot.
+
+        A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
+        """
         if self.holds.get(operand.name, 0) >= operand.bits:
-            return True
+            return 1
         alike = BFP.name if operand.box else FixedPoint.name
-        return not isinstance(operand, Identity) and self.holds.get(alike, 0) > operand.significand_bits
+        significand = max(self.holds.get(operand.name, 0), self.holds.get(alike, 0)) - 1
+        if isinstance(operand, Identity) or significand < 1:
+            return 0
+        parts = -(-operand.significand_bits // significand)
+        return parts if operand.packs or parts == 1 else 0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How a product of two operands runs: in so many exact passes of one unit."""
+
+    peak: Peak
+    passes: int  #: parts of the one operand times parts of the other; their products are summed
+
+    @property
+    def flops(self) -> float:
+        """Operations a second of the product that is wanted, all its passes counted as one."""
+        return self.peak.flops / self.passes
+
+    def __str__(self) -> str:
+        return f"{self.passes} x {self.peak.datatype}" if self.passes > 1 else self.peak.datatype
 
 
 @dataclass(frozen=True)
@@ -47,13 +72,15 @@ class Hardware:
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
 
-    def peak(self, operand: Format) -> Peak:
-        """The fastest datatype that multiplies two such operands exactly. Raises ValueError where there is none."""
-        able = [peak for peak in self.peaks if peak.multiplies(operand)]
+    def rate(self, first: Format, second: Format) -> Rate:
+        """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
+        able = [Rate(peak, peak.parts(first) * peak.parts(second)) for peak in self.peaks]
+        able = [rate for rate in able if rate.passes]
         if not able:
-            missing = f"{operand.name} operands of {operand.bits} bits"
+            wider = max(first, second, key=lambda operand: operand.bits)
+            missing = f"{wider.name} operands of {wider.bits} bits"
             raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
-        return max(able, key=lambda peak: peak.flops)
+        return max(able, key=lambda rate: rate.flops)
 
 
 def load_hardware(name: str) -> Hardware:

@@ -1,7 +1,7 @@
 """Roofline (Williams et al., 2009): intensity, ridge point, bound and time floor, per operation class and in total.
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
-matrix products run at the fastest datatype that multiplies their operands exactly, pointwise passes at the vector rate
+matrix products run the fastest way their operands multiply exactly (Hardware.rate), pointwise passes at the vector rate
 with one operation a value moved. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone
 take longer than its operations.
 """
@@ -16,6 +16,7 @@ from costmodel.model.arithmetic import MatMul
 from costmodel.model.operations import CLASSES, Gemm, Group
 from costmodel.model.quantisation import Bits, at_width, by_width
 from costmodel.model.traffic import Transfer
+from dsq.formats import WIDEST
 
 FLOPS_PER_MAC = 2
 
@@ -57,9 +58,9 @@ ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def datatypes(listed: list[MatMul], cls: str, hardware: Hardware) -> str:
-    """The datatypes that the class's matrix products run at, for one configuration: "bf16", "bf16, fp32" or ""."""
+    """The datatypes that the class's matrix products run at, for one configuration: "bf16", "2 x bf16, bf16" or ""."""
     used = {
-        hardware.peak(at_width(matmul.format, max(matmul.m1, matmul.m2))).datatype
+        str(hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2)))
         for matmul in listed
         if matmul.group.operation.cls == cls
     }
@@ -92,5 +93,10 @@ def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware) -> d
 
 
 def _rate(matmul: MatMul, hardware: Hardware) -> Bits:
-    """Peak operations a second at the wider of the operands."""
-    return by_width(np.maximum(matmul.m1, matmul.m2), lambda m: hardware.peak(at_width(matmul.format, m)).flops)
+    """Operations a second of the fastest exact way to multiply the two widths."""
+
+    def of(pair: int) -> float:
+        m1, m2 = divmod(pair, WIDEST + 1)
+        return hardware.rate(at_width(matmul.format, m1), at_width(matmul.format, m2)).flops
+
+    return by_width(matmul.m1 * (WIDEST + 1) + matmul.m2, of)

@@ -42,10 +42,10 @@ def grid(ranges: Sequence[Sequence[int]]) -> PrecisionGrid:
     return PrecisionGrid(*(axis.ravel() for axis in np.meshgrid(*map(np.array, ranges), indexing="ij")))
 
 
-def sweep(workload: Workload, setup: Setup, hardware: Hardware) -> dict[str, Column]:
-    """OBJECTIVES of each configuration of the setup's precision grid: dram and arithmetic relative to fixed-point 32,
+def sweep(workload: Workload, setup: Setup, hardware: Hardware, relative_to: Setup = REFERENCE) -> dict[str, Column]:
+    """OBJECTIVES of each configuration of the setup's precision grid: dram and arithmetic relative to a setup,
     stash in bytes, time in seconds, noise in dB."""
-    estimate, reference = (evaluate(workload, costed, hardware) for costed in (setup, REFERENCE))
+    estimate, reference = (evaluate(workload, costed, hardware) for costed in (setup, relative_to))
     columns = {
         "dram": estimate.dram_bytes / reference.dram_bytes,
         "arithmetic": estimate.arithmetic / reference.arithmetic,

@@ -65,6 +65,21 @@ MATMULS = (
 )
 
 
+#: setup -> the assumption that its published figure chose; the other setups' figures are tests of the model
+FITTED_ARITHMETIC = {
+    "fixed [32,32,32,32]": "unit",
+    "fixed [16,16,16,16]": "p fixed",
+    "bfp [32,32,32,32]": "K bfp",
+    "bfp [16,16,16,16]": "p bfp",
+    "fixed [16,4,4,16]": "MATMULS",
+}
+FITTED_DRAM = {
+    "fixed [32,32,32,32]": "unit",
+    "bfp [32,32,32,32]": "WORD_BITS",
+    "fixed [16,4,4,16]": "TENSORS",
+}
+
+
 @dataclass(frozen=True)
 class TensorTotal:
     """One of the tensors, summed over a workload's linear layers."""

@@ -32,6 +32,24 @@ class Compared:
         return self.dram - self.row.dram
 
     @property
+    def arithmetic_relative(self) -> float:
+        """Residual as a share of the published figure."""
+        return self.arithmetic_residual / self.row.arithmetic
+
+    @property
+    def dram_relative(self) -> float:
+        return self.dram_residual / self.row.dram
+
+    @property
+    def arithmetic_role(self) -> str:
+        """The constant of the model that was chosen by this figure; "test" where none was."""
+        return calibrated.FITTED_ARITHMETIC.get(str(self.row.setup), "test")
+
+    @property
+    def dram_role(self) -> str:
+        return calibrated.FITTED_DRAM.get(str(self.row.setup), "test")
+
+    @property
     def verdict(self) -> str:
         """Whether both residuals are within TOLERANCE."""
         within = max(abs(self.arithmetic_residual), abs(self.dram_residual)) <= TOLERANCE

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +55,78 @@ def test_every_command_answers_in_every_form(arguments, capsys, tmp_path):
     assert run(capsys, *arguments, "--csv", "--output", str(path)) == (0, "", "")
     assert path.read_text() == text
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # no temporary left
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("workload", ["opt_1.3b", "transformer_iwslt_de_en"])
+def test_no_line_is_wider_than_a_terminal(arguments, workload, capsys):
+    chosen = ["--workload", workload] if arguments[0] != "table" else []
+    _, text, _ = run(capsys, *arguments, *chosen)
+    assert max(map(len, text.splitlines())) < 100
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert re.fullmatch(r"dsq-cost \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_what_figures_are_relative_to(capsys):
+    """A setup relative to itself is 1, in either profile and in a sweep."""
+    own = ["--relative-to", "[16,4,4,16]", "--json"]
+    for profile in ("first-principles", "paper"):
+        _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--profile", profile, *own)
+        (record,) = json.loads(text)["estimates"]
+        assert (record["dram"], record["arithmetic"]) == (1, 1)
+    _, text, _ = run(capsys, "sweep", "--q0", "16", "--q1", "4", "--q2", "4", "--q3", "16", *own)
+    (record,) = json.loads(text)["front"]
+    assert (record["dram"], record["arithmetic"]) == (1, 1)
+
+
+TABLE_6 = "import sys; from costmodel.cli.main import main; sys.exit(main(['table', '6', '--csv', '-o', {!r}]))"
+
+
+def table_6(path, **options):
+    """The command in a process of its own, writing to `path`."""
+    root = Path(__file__).parents[3]
+    return subprocess.run([sys.executable, "-c", TABLE_6.format(str(path))], cwd=root, check=True, **options)
+
+
+def test_special_files_are_written_through(tmp_path):
+    """Standard output by its names, a device, a FIFO and what a link points at get the bytes, and stay what they
+    are."""
+    whole = tmp_path / "whole.csv"
+    table_6(whole)
+    expected = whole.read_bytes()
+    for name in ("-", "/dev/stdout"):
+        assert table_6(name, stdout=subprocess.PIPE).stdout == expected
+    device = tmp_path / "null"  # a copy of /dev/null where one can be made, so that no bug harms the machine's own
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        device = Path("/dev/null")
+    table_6(device)
+    assert stat.S_ISCHR(device.stat().st_mode)
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "target.csv")
+    table_6(link)
+    assert link.is_symlink()
+    assert (tmp_path / "target.csv").read_bytes() == expected
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE)
+    table_6(fifo)
+    assert reader.communicate(timeout=60)[0] == expected
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+def test_every_error_names_the_command(capsys):
+    for command in ("estimate", "table", "roofline", "sweep", "explain"):
+        needed = ["[16,4,4,16]"] if command in ("roofline", "explain") else []
+        with pytest.raises(SystemExit):
+            main([command, *needed, "--no-such-option"])
+        assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
 
 
 def test_estimate_is_the_models(capsys):

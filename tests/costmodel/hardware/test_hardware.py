@@ -44,7 +44,7 @@ def test_shipped_profiles_name_a_source_for_each_figure_and_run_fp32(name):
     hardware = load_hardware(name)
     assert all(hardware.sources.values())
     assert all(peak.source for peak in hardware.peaks)
-    assert all(hardware.peak(operand) for operand in (BFP(32), FixedPoint(32), Identity(32)))
+    assert all(hardware.rate(operand, operand).passes == 1 for operand in (BFP(32), FixedPoint(32), Identity(32)))
 
 
 def test_named_profiles():
@@ -52,11 +52,40 @@ def test_named_profiles():
     assert load_hardware("h200").bandwidth == 4.8e12
 
 
-def test_fastest_exact_datatype(mine):
-    assert [mine.peak(BFP(m)).datatype for m in (2, 8, 9, 32)] == ["narrow", "narrow", "wide", "wide"]
-    assert mine.peak(FixedPoint(4)).datatype == "wide"
-    assert mine.peak(Identity(4)).datatype == "wide"
-    assert mine.peak(BFP(4)).flops == 4e12
+def test_fastest_exact_way(mine):
+    def way(m1, m2, template=BFP):
+        return str(mine.rate(template(m1), template(m2)))
+
+    assert [way(m, m) for m in (2, 8, 9, 32)] == ["narrow", "narrow", "wide", "wide"]
+    assert [way(9, 8), way(16, 8), way(9, 9)] == ["2 x narrow", "3 x narrow", "wide"]  # 4 x narrow is as fast as wide
+    assert way(4, 4, FixedPoint) == "wide"
+    assert way(4, 4, Identity) == way(32, 4) == "wide"  # floats are not split
+    assert mine.rate(BFP(4), BFP(4)).flops == 4e12
+    assert mine.rate(BFP(16), BFP(8)).flops == 4e12 / 3
+
+
+def test_split_passes_on_tensor_cores():
+    """16 x 2 bits are two bf16 products, 15 significand bits as 8 and 7; fp32 CUDA cores are for what is float32."""
+    h100 = load_hardware("h100")
+    assert [str(h100.rate(BFP(m1), BFP(m2))) for m1, m2 in ((16, 2), (2, 16), (9, 9), (16, 16), (32, 2))] == [
+        "2 x bf16",
+        "2 x bf16",
+        "bf16",
+        "4 x bf16",
+        "fp32",
+    ]
+    assert h100.rate(BFP(16), BFP(2)).flops == 989.4e12 / 2
+
+
+@pytest.mark.parametrize("bits", [10, 12, 16])
+def test_a_split_is_exact(bits):
+    """The parts of a code are codes of the unit: every code of the width is their sum, each within 8 significand
+    bits."""
+    parts = next(p for p in load_hardware("h100").peaks if p.datatype == "bf16").parts(BFP(bits))
+    for code in range(1 - 2 ** (bits - 1), 2 ** (bits - 1)):
+        sign, magnitude = (-1 if code < 0 else 1), abs(code)
+        pieces = [sign * (magnitude >> 8 * i & 255) for i in range(parts)]
+        assert sum(piece << 8 * i for i, piece in enumerate(pieces)) == code
 
 
 @pytest.mark.parametrize(
@@ -97,4 +126,4 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
     path = tmp_path / "narrow.toml"
     path.write_text(MINE.replace("holds = { bfp = 32, fixed = 32, float = 32 }", "holds = { bfp = 16 }"))
     with pytest.raises(ValueError, match="no peak that holds bfp operands of 32 bits"):
-        load_hardware(str(path)).peak(BFP(32))
+        load_hardware(str(path)).rate(BFP(32), BFP(4))

@@ -38,6 +38,29 @@ def test_all_rows_are_there():
     assert len(tables.dsq_fits()) == 3
 
 
+def test_rows_that_chose_a_constant_are_told_from_those_that_test_the_model():
+    roles = {
+        (str(entry.row.setup), column): getattr(entry, f"{column}_role")
+        for entry in tables.static_rows()
+        for column in ("arithmetic", "dram")
+    }
+    assert len(roles) == 12  # the 24 rows repeat six setups
+    assert {key for key, role in roles.items() if role == "test"} == {
+        ("fixed [16,16,16,16]", "dram"),
+        ("bfp [16,16,16,16]", "dram"),
+        ("bfp [16,4,4,16]", "arithmetic"),
+        ("bfp [16,4,4,16]", "dram"),
+    }
+
+
+def test_residuals_relative_to_what_is_published():
+    entry = next(e for e in tables.static_rows() if str(e.row.setup) == "bfp [16,4,4,16]")
+    assert entry.dram_relative == pytest.approx(0.4375 / 0.45 - 1)
+    assert round(entry.dram, 2) == 0.44  # not the 0.45 published
+    iwslt = tables.dsq_fits()[0]
+    assert iwslt.arithmetic.at(iwslt.share) / iwslt.arithmetic.published - 1 == pytest.approx(0.244, abs=1e-3)
+
+
 def test_published_figures_are_not_an_input():
     """Only the comparison reads published.py; no module that computes a cost imports it."""
     folder = Path(importlib.util.find_spec("costmodel").origin).parent
