@@ -5,10 +5,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.policy import Controller, Summary
 from dsq.stash.saved_tensors.hooks import in_backward
-from dsq.stash.saved_tensors.storages import StorageWeakRef, parameter_storages, storages_of, weak
+from dsq.stash.saved_tensors.storages import parameter_storages, storages_of, weak
 
 
 class SegmentCount:

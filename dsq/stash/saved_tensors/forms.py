@@ -82,7 +82,7 @@ class Recast:
     @classmethod
     def of(cls, weight: Tensor, cast: Tensor) -> Self:
         """``cast``: a view of ``weight.to(cast.dtype)``."""
-        return cls(Kept.of(weight), cast.dtype, cast.shape, cast.stride(), cast.storage_offset())
+        return cls(Kept.of(weight), cast.dtype, cast.shape, cast.stride(), int(cast.storage_offset()))
 
     def get(self) -> Tensor:
         """The view of a new cast; RuntimeError when the parameter was modified in place after it was saved."""
