@@ -1,5 +1,6 @@
 # make demo    corpus, training from [2,2,2,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
+# make soak    the tests that take minutes: what policies claim against what malloc holds
 # make lint    ruff, mypy and the contracts of imports
 # make env     .venv with everything; the targets above make it by themselves, once
 #
@@ -20,7 +21,7 @@ RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 endif
 
-.PHONY: demo test lint env
+.PHONY: demo test soak lint env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -29,6 +30,9 @@ demo: $(RUN)
 
 test: lint
 	$(PYTHON) -m pytest
+
+soak: $(DEV)
+	$(PYTHON) -m pytest -m soak
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check

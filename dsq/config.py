@@ -61,7 +61,9 @@ class DSQConfig:
             warnings.warn(text, stacklevel=3)
         low = " ".join(str(level) for level in self.levels if self.format == "bfp" and min(level.q0, level.q2) < 3)
         if low:
-            text = f"2 bits of bfp in {low} were seen to cost translation a third of its BLEU; format='snvint' loses less"
+            text = (
+                f"2 bits of bfp in {low} were seen to cost translation a third of its BLEU; format='snvint' loses less"
+            )
             warnings.warn(text, stacklevel=3)
 
     def at(self, level: int) -> Quantizers:

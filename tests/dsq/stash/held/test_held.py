@@ -11,7 +11,7 @@ import pytest
 from analysis.stash.allocator.counted import build, compiler, run
 from tests.dsq.stash.held.cases import MODELS, POLICIES
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
 OVERHEAD = 224 * 1024
 #: on every model; the encoder has them all
 EVERYWHERE = ("bfp", "mesa", "gact", "checkpoint", "wtacrs products + bfp", "checkpoint + mesa")
