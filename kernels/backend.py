@@ -82,11 +82,11 @@ class MatMul:
 def parse_matmul(text: str) -> MatMul:
     """The product that ``MatMul.text`` wrote."""
     words = text.split()
-    operands = (
-        Operand(_format(fmt), int(axis), transposed == "1", int(seed))
-        for fmt, axis, transposed, seed in (words[:4], words[4:8])
-    )
-    return MatMul(*operands, _format(words[8]), int(words[9]), words[10] == "1")
+    return MatMul(_operand(*words[:4]), _operand(*words[4:8]), _format(words[8]), int(words[9]), words[10] == "1")
+
+
+def _operand(fmt: str, axis: str, transposed: str, seed: str) -> Operand:
+    return Operand(_format(fmt), int(axis), transposed == "1", int(seed))
 
 
 def _format(text: str) -> Format | None:
