@@ -1,6 +1,7 @@
 from . import functional, stash, workload
 from .config import DSQConfig
-from .conversion import convert, converted, set_level
+from .conversion import convert, converted, set_level, unconvert
+from .coverage import Coverage, report
 from .formats import BFP, FixedPoint, Identity
 from .linear import Linear, Quantizers
 from .packing import Packed, pack, quantize
@@ -9,6 +10,7 @@ from .scheduler import PrecisionScheduler
 
 __all__ = [
     "BFP",
+    "Coverage",
     "DSQConfig",
     "FixedPoint",
     "Identity",
@@ -23,7 +25,9 @@ __all__ = [
     "pack",
     "parse_levels",
     "quantize",
+    "report",
     "set_level",
     "stash",
+    "unconvert",
     "workload",
 ]

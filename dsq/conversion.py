@@ -1,26 +1,38 @@
 """Let a model that nobody rewrote train with DSQ."""
 
 import re
+import sys
 import warnings
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from dsq import stash
 from dsq.arguments import whole_number
+from dsq.attention import MultiheadAttention, OutProjection
 from dsq.config import DSQConfig
-from dsq.linear import Linear
+from dsq.left import left, quantised_parameters
+from dsq.linear import Linear, Quantised
+from dsq.stash.policy import applied
 
 Model = TypeVar("Model", bound=nn.Module)
 
+#: attribute of a module whose settings were changed too: what they were
+_BEFORE = "_dsq_before"
+
 
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
-    """Turn every ``nn.Linear`` of ``model`` into a ``dsq.Linear`` at the first level of ``config``, in place.
+    """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
 
-    Only the class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose
-    name matches ``config.exclude`` and subclasses of nn.Linear are left alone. Warns where nothing was converted, or
-    ``config.exclude`` matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is
-    applied too.
+    nn.Linear becomes dsq.Linear, and nn.MultiheadAttention and transformers' Conv1D their quantised selves. Only the
+    class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose name matches
+    ``config.exclude`` and subclasses of these three are left alone. Fused paths that would read the weights past the
+    layers are switched off. Warns where nothing was converted, where under half of the parameters that are multiplied
+    were (``dsq.report`` says what was left), or where ``config.exclude`` matches nothing that would have been. With
+    ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -29,24 +41,15 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     _check_types("convert", model, config)
     if converted(model):
         raise ValueError("model has been converted before; use dsq.set_level to change its precision")
-    excluded = 0
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear:
-            if config.exclude is not None and re.search(config.exclude, name):
-                excluded += 1
-            else:
-                module.__class__ = Linear
-        elif isinstance(module, nn.TransformerEncoderLayer):
-            # its fused evaluation path reads the weights and never calls the Linears
-            module.activation_relu_or_gelu = 0
-        elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # they are for that path alone
-    for linear in converted(model).values():
-        linear.eval_full_precision = config.eval_full_precision
+    excluded = _change_classes(model, config.exclude)
+    for layer in converted(model).values():
+        layer.eval_full_precision = config.eval_full_precision
     if converted(model):
         set_level(model, config, 0)
         if config.stash == "all":
             stash.apply(model, "bfp")  # at the q1 of the layers, whatever their level
+            _remember(model, "stash", "bfp")
+        _warn_of_little(model, excluded)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
     if config.exclude is not None and not excluded:
@@ -54,9 +57,61 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     return model
 
 
-def converted(model: nn.Module) -> dict[str, Linear]:
-    """The converted layers of ``model`` by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+def unconvert(model: Model) -> Model:
+    """Give every converted layer of ``model`` the class that it had, in place, and take away what ``convert`` added.
+
+    Parameters stay as they are. Stash policies applied by hand stay too. Returns ``model``. Raises TypeError where it
+    is no module, ValueError where it has no converted layers.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    layers = converted(model)
+    if not layers:
+        raise ValueError("model has no converted layers: there is nothing to take back")
+    for layer in layers.values():
+        for name in ("quantizers", "eval_full_precision"):
+            layer.__dict__.pop(name, None)
+        layer.__class__ = layer.plain
+    for module in list(model.modules()):
+        for name, value in module.__dict__.pop(_BEFORE, {}).items():
+            if name == "stash":
+                applied(module)[value].remove()
+            else:
+                setattr(module, name, value)
+    return model
+
+
+@contextmanager
+def as_plain(model: nn.Module) -> Iterator[None]:
+    """``model`` as it was before conversion, while inside."""
+    quantizers = {name: (layer.quantizers, layer.eval_full_precision) for name, layer in converted(model).items()}
+    if not quantizers:
+        yield
+        return
+    classes = {layer: type(layer) for layer in converted(model).values()}
+    settings = {m: m.__dict__[_BEFORE].copy() for m in model.modules() if _BEFORE in m.__dict__}
+    now = {module: {name: getattr(module, name, None) for name in before} for module, before in settings.items()}
+    unconvert(model)
+    try:
+        yield
+    finally:
+        for layer, kind in classes.items():
+            layer.__class__ = kind
+        for name, (q, full) in quantizers.items():
+            layer = model.get_submodule(name)
+            layer.quantizers, layer.eval_full_precision = q, full
+        for module, before in settings.items():
+            module.__dict__[_BEFORE] = before
+            for name in before:
+                if name == "stash":
+                    stash.apply(module, before[name])
+                else:
+                    setattr(module, name, now[module][name])
+
+
+def converted(model: nn.Module) -> dict[str, Any]:
+    """The converted layers of ``model`` by name: each has ``quantizers``."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
@@ -73,6 +128,66 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     quantizers = config.at(level)
     for module in layers.values():
         module.quantizers = quantizers
+
+
+def _change_classes(model: nn.Module, exclude: str | None) -> int:
+    """Give the layers of ``model`` their quantised classes; the values of the matrices that ``exclude`` left."""
+    pattern = None if exclude is None else re.compile(exclude)
+    excluded, attentions = 0, set[str]()
+    for name, module in list(model.named_modules()):
+        kind = _quantised_class(module)
+        if kind is OutProjection and name.rpartition(".")[0] not in attentions:
+            continue  # that of an attention which is left: never called
+        if kind is not None:
+            if pattern is not None and pattern.search(name):
+                excluded += max(1, sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1))
+            else:
+                module.__class__ = kind
+                attentions |= {name} if kind is MultiheadAttention else set()
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            # its fused evaluation path reads the weights and never calls the Linears
+            _set(module, "activation_relu_or_gelu", 0)
+        elif isinstance(module, nn.TransformerEncoder):
+            _set(module, "use_nested_tensor", False)  # they are for that path alone
+        elif getattr(module, "skip_embed_dim_check", None) is False:
+            # fairseq's attention would hand its weights to PyTorch's function and never call its Linears
+            _set(module, "skip_embed_dim_check", True)
+    return excluded
+
+
+def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
+    kind = type(module)
+    if kind is nn.Linear:
+        return Linear
+    if kind is nn.MultiheadAttention:
+        return MultiheadAttention
+    if kind is NonDynamicallyQuantizableLinear:
+        return OutProjection
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    if transformers is not None and kind is transformers.Conv1D:
+        from dsq.conv1d import Conv1D  # needs transformers
+
+        return Conv1D
+    return None
+
+
+def _set(module: nn.Module, name: str, value: Any) -> None:
+    _remember(module, name, getattr(module, name))
+    setattr(module, name, value)
+
+
+def _remember(module: nn.Module, name: str, value: Any) -> None:
+    module.__dict__.setdefault(_BEFORE, {})[name] = value
+
+
+def _warn_of_little(model: nn.Module, excluded: int) -> None:
+    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in left(model)) - excluded
+    if quantised < plain:
+        text = (
+            f"only {quantised / (quantised + plain):.0%} of the parameters that are multiplied were converted; "
+            "dsq.report(model, *inputs) says what was left, and why"
+        )
+        warnings.warn(text, stacklevel=3)
 
 
 def _check_types(function: str, model: nn.Module, config: DSQConfig) -> None:

@@ -14,7 +14,7 @@ Quantizers -> LinearMatMuls (below) -> dsq.ops.linear_passes -> dsq.kernels
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -131,15 +131,29 @@ class _Linear(torch.autograd.Function):
         return dx, dw_NK, db_N, None, None
 
 
-class Linear(nn.Linear):
+class Quantised:
+    """What every converted layer has, beside the class that it had before."""
+
+    plain: ClassVar[type[nn.Module]]  #: that class: ``dsq.unconvert`` goes back to it
+    quantizers: Quantizers
+    eval_full_precision: bool = False
+    training: bool
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``linear`` at the layer's level; in floating point where it evaluates so."""
+        if self.eval_full_precision and not self.training:
+            return F.linear(x, weight, bias)
+        return linear(x, weight, bias, self.quantizers)
+
+
+class Linear(Quantised, nn.Linear):
     """``nn.Linear`` whose three products run quantised and whose stash is packed; same parameters, same state dict.
 
     In training mode and in evaluation alike the forward runs at q0; ``eval_full_precision`` makes evaluation run in
     floating point. Shapes and errors are those of ``dsq.functional.linear``.
     """
 
-    quantizers: Quantizers
-    eval_full_precision: bool = False
+    plain = nn.Linear
 
     def __init__(
         self,
@@ -154,9 +168,7 @@ class Linear(nn.Linear):
         self.quantizers = Quantizers.of(precision)
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
-        if self.eval_full_precision and not self.training:
-            return F.linear(input, self.weight, self.bias)
-        return linear(input, self.weight, self.bias, self.quantizers)
+        return self.multiply(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         q = self.quantizers

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from dsq.formats import BFP, Format
-from dsq.linear import Linear
+from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.policy import Controller, Summary, check_keys
@@ -56,7 +56,7 @@ class Bfp(Controller):
         if self.scheduler is not None:
             return BFP(self.scheduler.precision.q1, self.box)
         for module in self.model.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Quantised):
                 return module.quantizers.q1
         return BFP(4, self.box)
 

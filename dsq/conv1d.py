@@ -1,0 +1,15 @@
+"""GPT-2's linear layer, whose weight is (in, out): the same products, read through a transposed view."""
+
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D as PlainConv1D
+
+from dsq.linear import Quantised
+
+
+class Conv1D(Quantised, PlainConv1D):
+    """transformers' ``Conv1D`` quantised as ``dsq.Linear`` is; same parameters, same state dict."""
+
+    plain = PlainConv1D
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.weight.t(), self.bias)

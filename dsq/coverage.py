@@ -1,0 +1,162 @@
+"""How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dsq.command.table import table
+from dsq.conversion import as_plain, converted
+from dsq.left import Left, left
+from dsq.stash.meter import measure
+from dsq.stash.meter.graph import reachable
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of matrix products, two to a multiply-accumulate."""
+
+    quantised: int
+    plain: dict[str, int]  #: the others by operator: "aten.bmm"
+
+    @property
+    def total(self) -> int:
+        return self.quantised + sum(self.plain.values())
+
+    @property
+    def share(self) -> float:
+        """Of all that are quantised; NaN where there are none."""
+        return self.quantised / self.total if self.total else float("nan")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What ``dsq.report`` found; ``print`` shows a table, ``as_dict`` gives plain data."""
+
+    forward: Flops
+    backward: Flops | None  #: None: nothing needs a gradient
+    layers: int  #: converted
+    uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
+    left: tuple[Left, ...]  #: modules with matrices that are not quantised, and why
+    stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
+    plain_stash_bytes: int | None  #: the same before conversion
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            {"pass": name, "GFLOP": flops.total / 1e9, "quantised": flops.share, "others": _others(flops)}
+            for name, flops in (("forward", self.forward), ("backward", self.backward))
+            if flops is not None
+        ]
+        lines = [table(rows, {"pass": "", "GFLOP": ".3f", "quantised": ".1%", "others": ""})]
+        if self.stash_bytes is not None and self.plain_stash_bytes:
+            share = self.stash_bytes / self.plain_stash_bytes
+            before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
+            lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+        lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
+        lines += [f"  never called: {name}" for name in self.uncalled]
+        lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
+        return "\n".join(lines)
+
+
+def report(model: nn.Module, *inputs: Any, **keywords: Any) -> Coverage:
+    """Run ``model(*inputs, **keywords)`` and say how much of it is quantised.
+
+    The model runs twice as it is and once as it was before conversion, each with its backward where anything needs a
+    gradient: of ``loss`` of the result where it has one (transformers), else of the sum of its tensors. Parameters,
+    ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all positions,
+    whatever the mask.
+
+    Raises TypeError where ``model`` is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+    def run() -> Tensor | None:
+        return _loss(model(*inputs, **keywords))
+
+    layers = converted(model)
+    with _undisturbed(model):
+        uncalled, forward, backward = _counted(layers, run, list(model.parameters()))
+    stash_bytes = plain_bytes = None
+    if backward is not None:
+        with _undisturbed(model):
+            stash_bytes = measure(run).nbytes
+        with _undisturbed(model), as_plain(model):
+            plain_bytes = measure(run).nbytes
+    return Coverage(forward, backward, len(layers), uncalled, left(model), stash_bytes, plain_bytes)
+
+
+def _counted(
+    layers: dict[str, nn.Module], run: Callable[[], Tensor | None], parameters: list[nn.Parameter]
+) -> tuple[tuple[str, ...], Flops, Flops | None]:
+    """The layers never called, and the FLOPs of the forward and of the backward."""
+    called: set[nn.Module] = set()
+    hooks = [layer.register_forward_pre_hook(lambda module, _: called.add(module)) for layer in layers.values()]
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
+            with FlopCounterMode(display=False) as counter:
+                loss = run()
+            forward, backward = _flops(counter), None
+            if loss is not None and loss.requires_grad:
+                with _without_gradients(parameters), FlopCounterMode(display=False) as counter:
+                    loss.backward()
+                backward = _flops(counter)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(name for name, layer in layers.items() if layer not in called), forward, backward
+
+
+def _flops(counter: FlopCounterMode) -> Flops:
+    counts = {str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items()}
+    quantised = sum(flops for op, flops in counts.items() if op.startswith("dsq."))
+    return Flops(quantised, {op: flops for op, flops in counts.items() if not op.startswith("dsq.")})
+
+
+def _others(flops: Flops) -> str:
+    total = flops.total or 1
+    return ", ".join(f"{op.removeprefix('aten.')} {n / total:.1%}" for op, n in flops.plain.items() if n) or "none"
+
+
+def _loss(result: Any) -> Tensor | None:
+    """What the backward begins at."""
+    loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    floats = [t for t in reachable(result, []) if isinstance(t, Tensor) and t.is_floating_point() and t.requires_grad]
+    return sum((t.float().sum() for t in floats), torch.zeros(())) if floats else None
+
+
+@contextmanager
+def _without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Parameters whose ``.grad`` is put back after (the counter cannot see torch.autograd.grad)."""
+    before = [p.grad for p in parameters]
+    try:
+        for p in parameters:
+            p.grad = None
+        yield
+    finally:
+        for p, gradient in zip(parameters, before, strict=True):
+            p.grad = gradient
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Buffers and the state of the random numbers, put back."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

@@ -1,0 +1,68 @@
+"""Modules whose matrices are multiplied in floating point in a converted model, and why."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from dsq.linear import Quantised
+
+#: matrices of these are tables or scales, no operands of a product
+_NO_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A module with parameters of two dimensions or more that is not quantised."""
+
+    name: str
+    kind: str  #: its class
+    parameters: int  #: values of those parameters that no converted layer has too
+    why: str
+
+
+def left(model: nn.Module) -> tuple[Left, ...]:
+    """The modules left, in the model's order; a parameter counts once."""
+    seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in m.parameters(recurse=False)}
+    tables = {id(p) for m in model.modules() if isinstance(m, _NO_PRODUCT) for p in m.parameters(recurse=False)}
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, (*_NO_PRODUCT, Quantised)):
+            continue
+        own = [p for p in module.parameters(recurse=False) if p.dim() > 1 and id(p) not in seen]
+        if not own:
+            continue
+        seen |= {id(p) for p in own}
+        tied = all(id(p) in tables for p in own)
+        found.append(Left(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
+    return tuple(found)
+
+
+def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
+    kind = type(module)
+    if kind is nn.Linear:
+        return "excluded, or added after the conversion" + (" (its weight is an embedding's too)" if tied else "")
+    if kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
+        return "excluded, or added after the conversion"
+    if isinstance(module, nn.Linear):
+        return f"a subclass of nn.Linear, {kind.__name__}, may multiply otherwise"
+    if isinstance(module, nn.MultiheadAttention):
+        return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply otherwise"
+    if isinstance(module, _CONVOLUTIONS):
+        return "a convolution"
+    if any(p.dim() == 3 for p in own):
+        return "parameters of three dimensions: grouped experts, say"
+    return f"{kind.__name__} holds matrices itself"
+
+
+def quantised_parameters(model: nn.Module) -> int:
+    """Values of the matrices that converted layers multiply; tied ones once."""
+    matrices = {
+        id(p): p.numel()
+        for module in model.modules()
+        if isinstance(module, Quantised)
+        for p in module.parameters(recurse=False)
+        if p.dim() > 1
+    }
+    return sum(matrices.values())

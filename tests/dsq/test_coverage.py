@@ -1,0 +1,90 @@
+"""dsq.report: FLOPs, layers never called, modules left, bytes; and the model stays as it was."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dsq
+
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
+
+
+class Odd(nn.Module):
+    """A layer that is called, one whose weight is read past it, a convolution, experts, and a product of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.bypassed = nn.Linear(64, 64), nn.Linear(64, 64, bias=False)
+        self.head = nn.Linear(64, 64)
+        self.conv = nn.Conv1d(64, 64, 1)
+        self.experts = nn.Parameter(torch.randn(2, 64, 64))
+        self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = F.relu(self.drop(self.norm(self.called(x))))
+        x = self.head(F.linear(x, self.bypassed.weight))
+        return {"loss": (x @ self.experts).square().mean(), "logits": x}
+
+
+def test_what_is_quantised_is_counted_and_the_rest_named():
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="only 40% of the parameters that are multiplied"):
+        net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
+    net.called.weight.grad = gradient = torch.ones(64, 64)
+    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    found = dsq.report(net, torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
+    product = 2 * 32 * 64 * 64
+    assert (found.forward.quantised, found.forward.total) == (product, 5 * product)
+    assert (found.backward.quantised, found.backward.total) == (product, 9 * product)  # x needs no gradient
+    assert found.uncalled == ("bypassed",)
+    whys = {entry.name: entry.why for entry in found.left}
+    assert set(whys) == {"", "head", "conv"}
+    assert "three dimensions" in whys[""]
+    assert "convolution" in whys["conv"]
+    assert "excluded" in whys["head"]
+    # the batch is the caller's and no stash, but its packed form is
+    assert found.stash_bytes == found.plain_stash_bytes + 32 * 64 * 4.5 / 8
+    text = str(found)
+    assert "20.0%" in text
+    assert "never called: bypassed" in text
+    assert json.loads(json.dumps(found.as_dict()))["forward"]["quantised"] == product
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert net.called.weight.grad is gradient
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(dsq.converted(net)) == ["called", "bypassed"]
+
+
+def test_a_model_that_needs_no_gradient_and_one_that_is_plain():
+    net = nn.Sequential(nn.Linear(16, 16)).requires_grad_(False)
+    found = dsq.report(net, torch.randn(4, 16))
+    assert (found.forward.share, found.backward, found.stash_bytes, found.layers) == (0.0, None, None, 0)
+    assert "0.0%" in str(found)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
+        dsq.report("a model")
+
+
+def test_the_stash_policy_that_convert_applied_is_back_after():
+    net = dsq.convert(nn.TransformerEncoderLayer(64, 2, 128), dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
+    found = dsq.report(net, torch.randn(8, 4, 64))
+    assert found.stash_bytes < 0.3 * found.plain_stash_bytes
+    assert list(dsq.stash.policy.applied(net)) == ["bfp"]
+
+
+class LikeFairseq(nn.Module):
+    """fairseq's attention hands its weights to PyTorch's function, unless it is told that dimensions are unusual."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.skip_embed_dim_check = nn.Linear(64, 64), False
+
+    def forward(self, x):
+        return self.q_proj(x) if self.skip_embed_dim_check else F.linear(x, self.q_proj.weight)
+
+
+def test_fairseq_attention_is_reached_by_convert_alone():
+    net = dsq.convert(LikeFairseq(), CONFIG)
+    assert dsq.report(net, torch.randn(5, 64)).forward.share == 1
+    assert not dsq.unconvert(net).skip_embed_dim_check
