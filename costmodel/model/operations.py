@@ -55,7 +55,7 @@ class Pointwise:
     """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, loss..."""
 
     name: str
-    kind: str  #: a key of traffic.POINTWISE
+    kind: str  #: a key of ledger.POINTWISE
     rows: int
     width: int
     cls: str = "other"

@@ -11,8 +11,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from costmodel.model.ledger import POINTWISE
 from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
-from costmodel.model.traffic import POINTWISE
 
 VERSION = 1
 MAX_SIZE = 2**48
