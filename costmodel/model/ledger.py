@@ -126,7 +126,7 @@ _PDX = Stored("dx", "values", "a", BACKWARD)
 _STATISTICS = Stored("statistics", "rows", "state", FORWARD, (Read(BACKWARD),), kept=True, times=2)
 _AFFINE = (
     Stored("scale and shift", "parameters", "state", UPDATE, (Read(FORWARD), Read(BACKWARD))),
-    Stored("d scale and shift", "parameters", "state", BACKWARD),
+    Stored("d scale and shift", "parameters", "state", BACKWARD, needs="trained"),
 )
 _TABLE = (Read(FORWARD), Read(BACKWARD))
 
@@ -157,7 +157,7 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
         Stored("table rows", "values", "state", UPDATE, (Read(FORWARD),)),
         _PY,
         _PDY,
-        Stored("d table rows", "values", "state", BACKWARD, (Read(BACKWARD),)),
+        Stored("d table rows", "values", "state", BACKWARD, (Read(BACKWARD),), needs="trained"),
     ),
     "loss": (  # cross-entropy over (rows, vocabulary): the log-probabilities are kept in fp32
         _PX,

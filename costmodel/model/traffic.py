@@ -74,7 +74,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
-        return list(POINTWISE[op.kind])
+        return [stored for stored in POINTWISE[op.kind] if not stored.needs or op.trained]
     on_chip = {"x": "MK", "y": "MN", "": ""}[op.on_chip]
     packs = not isinstance(setup.format, Identity)
     return [
