@@ -174,6 +174,7 @@ def _workload(command: argparse.ArgumentParser) -> None:
     text = "leave out softmax, norms, activations, embeddings, loss and optimiser"
     group.add_argument("--gemms-only", action="store_true", help=text)
     group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
+    group.add_argument("--freeze", metavar="REGEX", help="layers whose parameters are not trained")
     group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
     text = "attention scores stay on chip and are recomputed"
     group.add_argument("--fused-attention", action="store_true", help=text)

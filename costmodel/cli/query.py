@@ -21,6 +21,8 @@ def workload_of(arguments: argparse.Namespace) -> Workload:
         whole, workload = workload, workload.excluding(arguments.exclude)
         if workload == whole:
             raise ValueError(f"exclude {arguments.exclude!r} matches none of the workload's converted layers")
+    if arguments.freeze:
+        workload = _changed(workload, workload.freezing(arguments.freeze), "--freeze")
     if arguments.fused_attention:
         workload = _changed(workload, workload.fusing_attention(), "--fused-attention")
     return workload.gemms_only() if arguments.gemms_only else workload
@@ -65,7 +67,7 @@ def floor_record(floor: Floor) -> Record:
 
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
-IGNORED_BY_PAPER = ("hardware", "gemms_only", "exclude", "quantise_attention", "fused_attention", "box_axis")
+IGNORED_BY_PAPER = ("hardware", "gemms_only", "exclude", "freeze", "quantise_attention", "fused_attention", "box_axis")
 
 
 def check_paper(arguments: argparse.Namespace) -> None:

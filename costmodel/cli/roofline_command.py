@@ -35,6 +35,6 @@ def run(arguments: argparse.Namespace) -> Report:
 
         points = [(str(setup), cost.total) for setup, cost in zip(setups, costs, strict=True)]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, points))
-    shown = {"setup": "", "class": "", "gflop": ",.0f", "dram_MB": ",.0f", "flop_per_byte": ",.1f"}
-    shown |= {"ridge": ",.1f", "runs_in": "", "bound": "", "floor_ms": ",.3f", "of_time": ".1%"}
+    shown = {"setup": "", "class": "", "dram_MB": ",.0f", "flop_per_byte": ",.0f"}
+    shown |= {"ridge": ",.0f", "runs_in": "", "bound": "", "floor_ms": ",.1f", "of_time": ".1%"}
     return Report([Section("classes", heading(workload, hardware), records, shown)], facts=facts(workload, hardware))

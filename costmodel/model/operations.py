@@ -33,17 +33,25 @@ class Gemm:
     x_grad: bool = True  #: the input needs a gradient (there is a dx GEMM)
     w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
     recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
+    pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one product; forward, dx and dw each cost this many."""
+        if self.pairs and self.on_chip:
+            return self.batch * self.pairs * (self.K if self.on_chip == "y" else self.N)
         return self.batch * self.M * self.K * self.N
 
     @property
     def matmuls(self) -> int:
         """Matrix products a training step runs: forward, dx, dw and any recomputation."""
         return 1 + self.x_grad + self.w_grad + self.recompute
+
+    @property
+    def trains(self) -> bool:
+        """Whether its weight and bias are updated."""
+        return self.weight and self.w_grad
 
     @property
     def parameters(self) -> int:
@@ -55,11 +63,16 @@ class Pointwise:
     """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, loss..."""
 
     name: str
-    kind: str  #: a key of traffic.POINTWISE
+    kind: str  #: a key of ledger.POINTWISE
     rows: int
     width: int
     cls: str = "other"
     parameters: int = 0
+    trained: bool = True  #: its parameters are updated
+
+    @property
+    def trains(self) -> bool:
+        return self.trained
 
 
 Operation = Gemm | Pointwise
@@ -99,6 +112,22 @@ class Workload:
         regex = pattern("exclude", exclude)
         return self._with_gemms(lambda gemm: replace(gemm, quantised=False) if regex.search(gemm.name) else gemm)
 
+    def freezing(self, frozen: str) -> "Workload":
+        """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
+        nothing kept for it, no update. Raises ValueError."""
+        regex = pattern("freeze", frozen)
+
+        def freeze(op: Operation) -> Operation:
+            if isinstance(op, Gemm) and op.weight and regex.search(op.name):
+                return replace(op, w_grad=False)
+            held = isinstance(op, Pointwise) and op.parameters and op.kind != "adam" and regex.search(op.name)
+            return replace(op, trained=False) if held else op
+
+        operations = tuple(map(freeze, self.operations))
+        trained = sum(op.parameters for op in operations if op.trains)
+        rows = (replace(op, rows=trained) if getattr(op, "kind", "") == "adam" else op for op in operations)
+        return replace(self, operations=tuple(op for op in rows if getattr(op, "rows", 1)))
+
     def quantising_attention(self) -> "Workload":
         """The workload with attention's two products quantised like linear layers."""
         return self._with_gemms(lambda gemm: gemm if gemm.weight else replace(gemm, quantised=True))
@@ -114,7 +143,7 @@ class Workload:
                 elif _softmax_follows(self.operations[index + 1 :]):
                     op, scores = replace(op, on_chip="y", recompute=1), True
             elif scores and not isinstance(op, Gemm):
-                continue  # scaling, masking and softmax happen inside the fused kernel
+                continue  # scaling, dropout, masking and softmax happen inside the fused kernel
             operations.append(op)
         return replace(self, operations=tuple(operations))
 

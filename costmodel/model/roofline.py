@@ -77,7 +77,7 @@ def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware) -> d
         kernel = (transfer.group, transfer.phase)
         nbytes[kernel] += transfer.total
         if not isinstance(transfer.group.operation, Gemm):
-            values = transfer.total * 8 / transfer.bits
+            values = float(transfer.values)
             flops[kernel] += values
             seconds[kernel] += values / hardware.vector_flops
     for matmul in listed:

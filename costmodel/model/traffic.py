@@ -1,118 +1,29 @@
-"""Every tensor a training step moves between DRAM and the chip, from first principles.
+"""Every byte a training step moves between DRAM and the chip: the ledger's tensors, each written once and read by each
+of its readers as often as the tile model says.
 
-A tensor is charged at the width its matrix product takes or gives it; the conversion happens on chip where the tensor
-is made, so there is no separate conversion pass. Tensors no quantiser touches move at the container width `a` (16
-bits when all of q0..q3 fit, else 32); master weights, their gradients and Adam's moments at 32. Elementwise passes
-are not fused with their neighbours; dropout's mask is remade from its seed and moves nothing.
-
-One Move is one row of the tables below; `transfers` turns a workload into bytes. Bit widths may be numpy arrays.
+The container width `a` is 16 bits when all of q0..q3 fit, else 32; master weights, their gradients and Adam's moments
+have 32, and the working copy of the weights that products read has `a`. Elementwise passes are not fused with their
+neighbours. Bit widths may be numpy arrays.
 """
 
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
+from costmodel.model.ledger import (
+    ID_BITS,
+    MASK_BITS,
+    POINTWISE,
+    STATE_BITS,
+    UPDATE,
+    Stored,
+    of_gemm,
+)
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
 from costmodel.model.quantisation import Bits, Setup, nbytes, scale_bytes
 from costmodel.model.tiles import reads, tile_edge
-from dsq.formats import MAX_PACKED_BITS, Identity
-
-#: width of master weights, weight gradients, biases and Adam's moments
-STATE_BITS = 32
-
-
-@dataclass(frozen=True)
-class Move:
-    """One tensor crossing the DRAM boundary in a matrix product."""
-
-    tensor: str
-    phase: str  #: "forward", "backward" or "update"
-    direction: str  #: "read" or "write"
-    shape: str  #: its two axes, of M (tokens), K (in-features), N (out-features)
-    width: str  #: "q0".."q3", "a" (container) or "state"
-    boxes: str  #: the axis boxes run along
-    reread: str = ""  #: the output axis it lacks: read once for every tile along it
-    needs: str = ""  #: moved only if this holds: "x_grad", "w_grad", or "owner" (the first layer to use its input)
-
-
-#: paper, figure 2 and section 3: the three products of a linear layer; boxes along the axis the product sums over
-GEMM_MOVES = (
-    Move("x", "forward", "read", "MK", "q0", "columns", reread="N"),
-    Move("w", "forward", "read", "NK", "q0", "columns", reread="M"),
-    Move("y", "forward", "write", "MN", "q0", "columns"),
-    Move("stash", "forward", "write", "MK", "q1", "rows", needs="owner"),
-    Move("dy (for dx)", "backward", "read", "MN", "q2", "columns", reread="K", needs="x_grad"),
-    Move("w (for dx)", "backward", "read", "NK", "q1", "rows", reread="M", needs="x_grad"),
-    Move("dx", "backward", "write", "MK", "q3", "columns", needs="x_grad"),
-    Move("dy (for dw)", "backward", "read", "MN", "q3", "rows", reread="K", needs="w_grad"),
-    Move("stash", "backward", "read", "MK", "q1", "rows", reread="N", needs="w_grad"),
-    Move("dw", "backward", "write", "NK", "state", "columns", needs="w_grad"),
-)
-
-#: what differs when the second operand is an activation too (attention): it is stashed, and its gradient is a q3 output
-SECOND_ACTIVATION_MOVES = (
-    Move("stash of w", "forward", "write", "NK", "q1", "rows", needs="x_grad"),
-    Move("dw", "backward", "write", "NK", "q3", "columns", needs="w_grad"),
-)
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One tensor of (rows, width) values read or written by a pointwise operation."""
-
-    tensor: str
-    phase: str
-    direction: str
-    width: str = "a"
-    per: str = "values"  #: "values" (rows * width), "rows" or "parameters"
-    times: int = 1
-
-
-_X, _Y = Pass("x", "forward", "read"), Pass("y", "forward", "write")
-_DY, _DX = Pass("dy", "backward", "read"), Pass("dx", "backward", "write")
-_UNARY = (_X, _Y, _DY, Pass("saved", "backward", "read"), _DX)
-#: what each pointwise operation moves
-POINTWISE: dict[str, tuple[Pass, ...]] = {
-    "activation": _UNARY,
-    "softmax": _UNARY,
-    "norm": (
-        *_UNARY,
-        Pass("scale and shift", "forward", "read", "state", "parameters"),
-        Pass("scale and shift", "backward", "read", "state", "parameters"),
-        Pass("d scale and shift", "backward", "write", "state", "parameters"),
-    ),
-    "gate": (  # y = f(gate) * up
-        Pass("gate, up", "forward", "read", times=2),
-        _Y,
-        _DY,
-        Pass("gate, up", "backward", "read", times=2),
-        Pass("d gate, up", "backward", "write", times=2),
-    ),
-    # y = x + f(x); backward sums the two branches' gradients
-    "residual": (Pass("x, f", "forward", "read", times=2), _Y, Pass("dx, df", "backward", "read", times=2), _DX),
-    "scale": (_X, _Y, _DY, _DX),  # score scaling and masking
-    "embedding": (  # rows gathered; gradient rows accumulated
-        Pass("token ids", "forward", "read", "ids", "rows"),
-        Pass("table rows", "forward", "read", "state"),
-        _Y,
-        _DY,
-        Pass("d table rows", "backward", "read", "state"),
-        Pass("d table rows", "backward", "write", "state"),
-    ),
-    "loss": (  # cross-entropy over (rows, vocabulary)
-        Pass("logits", "forward", "read"),
-        Pass("logits", "backward", "read"),
-        Pass("d logits", "backward", "write"),
-    ),
-    "adam": (  # a row a parameter
-        Pass("w", "update", "read", "state"),
-        Pass("dw", "update", "read", "state"),
-        Pass("moments", "update", "read", "state", times=2),
-        Pass("w", "update", "write", "state"),
-        Pass("moments", "update", "write", "state", times=2),
-    ),
-    "parameters": (),  # parameters that move nothing but in the update
-}
-ID_BITS = 64
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 
 
 @dataclass(frozen=True)
@@ -135,19 +46,53 @@ class Transfer:
         """Bytes of the whole group."""
         return self.bytes * self.group.count
 
+    @property
+    def values(self) -> int:
+        """Values moved by the whole group."""
+        return self.times * prod(self.shape) * self.group.count
+
 
 def transfers(workload: Workload, setup: Setup, on_chip_bytes: float) -> list[Transfer]:
     """Every tensor moved in one training step."""
-    edge, container = tile_edge(on_chip_bytes), setup.container_bits
-    widths = {f"q{i}": bits for i, bits in enumerate(setup.precision)}
-    widths |= {"a": container, "state": STATE_BITS, "ids": ID_BITS}
+    edge, widths = tile_edge(on_chip_bytes), widths_of(setup)
     listed: list[Transfer] = []
     for group in workload.groups:
-        if isinstance(group.operation, Gemm):
-            listed += _of_gemm(group, group.operation, setup, widths, edge)
-        else:
-            listed += _of_pointwise(group, group.operation, widths)
+        for stored in tensors_of(group, setup):
+            listed += _moves(group, stored, setup, widths, edge)
     return listed
+
+
+def widths_of(setup: Setup) -> dict[str, Bits]:
+    """Bits of each width a stored tensor may have."""
+    container = setup.container_bits
+    widths = {f"q{i}": bits for i, bits in enumerate(setup.precision)}
+    return widths | {"a": container, "w": container, "state": STATE_BITS, "ids": ID_BITS, "mask": MASK_BITS}
+
+
+def tensors_of(group: Group, setup: Setup) -> list[Stored]:
+    """The tensors that one operation of the group stores: those that its gradients need and its kernel does not keep
+    on chip."""
+    op = group.operation
+    if isinstance(op, Pointwise):
+        return [stored for stored in POINTWISE[op.kind] if not stored.needs or op.trained]
+    on_chip = {"x": "MK", "y": "MN", "": ""}[op.on_chip]
+    packs = not isinstance(setup.format, Identity)
+    return [
+        stored
+        for stored in of_gemm(op, packs)
+        if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))
+    ]
+
+
+def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits]) -> tuple[Bits, Bits]:
+    """Bytes of one such tensor, and the part of them that is no codes."""
+    packed = stored.width.startswith("q")
+    template: Format = setup.format if packed else Identity()
+    layout = setup.layout(*_shape(group, stored), stored.boxes)
+    bits = widths[stored.width]
+    if not packed:
+        return layout.outer * layout.rows * layout.columns * bits // 8, 0
+    return nbytes(template, bits, layout), scale_bytes(template, bits, layout)
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> Bits:
@@ -165,48 +110,52 @@ def total_stash_bytes(workload: Workload, setup: Setup) -> Bits:
     return total
 
 
-def moves(gemm: Gemm) -> tuple[Move, ...]:
-    """The rows of the tables that apply to this operation."""
-    if gemm.weight:
-        return GEMM_MOVES
-    return tuple(m for m in GEMM_MOVES if m.tensor != "dw") + SECOND_ACTIVATION_MOVES
+def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
+    """(outer, rows, columns)."""
+    op = group.operation
+    if isinstance(op, Gemm):
+        size = {"M": op.M, "K": op.K, "N": op.N}
+        if len(stored.shape) == 1:
+            return 1, 1, size[stored.shape]
+        return op.batch, size[stored.shape[0]], size[stored.shape[1]]
+    return {"values": (1, op.rows, op.width), "rows": (1, op.rows, 1), "parameters": (1, op.parameters, 1)}[
+        stored.shape
+    ]
 
 
-def _of_gemm(group: Group, gemm: Gemm, setup: Setup, widths: dict[str, Bits], edge: int) -> list[Transfer]:
-    size = {"M": gemm.M, "K": gemm.K, "N": gemm.N}
-    present = {"": True, "x_grad": gemm.x_grad, "w_grad": gemm.w_grad, "owner": group.owner and gemm.w_grad}
-    on_chip = {"x": "MK", "y": "MN", "": ""}[gemm.on_chip]
-    listed = []
-    for move in moves(gemm):
-        stashing = move.tensor.startswith("stash") and move.direction == "write"
-        if not present[move.needs] or move.shape == on_chip or (stashing and not gemm.quantised):
-            continue  # an unconverted layer stashes x itself, which is in DRAM already
-        width = move.width if gemm.quantised or move.width == "state" else "a"
-        stored = setup.format if gemm.quantised and move.width != "state" else Identity()
-        rows, columns = (size[axis] for axis in move.shape)
-        layout, bits = setup.layout(gemm.batch, rows, columns, move.boxes), widths[width]
-        times = reads(size[move.reread], edge) if move.reread else 1
-        moved, scales = times * nbytes(stored, bits, layout), times * scale_bytes(stored, bits, layout)
-        if stashing:  # above 16 bits dsq keeps x itself: nothing is written
-            moved = moved * (bits <= MAX_PACKED_BITS)
-        shape = (rows, columns) if gemm.batch == 1 else (gemm.batch, rows, columns)
-        listed.append(
-            Transfer(group, move.tensor, move.phase, move.direction, shape, width, bits, times, moved, scales)
+def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], edge: int) -> list[Transfer]:
+    op = group.operation
+    size, scales = layout_bytes(group, stored, setup, widths)
+    bits = widths[stored.width]
+    outer, rows, columns = _shape(group, stored)
+    shape = (outer, rows, columns) if outer > 1 else (rows, columns) if min(rows, columns) > 1 else (rows * columns,)
+    moved = []
+
+    def move(name: str, phase: str, direction: str, times: int, there: Bits = 1) -> None:
+        size_moved, scales_moved = size * times * there, scales * times * there
+        moved.append(
+            Transfer(group, name, phase, direction, shape, stored.width, bits, times, size_moved, scales_moved)
         )
-    if gemm.bias:
-        moved = gemm.N * STATE_BITS // 8
-        for tensor, phase, direction in (("bias", "forward", "read"), ("d bias", "backward", "write")):
-            listed.append(Transfer(group, tensor, phase, direction, (gemm.N,), "state", STATE_BITS, 1, moved))
-    return listed
+
+    packed = stored.width.startswith("q")
+    if stored.own and not (stored.written == UPDATE and isinstance(op, Gemm)) and not _parameter(stored, op):
+        there: Bits = 1
+        if packed:  # above 16 bits dsq keeps x itself, and a shared input is stashed once: nothing is written
+            there = (bits <= MAX_PACKED_BITS) * (group.owner or stored.name != "stash")
+        elif stored.width == "w":  # where the container has 32 bits, the master weights serve
+            there = bits < WIDEST
+        if np.any(there):
+            move(stored.name, stored.written, "write", stored.times, there)
+    for read in stored.reads:
+        if read.needs and not getattr(op, read.needs):
+            continue
+        times = stored.times
+        if read.reread and isinstance(op, Gemm):
+            times *= reads({"M": op.M, "K": op.K, "N": op.N}[read.reread], edge)
+        move(read.name or stored.name, read.phase, "read", times)
+    return moved
 
 
-def _of_pointwise(group: Group, op: Pointwise, widths: dict[str, Bits]) -> list[Transfer]:
-    shapes = {"values": (op.rows, op.width), "rows": (op.rows,), "parameters": (op.parameters,)}
-    listed = []
-    for move in POINTWISE[op.kind]:
-        shape, bits = shapes[move.per], widths[move.width]
-        moved = move.times * prod(shape) * bits // 8
-        listed.append(
-            Transfer(group, move.tensor, move.phase, move.direction, shape, move.width, bits, move.times, moved)
-        )
-    return listed
+def _parameter(stored: Stored, op: object) -> bool:
+    """A parameter, which the optimiser writes for the operation that reads it."""
+    return stored.written == UPDATE and isinstance(op, Pointwise) and op.kind != "adam"

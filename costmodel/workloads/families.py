@@ -9,14 +9,29 @@ from costmodel.workloads.config_json import ConfigJson
 from costmodel.workloads.transformer import Head, Stack, Transformer
 
 DEFAULT_LENGTH = 512
+#: whether dsq.convert converts GPT-2's Conv1D
+CONV1D_CONVERTED = False
 #: fields of the number of layers, the model's width, the heads and the MLP's width, as most families name them
 USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+#: fields of a config that switch dropout on; a family without one has none
+_DROPOUT = ("hidden_dropout_prob", "dropout", "resid_pdrop", "dropout_rate", "hidden_dropout", "resid_dropout")
+_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+_ACTIVATION = ("hidden_act", "activation_function", "activation")
 
 
 def _stack(config: ConfigJson, name: str, sizes: tuple[str, ...], tables: dict[str, int], **options: Any) -> Stack:
     """A stack with sizes from these fields, and embedding tables of these rows, as wide as the model."""
     layers, d, heads, ffn = (config.size(field) for field in sizes)
     rows = tuple((table, count, d) for table, count in tables.items())
+    hidden, attention = (
+        any(float(config.data.get(field) or 0) > 0 for field in fields) for fields in (_DROPOUT, _ATTENTION_DROPOUT)
+    )
+    read: dict[str, Any] = {"dropout": hidden, "attention_dropout": attention}
+    act = next((config.data[field] for field in _ACTIVATION if field in config.data), "")
+    read |= {"activation": "relu" if act == "relu" else "activation", "causal": name == "decoder"}
+    options = read | options
     return Stack(name, layers, d, heads, ffn, tables=rows, **options)
 
 
@@ -68,7 +83,7 @@ def gpt2(config: ConfigJson) -> Transformer:
     positions = config.size("n_positions", "n_ctx")
     tables = {"wte": config.size("vocab_size"), "wpe": positions}
     decoder = _stack(config, "decoder", ("n_layer", "n_embd", "n_head", "n_embd"), tables, final_norm=True)
-    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d))
+    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d), converted=CONV1D_CONVERTED)
     return _decoder_only(config, decoder, True, positions)
 
 
@@ -99,9 +114,17 @@ def phi(config: ConfigJson) -> Transformer:
 
 
 def llama_like(
-    qkv_bias: bool = False, qk_norm: bool = False, tied: bool = False, norms: int = 2, kv_default: int = 0
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    tied: bool = False,
+    norms: int = 2,
+    kv_default: int = 0,
+    slides: tuple[str, bool] | None = None,
 ) -> Callable[[ConfigJson], Transformer]:
-    """Llama's kin: RMS norms, gated MLP, grouped-query attention, rotary positions."""
+    """Llama's kin: RMS norms, gated MLP, grouped-query attention, rotary positions.
+
+    slides: the flag that says whether all layers see a sliding window, and its default.
+    """
 
     def read(config: ConfigJson) -> Transformer:
         d, heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -121,6 +144,7 @@ def llama_like(
             norms=norms,
             qk_norm=qk_norm,
             final_norm=True,
+            window=config.size("sliding_window", default=0) if slides and config.flag(*slides) else 0,
         )
         return _decoder_only(config, decoder, tied, config.size("max_position_embeddings", default=2048))
 
@@ -178,8 +202,9 @@ FAMILIES: dict[str, Callable[[ConfigJson], Transformer]] = {
     "opt": opt,
     "gpt_neox": gpt_neox,
     "phi": phi,
-    **dict.fromkeys(("llama", "phi3"), llama_like()),
-    "mistral": llama_like(kv_default=8),
+    "llama": llama_like(),
+    "phi3": llama_like(slides=("use_sliding_window", True)),
+    "mistral": llama_like(kv_default=8, slides=("use_sliding_window", True)),
     "qwen2": llama_like(qkv_bias=True),
     "qwen3": llama_like(qk_norm=True),
     "gemma": llama_like(tied=True),

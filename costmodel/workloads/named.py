@@ -13,11 +13,12 @@ from costmodel.workloads.transformer import Head, Stack, Transformer, build
 def _fairseq(name: str, heads: int, ffn: int, source_types: int, target_types: int, source: str) -> Transformer:
     """Six layers a side, 512 wide, the decoder's embeddings tied; 0 target types: one table for both sides."""
     words = ("embed_tokens", target_types, 512) if target_types else ("embed_tokens (shared)", 0, 512)
+    trained: dict[str, Any] = {"activation": "relu", "dropout": True}
     return Transformer(
         name,
         Head("lm", target_types or source_types, tied=True),
-        encoder=Stack("encoder", 6, 512, heads, ffn, tables=(("embed_tokens", source_types, 512),)),
-        decoder=Stack("decoder", 6, 512, heads, ffn, cross=True, tables=(words,)),
+        encoder=Stack("encoder", 6, 512, heads, ffn, tables=(("embed_tokens", source_types, 512),), **trained),
+        decoder=Stack("decoder", 6, 512, heads, ffn, cross=True, causal=True, tables=(words,), **trained),
         sequences=128,
         source_length=32,
         target_length=32,
@@ -37,10 +38,11 @@ def transformer_wmt_en_de() -> Transformer:
 
 def _roberta_base(task: str, classes: int) -> Transformer:
     tables = (("word_embeddings", 50265, 768), ("position_embeddings", 514, 768), ("token_type_embeddings", 1, 768))
+    dropouts: dict[str, Any] = {"dropout": True, "attention_dropout": True}
     return Transformer(
         f"roberta_base_{task}",
         Head("classes", classes, bias=True, dense=True),
-        encoder=Stack("encoder", 12, 768, heads=12, ffn=3072, embedding_norm=True, tables=tables),
+        encoder=Stack("encoder", 12, 768, heads=12, ffn=3072, embedding_norm=True, tables=tables, **dropouts),
         sequences=32,
         source_length=128,
         source=f"roberta-base's config.json with a {classes}-class head; paper table 3: 32 sequences and at most "
@@ -50,10 +52,11 @@ def _roberta_base(task: str, classes: int) -> Transformer:
 
 def opt_1_3b() -> Transformer:
     tables = (("embed_tokens", 50272, 2048), ("embed_positions", 2050, 2048))
+    trained: dict[str, Any] = {"activation": "relu", "dropout": True, "causal": True}
     return Transformer(
         "opt_1.3b",
         Head("lm", 50272, tied=True),
-        decoder=Stack("decoder", 24, 2048, heads=32, ffn=8192, final_norm=True, tables=tables),
+        decoder=Stack("decoder", 24, 2048, heads=32, ffn=8192, final_norm=True, tables=tables, **trained),
         target_length=2048,
         source="facebook/opt-1.3b's config.json; one sequence of its full 2048 positions",
     )

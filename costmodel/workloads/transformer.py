@@ -5,6 +5,7 @@ written as its two batched products with a materialised softmax (see Workload.fu
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
 from dsq.arguments import whole_number
@@ -35,6 +36,12 @@ class Stack:
     final_norm: bool = False
     embedding_norm: bool = False
     tables: tuple[tuple[str, int, int], ...] = ()  #: embeddings looked up at the input: (name, rows, width)
+    activation: str = "activation"  #: "relu" keeps its output for the backward, others their input
+    causal: bool = False  #: a query sees no later key
+    window: int = 0  #: keys a query sees, itself the last of them; 0: all
+    dropout: bool = False  #: after the embeddings and each sublayer
+    attention_dropout: bool = False
+    converted: bool = True  #: its linear layers are what dsq.convert converts
     extra_parameters: int = 0  #: parameters that belong to no operation (relative position biases)
 
     def __post_init__(self) -> None:
@@ -102,6 +109,8 @@ def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[O
         ops.append(Pointwise(f"{stack.name}.{name}", "embedding", tokens, width, parameters=rows * width))
         if index:
             ops.append(Pointwise(f"{stack.name}.{name}.add", "residual", tokens, width))
+    if stack.dropout:
+        ops.append(Pointwise(f"{stack.name}.dropout", "dropout", tokens, stack.d))
     if stack.embedding_norm:
         ops.append(_norm(f"{stack.name}.embedding_norm", tokens, stack))
     if stack.extra_parameters:
@@ -110,13 +119,19 @@ def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[O
         prefix = f"{stack.name}.layers.{layer}"
         own = (length, f"{prefix}.self_attn.x", stack.d)
         ops += _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own)
+        if stack.dropout:
+            ops.append(Pointwise(f"{prefix}.self_attn.out_dropout", "dropout", tokens, stack.d))
         ops.append(Pointwise(f"{prefix}.self_attn.add", "residual", tokens, stack.d))
         if stack.cross:
             assert model.encoder is not None
             memory = (model.source_length, "encoder.out", model.encoder.d)
             ops += _attention(f"{prefix}.encoder_attn", stack, model.sequences, length, *memory)
+            if stack.dropout:
+                ops.append(Pointwise(f"{prefix}.encoder_attn.out_dropout", "dropout", tokens, stack.d))
             ops.append(Pointwise(f"{prefix}.encoder_attn.add", "residual", tokens, stack.d))
         ops += _mlp(prefix, stack, tokens)
+        if stack.dropout:
+            ops.append(Pointwise(f"{prefix}.mlp.out_dropout", "dropout", tokens, stack.d))
         ops.append(Pointwise(f"{prefix}.mlp.add", "residual", tokens, stack.d))
         ops += [_norm(f"{prefix}.norm{i}", tokens, stack) for i in range(stack.norms + stack.cross)]
     if stack.final_norm:
@@ -139,10 +154,17 @@ def _attention(
     batch, rows = sequences * kv_heads, query_length * (heads // kv_heads)
 
     def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool = stack.qkv_bias) -> Gemm:
-        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias)
+        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias, quantised=stack.converted)
 
-    def product(name: str, width: int, outputs: int) -> Gemm:
-        return Gemm(f"{prefix}.{name}", rows, width, outputs, batch, "attention", weight=False, quantised=False)
+    pairs = 0
+    if stack.causal and not prefix.endswith("encoder_attn"):
+        seen = min(stack.window or key_length, key_length)
+        pairs = heads // kv_heads * (seen * (seen + 1) // 2 + (query_length - seen) * seen)
+
+    def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
+        size = rows, width, outputs, batch
+        own: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
+        return Gemm(f"{prefix}.{name}", *size, "attention", **own)
 
     ops: list[Operation] = [
         linear("q_proj", queries, stack.d, heads * head_dim, query_input),
@@ -152,11 +174,14 @@ def _attention(
     if stack.qk_norm:
         ops.append(Pointwise(f"{prefix}.q_norm", "norm", queries * heads, head_dim, parameters=head_dim))
         ops.append(Pointwise(f"{prefix}.k_norm", "norm", keys * kv_heads, head_dim, parameters=head_dim))
+    dropout = [Pointwise(f"{prefix}.dropout", "dropout", batch * rows, key_length, cls="attention")]
+    dropout = dropout if stack.attention_dropout else []
     ops += [
         product("scores", head_dim, key_length),
         Pointwise(f"{prefix}.scale", "scale", batch * rows, key_length, cls="attention"),
         Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
-        product("context", key_length, head_dim),
+        *dropout,
+        product("context", key_length, head_dim, "" if dropout else f"{prefix}.softmax"),
         linear("out_proj", queries, heads * head_dim, stack.d, f"{prefix}.context", stack.out_bias),
     ]
     return ops
@@ -165,11 +190,11 @@ def _attention(
 def _mlp(prefix: str, stack: Stack, tokens: int) -> list[Operation]:
     up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"] if stack.gated else [f"{prefix}.fc1"]
     down = f"{prefix}.down_proj" if stack.gated else f"{prefix}.fc2"
-    bias = stack.mlp_bias
+    bias, own = stack.mlp_bias, stack.converted
     return [
-        *(Gemm(name, tokens, stack.d, stack.ffn, bias=bias, input=f"{prefix}.mlp.x") for name in up),
-        Pointwise(f"{prefix}.activation", "gate" if stack.gated else "activation", tokens, stack.ffn),
-        Gemm(down, tokens, stack.ffn, stack.d, bias=bias, input=f"{prefix}.mlp.h"),
+        *(Gemm(name, tokens, stack.d, stack.ffn, bias=bias, quantised=own, input=f"{prefix}.mlp.x") for name in up),
+        Pointwise(f"{prefix}.activation", "gate" if stack.gated else stack.activation, tokens, stack.ffn),
+        Gemm(down, tokens, stack.ffn, stack.d, bias=bias, quantised=own, input=f"{prefix}.activation"),
     ]
 
 

@@ -11,8 +11,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from costmodel.model.ledger import POINTWISE
 from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
-from costmodel.model.traffic import POINTWISE
 
 VERSION = 1
 MAX_SIZE = 2**48
@@ -74,7 +74,7 @@ def _operation(entry: Any, label: str) -> Operation:
     values: dict[str, Any] = {}
     for name, field in known.items():
         if name in entry:
-            least = 0 if name in ("parameters", "recompute") else 1
+            least = 0 if name in ("parameters", "recompute", "pairs") else 1
             values[name] = _value(entry[name], field.type, f"{label}.{name}", least)
         elif field.default is MISSING:
             raise ValueError(f"{label}.{name} is missing")

@@ -25,10 +25,10 @@ def roofs(workload, precision, mine):
 
 def test_floor_by_hand(mine):
     """A layer of 160^3, narrow forward and dx, dw in three narrow passes: a kernel takes the longer of two times."""
-    n, boxed = 160, 160 * 160 + 160 * 10
+    n, stash = 160, 160 * 160 + 160 * 10
     workload = Workload("one", (Gemm("l", n, n, n),), tokens=n)
     floor = roofs(workload, Precision(8, 8, 8, 16), mine)["fc"]
-    forward_bytes, backward_bytes = 4 * boxed, 3 * boxed + 2 * (2 * n * n + 160 * 10) + 4 * n * n
+    forward_bytes, backward_bytes = 3 * 2 * n * n + stash, 4 * 2 * n * n + stash + 4 * n * n
     forward = max(2 * n**3 / 4e12, forward_bytes / 100e9)
     backward = max(2 * n**3 / 4e12 + 2 * n**3 / (4e12 / 3), backward_bytes / 100e9)
     assert floor.bytes == forward_bytes + backward_bytes

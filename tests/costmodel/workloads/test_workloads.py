@@ -1,6 +1,7 @@
 """Workloads by name, from config.json and from files."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -147,6 +148,50 @@ def test_encoder_decoder_macs_by_hand():
     decoder = 4 * 3 * 16 + 2 * (3 * 3 * 4) + 2 * (3 * 4 * 8)
     cross = (2 * 3 + 2 * 2) * 16 + 2 * (3 * 2 * 4)
     assert build(model).macs == 3 * (encoder + decoder + cross)
+
+
+def gpt2(**changes):
+    return build(families.transformer_of(PUBLISHED["gpt2"][1] | changes, "config.json"))
+
+
+def test_gpt2s_conv1d_is_converted_where_the_flag_says_so(monkeypatch):
+    """Of GPT-2, only the projection onto the vocabulary is an nn.Linear."""
+    assert {gemm.name for gemm in gpt2().gemms if gemm.quantised} == {"output_projection"}
+    monkeypatch.setattr(families, "CONV1D_CONVERTED", True)
+    assert all(gemm.quantised for gemm in gpt2().gemms if gemm.weight)
+
+
+def test_dropout_is_read_from_the_config():
+    def dropouts(**changes):
+        return sum(getattr(op, "kind", "") == "dropout" for op in gpt2(**changes).operations)
+
+    assert dropouts() == 0
+    assert dropouts(resid_pdrop=0.1) == 1 + 12 * 2
+    assert dropouts(resid_pdrop=0.1, attn_pdrop=0.1) == 1 + 12 * 3
+
+
+def test_causal_and_sliding_attention_of_a_fused_kernel():
+    """A query sees itself and the keys before it, in a window the last few of them; a plain kernel computes all."""
+    config = PUBLISHED["mistral-7b"][1] | {"sliding_window": 3}
+    model = replace(families.transformer_of(config, "config.json"), target_length=5)
+    plain, fused = build(model), build(model).fusing_attention()
+    pairs = 1 + 2 + 3 + 3 + 3
+
+    def scores(workload):
+        return next(gemm.macs for gemm in workload.gemms if gemm.name.endswith("scores"))
+
+    assert scores(plain) == 32 * 5 * 5 * 128
+    assert scores(fused) == 32 * pairs * 128
+
+
+def test_frozen_layers_are_neither_updated_nor_kept_for():
+    whole = load_workload("roberta_base_mnli")
+    frozen = whole.freezing("encoder")
+    left = sum(gemm.parameters for gemm in whole.gemms if not gemm.name.startswith("encoder"))
+    assert frozen.parameters == whole.parameters
+    assert [op.rows for op in frozen.operations if getattr(op, "kind", "") == "adam"] == [left]
+    forward_and_dx = sum(2 * gemm.macs for gemm in whole.gemms if gemm.weight and gemm.name.startswith("encoder"))
+    assert sum(g.macs * g.matmuls for g in frozen.gemms if g.weight and g.name.startswith("encoder")) == forward_and_dx
 
 
 def test_sizes_can_be_changed():

@@ -1,0 +1,178 @@
+"""The ledger of a training step: each tensor once, with its producer, its stored width, its readers and how long it is
+kept. Traffic (traffic.py), the stash and peak memory (memory.py) are sums over it.
+
+A tensor is stored at one width, whoever reads it: an operation that wants another width converts on chip. What one
+operation writes for others (y, dx) and what it reads of others (x, dy) is stored at the container width `a`; a
+converted layer adds one packed copy, its stash. So every read was written, at the width it was written in.
+"""
+
+from dataclasses import dataclass
+
+from costmodel.model.operations import Gemm, Pointwise
+
+#: width of master weights, weight gradients, biases and Adam's moments
+STATE_BITS = 32
+ID_BITS = 64
+#: a dropout mask's entry, as CUDA's native dropout keeps it
+MASK_BITS = 8
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+#: who writes a tensor: one of the operation's own phases, or one of these
+BEFORE, AFTER, BATCH = "before", "after", "batch"  # an earlier operation's y; a later one's dx; the data loader
+
+
+@dataclass(frozen=True)
+class Read:
+    """One reader of a stored tensor."""
+
+    phase: str
+    name: str = ""  #: as the reader calls it; empty: the tensor's own name
+    reread: str = ""  #: the output axis it lacks: a matrix product reads it once for every tile along it
+    needs: str = ""  #: happens only if this field of the operation is true ("x_grad", "w_grad")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor as it is stored: widths "q0".."q3" are packed codes, "a" the container, "state", "ids", "mask"."""
+
+    name: str
+    shape: str  #: its two axes, of M, K, N (matrix products); or "values", "rows", "parameters" (pointwise)
+    width: str
+    written: str  #: FORWARD, BACKWARD or UPDATE: by this operation; else BEFORE, AFTER, BATCH
+    reads: tuple[Read, ...] = ()
+    kept: bool = False  #: from the forward to the backward
+    boxes: str = "columns"  #: the axis boxes run along, of a packed one
+    needs: str = ""  #: exists only if this field of the operation is true
+    times: int = 1  #: that many tensors alike
+
+    @property
+    def own(self) -> bool:
+        """Whether this operation writes it."""
+        return self.written in (FORWARD, BACKWARD, UPDATE)
+
+
+_W = Stored(
+    "w",
+    "NK",
+    "w",  # the working copy, which the optimiser writes
+    UPDATE,
+    (Read(FORWARD, reread="M"), Read(BACKWARD, "w (for dx)", "M", "x_grad")),
+)
+_DY = Stored(
+    "dy",
+    "MN",
+    "a",
+    AFTER,
+    (Read(BACKWARD, "dy (for dx)", "K", "x_grad"), Read(BACKWARD, "dy (for dw)", "K", "w_grad")),
+)
+_Y = Stored("y", "MN", "a", FORWARD)
+_DX = Stored("dx", "MK", "a", BACKWARD, needs="x_grad")
+_X_READ, _X_AGAIN = Read(FORWARD, reread="N"), Read(BACKWARD, "x (for dw)", "N", "w_grad")
+_STASH_READ = (Read(BACKWARD, reread="N", needs="w_grad"),)
+_DW = Stored("dw", "NK", "state", BACKWARD, needs="w_grad")
+
+#: a linear layer that keeps x itself
+LINEAR = (Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True), _W, _Y, _DY, _DX, _DW)
+#: a converted one: it packs x at q1
+CONVERTED = (
+    Stored("x", "MK", "a", BEFORE, (_X_READ,)),
+    Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, boxes="rows", needs="w_grad"),
+    *(_W, _Y, _DY, _DX, _DW),
+)
+#: attention's products: activations on both sides, each read again for the other's gradient
+PRODUCT = (
+    Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True),
+    Stored("w", "NK", "a", BEFORE, _W.reads, kept=True),
+    *(_Y, _DY, _DX),
+    Stored("dw", "NK", "a", BACKWARD, needs="w_grad"),
+)
+CONVERTED_PRODUCT = (
+    Stored("x", "MK", "a", BEFORE, (_X_READ,)),
+    Stored("w", "NK", "a", BEFORE, (Read(FORWARD, reread="M"),)),
+    Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, boxes="rows", needs="w_grad"),
+    Stored(
+        "stash of w",
+        "NK",
+        "q1",
+        FORWARD,
+        (Read(BACKWARD, reread="M", needs="x_grad"),),
+        kept=True,
+        boxes="rows",
+        needs="x_grad",
+    ),
+    *(_Y, _DY, _DX),
+    Stored("dw", "NK", "a", BACKWARD, needs="w_grad"),
+)
+BIAS = (
+    Stored("bias", "N", "state", UPDATE, (Read(FORWARD),)),
+    Stored("d bias", "N", "state", BACKWARD, needs="w_grad"),
+)
+
+
+def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
+    """The tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
+    converted = gemm.quantised and packs
+    if gemm.weight:
+        return (CONVERTED if converted else LINEAR) + (BIAS if gemm.bias else ())
+    return CONVERTED_PRODUCT if converted else PRODUCT
+
+
+_PX = Stored("x", "values", "a", BEFORE, (Read(FORWARD),))
+_PX_KEPT = Stored("x", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True)
+_PY = Stored("y", "values", "a", FORWARD)
+_PY_KEPT = Stored("y", "values", "a", FORWARD, (Read(BACKWARD),), kept=True)
+_PDY = Stored("dy", "values", "a", AFTER, (Read(BACKWARD),))
+_PDX = Stored("dx", "values", "a", BACKWARD)
+_STATISTICS = Stored("statistics", "rows", "state", FORWARD, (Read(BACKWARD),), kept=True, times=2)
+_AFFINE = (
+    Stored("scale and shift", "parameters", "state", UPDATE, (Read(FORWARD), Read(BACKWARD))),
+    Stored("d scale and shift", "parameters", "state", BACKWARD, needs="trained"),
+)
+_TABLE = (Read(FORWARD), Read(BACKWARD))
+
+#: the tensors of each pointwise operation
+POINTWISE: dict[str, tuple[Stored, ...]] = {
+    "activation": (_PX_KEPT, _PY, _PDY, _PDX),  # gelu, silu
+    "relu": (_PX, _PY_KEPT, _PDY, _PDX),
+    "softmax": (_PX, _PY_KEPT, _PDY, _PDX),
+    "norm": (_PX_KEPT, _PY, _PDY, _PDX, _STATISTICS, *_AFFINE),
+    "gate": (  # y = f(gate) * up
+        Stored("gate, up", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
+        Stored("f(gate)", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        _PY,
+        _PDY,
+        Stored("d gate, up", "values", "a", BACKWARD, times=2),
+    ),
+    # y = x + f(x); backward sums the two branches' gradients
+    "residual": (
+        Stored("x, f", "values", "a", BEFORE, (Read(FORWARD),), times=2),
+        _PY,
+        Stored("dx, df", "values", "a", AFTER, (Read(BACKWARD),), times=2),
+        _PDX,
+    ),
+    "dropout": (_PX, Stored("mask", "values", "mask", FORWARD, (Read(BACKWARD),), kept=True), _PY, _PDY, _PDX),
+    "scale": (_PX, _PY, _PDY, _PDX),  # score scaling and masking
+    "embedding": (  # rows gathered; gradient rows accumulated: read, added to, written
+        Stored("token ids", "rows", "ids", BATCH, (Read(FORWARD),)),
+        Stored("table rows", "values", "state", UPDATE, (Read(FORWARD),)),
+        _PY,
+        _PDY,
+        Stored("d table rows", "values", "state", BACKWARD, (Read(BACKWARD),), needs="trained"),
+    ),
+    "loss": (  # cross-entropy over (rows, vocabulary): the log-probabilities are kept in fp32
+        _PX,
+        Stored("log p", "values", "state", FORWARD, (Read(BACKWARD),), kept=True),
+        _PDX,
+    ),
+    "adam": (  # a row a parameter
+        Stored("w", "values", "state", UPDATE, (Read(UPDATE),)),
+        Stored("dw", "values", "state", BEFORE, (Read(UPDATE),)),
+        Stored("moments", "values", "state", UPDATE, (Read(UPDATE),), times=2),
+        Stored("working copy", "values", "w", UPDATE),
+    ),
+    "parameters": (),  # parameters that move nothing but in the update
+}
+
+
+def of_pointwise(op: Pointwise) -> tuple[Stored, ...]:
+    return POINTWISE[op.kind]

@@ -1,0 +1,94 @@
+"""Conservation: every read was written, at the width it was written in; over random models and precisions."""
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FORWARD, POINTWISE, UPDATE
+from costmodel.model.operations import Gemm, Workload
+from costmodel.model.quantisation import Setup
+from costmodel.model.tiles import reads, tile_edge
+from costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
+from costmodel.workloads.transformer import Head, Stack, Transformer, build
+from dsq.formats import BFP, FixedPoint, Identity
+from dsq.precision import Precision
+
+ORDER = {BATCH: -1, BEFORE: 0, FORWARD: 0, AFTER: 1, BACKWARD: 1, UPDATE: 2}
+INFINITE = float("inf")
+
+
+def random_workload(rng: random.Random) -> Workload:
+    heads = rng.choice((1, 2, 4))
+    stack = Stack(
+        "decoder",
+        rng.randint(1, 3),
+        heads * rng.randint(1, 9),
+        heads,
+        rng.randint(1, 70),
+        gated=rng.random() < 0.5,
+        rms=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        final_norm=rng.random() < 0.5,
+        tables=(("words", rng.randint(2, 50), 8),),
+    )
+    workload = build(
+        Transformer("random", Head("lm", rng.randint(2, 50)), decoder=stack, target_length=rng.randint(1, 40))
+    )
+    if rng.random() < 0.5:
+        workload = workload.fusing_attention()
+    if rng.random() < 0.3:
+        workload = workload.quantising_attention()
+    return workload.excluding("fc1|up_proj") if rng.random() < 0.3 else workload
+
+
+def random_setup(rng: random.Random) -> Setup:
+    template = rng.choice((BFP(32), BFP(32, box=8), FixedPoint(32), Identity()))
+    widths = (16, 32) if isinstance(template, Identity) else (2, 3, 4, 8, 16, 32)
+    return Setup(template, Precision(*(rng.choice(widths) for _ in range(4))), rng.choice(("contraction", "last")))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_read_was_written_and_widths_agree(seed):
+    rng = random.Random(seed)
+    workload, setup = random_workload(rng), random_setup(rng)
+    widths, between = widths_of(setup), defaultdict(set)
+    for group in workload.groups:
+        for stored in tensors_of(group, setup):
+            size = float(layout_bytes(group, stored, setup, widths)[0])
+            for read in stored.reads:
+                assert ORDER[read.phase] >= ORDER[stored.written] or stored.written == UPDATE  # by the step before
+            if not stored.own or (stored.written in (FORWARD, BACKWARD) and stored.name.endswith(("y", "x"))):
+                between[stored.written in (AFTER, BACKWARD)].add(
+                    stored.width
+                )  # what crosses from one operation to another
+            if stored.kept:
+                assert any(read.phase == BACKWARD for read in stored.reads)
+            assert size >= 0
+    assert between[True] <= {"a"}
+    assert between[False] <= {"a", "ids", "state"}  # dw reaches the update as it was written: state
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_read_are_whole_readings_of_what_is_stored(seed):
+    """A transfer of a tensor is `times` its stored bytes, whichever phase reads or writes it, and times follow from
+    the tiles."""
+    rng = random.Random(1000 + seed)
+    workload, setup = random_workload(rng), random_setup(rng)
+    for on_chip in (INFINITE, 4096):
+        stored_bytes = defaultdict(set)
+        for transfer in transfers(workload, setup, on_chip):
+            key = (transfer.group.names, transfer.group.owner, transfer.tensor.split(" (for")[0])
+            stored_bytes[key].add(float(transfer.bytes) / transfer.times)
+            op = transfer.group.operation
+            if isinstance(op, Gemm) and transfer.direction == "read" and transfer.tensor == "x":
+                assert transfer.times == reads(op.N, tile_edge(on_chip))
+        assert all(len(sizes) == 1 for sizes in stored_bytes.values())
+
+
+def test_every_kept_tensor_is_read_in_the_backward():
+    for kind, tensors in POINTWISE.items():
+        for stored in tensors:
+            assert stored.kept == (
+                stored.written in (BEFORE, FORWARD) and any(read.phase == BACKWARD for read in stored.reads)
+            ), (kind, stored.name)
