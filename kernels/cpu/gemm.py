@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Layout
+from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.base import MAX_PACKED_BITS
 from dsq.kernels.backend import Codes, Gemm, MatMul, Operand, check_codes
 from dsq.kernels.cpu.codec import FORMATS, SCALES
@@ -133,13 +133,23 @@ def _check_integer(box: int, bias: Tensor | None, rows: int, columns: int, depth
         raise ValueError("this CPU has no integer products (AVX512_VNNI)")
 
 
-def _check_packed(codes: Tensor, scales: Tensor, bits: int, across: int, box: int, length: int, depth: int) -> None:
-    """ValueError where these are not the codes of ``length`` vectors of ``depth`` values, in boxes along those."""
+def _check_packed(
+    codes: Tensor, scales: Tensor, kind: int, bits: int, across: int, box: int, length: int, depth: int
+) -> bool:
+    """Whether one scale serves all of the codes of ``length`` vectors of ``depth`` values, else in boxes along those.
+    ValueError where they are not such codes."""
+    formats: dict[int, Callable[..., Format]] = {
+        getattr(library().c, name): fmt for fmt, name in SCALES.items() if fmt is not FixedPoint
+    }
+    if kind not in formats:
+        raise ValueError(f"what the scales are must be one of {sorted(formats)}, got {kind}")
     if not 2 <= bits <= MAX_PACKED_BITS or across not in (0, 1):
         raise ValueError(f"bits must be 2 to {MAX_PACKED_BITS} and across 0 or 1, got {bits} and {across}")
     layout = Layout.of((depth, length) if across else (length, depth), 0 if across else 1)
-    check_codes(codes, scales, FixedPoint(bits) if scales.dim() == 1 else BFP(bits, box), layout)
+    one_scale = formats[kind] is BFP and scales.dim() == 1
+    check_codes(codes, scales, FixedPoint(bits) if one_scale else formats[kind](bits, box=box), layout)
     _check_devices(codes)
+    return one_scale
 
 
 def _run_bf16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -168,15 +178,13 @@ def _run_integer(
     depth: int,
 ) -> Tensor:
     _check_integer(box, bias, rows, columns, depth)
-    _check_packed(a_codes, a_scales, a_bits, a_across, box, rows, depth)
-    _check_packed(b_codes, b_scales, b_bits, b_across, box, columns, depth)
-    if (a_scales.dim() == 1) != (b_scales.dim() == 1):
+    one_scale = _check_packed(a_codes, a_scales, a_kind, a_bits, a_across, box, rows, depth)
+    if one_scale != _check_packed(b_codes, b_scales, b_kind, b_bits, b_across, box, columns, depth):
         raise ValueError("a and b must both have one scale, or both a scale a box")
     sizes, c = (rows, columns, depth), library().c
     a_codes, a_scales, b_codes, b_scales = (x.contiguous() for x in (a_codes, a_scales, b_codes, b_scales))
     a_operand = (a_codes.data_ptr(), a_scales.data_ptr(), a_kind, a_bits, a_across)
     b_operand = (b_codes.data_ptr(), b_scales.data_ptr(), b_kind, b_bits, b_across)
-    one_scale = a_kind == c.POWER and a_scales.dim() == 1
     room = c.dsq_gemm_integer_scratch(*sizes, box)
     return _written(sizes, bias, c.dsq_gemm_integer, (*a_operand, *b_operand, one_scale, box), room)
 

@@ -5,6 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import dsq
+from dsq.kernels.cpu.library import library
 
 ops = torch.ops.dsq
 CHANGES = {
@@ -31,29 +32,31 @@ def test_hooks_that_give_back_other_codes_are_refused(change, bits):
 
 def integer_operands(rows=16, columns=24, depth=64, bits=4, box=16):
     """The arguments of gemm_integer."""
+    power = library().c.POWER
     a, b = (
         dsq.pack(torch.randn(rows, depth), dsq.BFP(bits, box)),
         dsq.pack(torch.randn(columns, depth), dsq.BFP(bits, box)),
     )
-    return [a.codes, a.scales, bits, 0, b.codes, b.scales, bits, 0, box, None, rows, columns, depth]
+    return [a.codes, a.scales, power, bits, 0, b.codes, b.scales, power, bits, 0, box, None, rows, columns, depth]
 
 
 WRONG = {
-    "rows": (10, 17),
-    "columns": (11, 10**9),
-    "depth": (12, 1 << 40),
-    "negative": (10, -1),
-    "box": (8, -3),
-    "odd box": (8, 3),
-    "other box": (8, 32),
-    "bits": (2, 40),
-    "across": (3, 7),
+    "rows": (12, 17),
+    "columns": (13, 10**9),
+    "depth": (14, 1 << 40),
+    "negative": (12, -1),
+    "box": (10, -3),
+    "odd box": (10, 3),
+    "other box": (10, 32),
+    "bits": (3, 40),
+    "across": (4, 7),
+    "kind of scales": (2, 9),
     "codes": (0, torch.zeros(1, dtype=torch.uint8)),
     "codes of floats": (0, torch.zeros(16, 32)),
-    "scales": (5, torch.zeros(1, dtype=torch.uint8)),
+    "scales": (6, torch.zeros(1, dtype=torch.uint8)),
     "scales of another shape": (1, torch.zeros(2, 2, dtype=torch.uint8)),
-    "bias": (9, torch.zeros(3)),
-    "bias of integers": (9, torch.zeros(24, dtype=torch.int64)),
+    "bias": (11, torch.zeros(3)),
+    "bias of integers": (11, torch.zeros(24, dtype=torch.int64)),
 }
 
 

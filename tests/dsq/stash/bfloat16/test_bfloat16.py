@@ -24,7 +24,7 @@ def test_half_the_bytes_and_gradients_near_the_exact_ones():
     controller = dsq.stash.apply(model, "bfloat16")
     kept = dsq.stash.measure(lambda: model(x).sum()).nbytes
     error = (gradients(model, x) - exact).norm() / exact.norm()
-    assert kept < 0.52 * plain
+    assert kept < 0.51 * (plain + x.nbytes)  # plain keeps the batch itself, which was there before
     assert 0 < error < 0.01
     controller.remove()
     assert torch.equal(gradients(model, x), exact)
