@@ -33,6 +33,8 @@ class DSQConfig:
     units: Units = "exact"
     #: "linears": the layers' inputs are stashed at q1; "all": every other saved tensor of the model too (dsq.stash)
     stash: Stash = "linears"
+    #: quantise attention's two products too, in nn.MultiheadAttention and in models of transformers (dsq.ops.attention)
+    attention: bool = False
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
@@ -51,8 +53,9 @@ class DSQConfig:
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
-        if not isinstance(self.eval_full_precision, bool):
-            raise ValueError(f"eval_full_precision must be True or False, got {self.eval_full_precision!r}")
+        for name in ("attention", "eval_full_precision"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for level in range(len(self.levels)):
             self.at(level)
         low = " ".join(str(level) for level in self.levels if level.q3 < 16)

@@ -12,16 +12,18 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from dsq import stash
 from dsq.arguments import whole_number
-from dsq.attention import MultiheadAttention, OutProjection
 from dsq.config import DSQConfig
 from dsq.left import left, quantised_parameters
 from dsq.linear import Linear, Quantised
+from dsq.multihead import MultiheadAttention, OutProjection
 from dsq.stash.policy import applied
 
 Model = TypeVar("Model", bound=nn.Module)
 
 #: attribute of a module whose settings were changed too: what they were
 _BEFORE = "_dsq_before"
+#: what ``convert`` puts on a layer
+_FIELDS = ("quantizers", "eval_full_precision", "quantised_products")
 
 
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
@@ -46,6 +48,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
         layer.eval_full_precision = config.eval_full_precision
     if converted(model):
         set_level(model, config, 0)
+        if config.attention:
+            _quantise_attention(model)
         if config.stash == "all":
             stash.apply(model, "bfp")  # at the q1 of the layers, whatever their level
             _remember(model, "stash", "bfp")
@@ -69,13 +73,15 @@ def unconvert(model: Model) -> Model:
     if not layers:
         raise ValueError("model has no converted layers: there is nothing to take back")
     for layer in layers.values():
-        for name in ("quantizers", "eval_full_precision"):
+        for name in _FIELDS:
             layer.__dict__.pop(name, None)
         layer.__class__ = layer.plain
     for module in list(model.modules()):
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
             if name == "stash":
                 applied(module)[value].remove()
+            elif name == "attention":
+                module.set_attn_implementation(value)
             else:
                 setattr(module, name, value)
     return model
@@ -84,29 +90,28 @@ def unconvert(model: Model) -> Model:
 @contextmanager
 def as_plain(model: nn.Module) -> Iterator[None]:
     """``model`` as it was before conversion, while inside."""
-    quantizers = {name: (layer.quantizers, layer.eval_full_precision) for name, layer in converted(model).items()}
-    if not quantizers:
+    layers = converted(model).values()
+    if not layers:
         yield
         return
-    classes = {layer: type(layer) for layer in converted(model).values()}
-    settings = {m: m.__dict__[_BEFORE].copy() for m in model.modules() if _BEFORE in m.__dict__}
-    now = {module: {name: getattr(module, name, None) for name in before} for module, before in settings.items()}
+    own = [(layer, type(layer), layer.__dict__.copy()) for layer in layers]
+    settings = [(m, m.__dict__[_BEFORE], m.__dict__.copy()) for m in model.modules() if _BEFORE in m.__dict__]
     unconvert(model)
     try:
         yield
     finally:
-        for layer, kind in classes.items():
+        for layer, kind, fields in own:
             layer.__class__ = kind
-        for name, (q, full) in quantizers.items():
-            layer = model.get_submodule(name)
-            layer.quantizers, layer.eval_full_precision = q, full
-        for module, before in settings.items():
+            layer.__dict__.update({name: fields[name] for name in _FIELDS if name in fields})
+        for module, before, fields in settings:
             module.__dict__[_BEFORE] = before
-            for name in before:
+            for name, value in before.items():
                 if name == "stash":
-                    stash.apply(module, before[name])
+                    stash.apply(module, value)
+                elif name == "attention":
+                    _attention_function(module)
                 else:
-                    setattr(module, name, now[module][name])
+                    setattr(module, name, fields[name])
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
@@ -169,6 +174,24 @@ def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
 
         return Conv1D
     return None
+
+
+def _quantise_attention(model: nn.Module) -> None:
+    """Let the attentions of torch and of transformers take quantised products."""
+    inside = set[nn.Module]()
+    for module in model.modules():
+        if isinstance(module, MultiheadAttention):
+            module.quantised_products = True
+        elif hasattr(module, "set_attn_implementation") and module not in inside:
+            inside |= set(module.modules())  # it speaks for the models in it
+            _remember(module, "attention", module.config._attn_implementation)
+            _attention_function(module)
+
+
+def _attention_function(module: Any) -> None:
+    from dsq.attention_interface import NAME  # needs transformers
+
+    module.set_attn_implementation(NAME)
 
 
 def _set(module: nn.Module, name: str, value: Any) -> None:

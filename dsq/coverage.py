@@ -103,17 +103,27 @@ def _counted(
     hooks = [layer.register_forward_pre_hook(lambda module, _: called.add(module)) for layer in layers.values()]
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
-            with FlopCounterMode(display=False) as counter:
+            with _counter() as counter:
                 loss = run()
             forward, backward = _flops(counter), None
             if loss is not None and loss.requires_grad:
-                with _without_gradients(parameters), FlopCounterMode(display=False) as counter:
+                with _without_gradients(parameters), _counter() as counter:
                     loss.backward()
                 backward = _flops(counter)
     finally:
         for hook in hooks:
             hook.remove()
     return tuple(name for name, layer in layers.items() if layer not in called), forward, backward
+
+
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+
+
+def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Of experts' products, each row of tokens going to one expert; PyTorch counts none."""
+    groups = a[0] if len(a) == len(b) == 3 else 1
+    return int(2 * groups * a[-2] * a[-1] * b[-1])
 
 
 def _flops(counter: FlopCounterMode) -> Flops:

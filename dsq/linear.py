@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from dsq.formats import BFP, Format
 from dsq.kernels.backend import Codes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
+from dsq.ops.attention import attention
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
@@ -98,13 +99,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
     """
     quantizers = Quantizers.of(precision)
-    seed = int(torch.randint(2**62, (), device="cpu")) if quantizers.rounding == "stochastic" else None
+    seed = _seed(quantizers)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
         return y
     return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
+
+
+def _seed(quantizers: Quantizers) -> int | None:
+    return int(torch.randint(2**62, (), device="cpu")) if quantizers.rounding == "stochastic" else None
 
 
 class _Linear(torch.autograd.Function):
@@ -141,9 +146,19 @@ class Quantised:
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``linear`` at the layer's level; in floating point where it evaluates so."""
-        if self.eval_full_precision and not self.training:
+        if self.evaluates_plain:
             return F.linear(x, weight, bias)
         return linear(x, weight, bias, self.quantizers)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        """``dsq.ops.attention`` at the layer's level."""
+        f = self.quantizers
+        return attention(q, k, v, (f.q0, f.q1, f.q2), *options, seed=_seed(f))
+
+    @property
+    def evaluates_plain(self) -> bool:
+        """Whether it is in floating point now."""
+        return self.eval_full_precision and not self.training
 
 
 class Linear(Quantised, nn.Linear):

@@ -69,9 +69,9 @@ class MatMul:
         object.__setattr__(self, "text", text)
 
     def sizes(self, a_shape: torch.Size, b_shape: torch.Size) -> Sizes:
-        """The sizes of a product of matrices of these shapes, before either is transposed."""
+        """The sizes of a product of matrices of these shapes, before either is transposed; batched: of each of them."""
         a_axis, b_axis = self.contracted()
-        return a_shape[1 - a_axis], b_shape[1 - b_axis], a_shape[a_axis]
+        return a_shape[-1 - a_axis], b_shape[-1 - b_axis], a_shape[a_axis - 2]
 
     def contracted(self) -> tuple[int, int]:
         """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""

@@ -14,12 +14,15 @@ from dsq.formats import Format
 from dsq.kernels.backend import Codes, MatMul, Operand, parse_matmul
 from dsq.kernels.dispatch import backend_for, gemm_for, pack, plain, quantize, signed, unpack
 from dsq.kernels.operators import define
+from dsq.kernels.reference.gemm import TORCH
 
 
 def multiply(
     matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None = None, seed: int | None = None
 ) -> Tensor:
     """``a b`` (+ bias), with what ``matmul`` says of both and of the result; in the dtype of ``a``.
+
+    Batches of matrices are multiplied each by its own, by PyTorch in that dtype; their axes count from the end.
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
@@ -34,7 +37,8 @@ def multiply(
 
 
 def _multiply(matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None, seed: int | None) -> Tensor:
-    gemm = gemm_for(matmul, a.dtype, matmul.sizes(a.shape, b.shape), backend_for(a.device))
+    batched = a.dim() > 2
+    gemm = TORCH if batched else gemm_for(matmul, a.dtype, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if gemm.packed:
         result = gemm.run(matmul, packed(matmul.a, a, seed), packed(matmul.b, b, seed), bias_N)
     else:
@@ -61,7 +65,7 @@ def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int |
         values = x
     else:
         values = quantize(x, operand.format, operand.axis, _plus(seed, operand.seed), dtype)
-    return values.t() if operand.transposed else values
+    return values.mT if operand.transposed else values
 
 
 def _format(operand: Operand) -> Format:
@@ -90,15 +94,15 @@ def _packed_operator(
 
 
 def _fake(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None) -> Tensor:
-    return a.new_empty(parse_matmul(matmul).sizes(a.shape, b.shape)[:2])
+    return a.new_empty((*a.shape[:-2], *parse_matmul(matmul).sizes(a.shape, b.shape)[:2]))
 
 
 def _fake_packed(a: Tensor, codes: Tensor, scales: Tensor, shape: Any, *options: Any) -> Tensor:
-    return a.new_empty(parse_matmul(options[1]).sizes(a.shape, shape)[:2])
+    return a.new_empty((*a.shape[:-2], *parse_matmul(options[1]).sizes(a.shape, shape)[:2]))
 
 
 def _flops(a_shape: Any, b_shape: Any, bias_shape: Any, matmul: str, *_: Any, **__: Any) -> int:
-    return 2 * prod(parse_matmul(matmul).sizes(a_shape, b_shape))
+    return 2 * prod((*a_shape[:-2], *parse_matmul(matmul).sizes(a_shape, b_shape)))
 
 
 def _packed_flops(a_shape: Any, codes: Any, scales: Any, shape: Any, bias: Any, matmul: str, *_: Any, **__: Any) -> int:

@@ -1,12 +1,14 @@
-"""A product of two activations at [q0, q1, q2, q3]: one head's attention scores, say.
+"""A product of two activations at [q0, q1, q2]: attention's scores, or its weights by its values.
 
     forward    y  = Q0(a) Q0(b)              stash Q1(a) and Q1(b), packed
-    backward   da = Q2(dy) Q1(b)^T           db = (Q2(dy)^T Q1(a))^T
+    backward   da = Q2(dy) Q1(b)^T           db = Q1(a)^T Q2(dy)
 
-Shape suffixes: M rows, K the contraction, N columns.
+Boxes run along the contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction,
+N columns; any leading dimensions, which both share, are batches.
 """
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,25 +18,71 @@ from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.ops.matmul import multiply, packed
 
 
-def product(a_MK: Tensor, b_KN: Tensor, q0: Format, q1: Format, q2: Format) -> Tensor:
-    """``a @ b`` with every operand quantised, boxes along the contraction; differentiable once."""
-    y: Tensor = _Product.apply(a_MK, b_KN, q0, q1, q2)  # type: ignore[no-untyped-call]
-    return y
+class ProductMatMuls(NamedTuple):
+    """The three products."""
+
+    output: MatMul  #: of a and b
+    a_gradient: MatMul  #: of dy and the packed b
+    b_gradient: MatMul  #: of dy and the packed a: its transpose
+
+
+@lru_cache(maxsize=1024)
+def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
+    """The products at these formats; a format wider than any code leaves values as they are."""
+    f0, f1, f2 = (q if q.packs else None for q in (q0, q1, q2))
+    return ProductMatMuls(
+        MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1)),
+        MatMul(Operand(f2, -1, seed=4), Operand(f1, -1, transposed=True, seed=3)),  # sums over N
+        MatMul(Operand(f2, -2, transposed=True, seed=5), Operand(f1, -2, seed=2)),  # sums over M
+    )
+
+
+def product(a_MK: Tensor, b_KN: Tensor, q0: Format, q1: Format, q2: Format, seed: int | None = None) -> Tensor:
+    """``a @ b`` with every operand quantised; differentiable once.
+
+    Args:
+        a_MK: (..., M, K). b_KN: (..., K, N), of the same leading dimensions, dtype and device.
+        q0: of both in the forward; q1: of both as the backward reads them; q2: of the gradient of the result.
+        seed: None rounds to nearest, a number stochastically.
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    if a_MK.dim() < 2 or a_MK.shape[:-2] != b_KN.shape[:-2] or a_MK.shape[-1] != b_KN.shape[-2]:
+        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
+    matmuls = product_matmuls(q0, q1, q2)
+    if torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad):
+        y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed)  # type: ignore[no-untyped-call]
+        return y
+    return multiply(matmuls.output, a_MK, b_KN, seed=seed)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a_MK: Tensor, b_KN: Tensor, q0: Format, q1: Format, q2: Format) -> Tensor:
-        ctx.da = MatMul(Operand(q2, 1), Operand(q1, 1, transposed=True))  # sums over N
-        ctx.db = MatMul(Operand(q2, 0, transposed=True), Operand(q1, 0))  # sums over M
-        a1, b1 = packed(ctx.db.b, a_MK, seed=None), packed(ctx.da.b, b_KN, seed=None)
-        ctx.save_for_backward(a1.codes, a1.scales, b1.codes, b1.scales)  # what hooks and the meter see
-        ctx.shapes = a1.shape, b1.shape
-        return multiply(MatMul(Operand(q0, 1), Operand(q0, 0)), a_MK, b_KN)
+    def forward(ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:
+        a1 = _kept(matmuls.b_gradient.b, a_MK, seed) if ctx.needs_input_grad[1] else (None, None)
+        b1 = _kept(matmuls.a_gradient.b, b_KN, seed) if ctx.needs_input_grad[0] else (None, None)
+        ctx.save_for_backward(*a1, *b1)  # what hooks and the meter see
+        ctx.shapes, ctx.matmuls, ctx.seed = (a_MK.shape, b_KN.shape), matmuls, seed
+        return multiply(matmuls.output, a_MK, b_KN, seed=seed)
 
     @staticmethod
-    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, ...]:
-        a_codes, a_scales, b_codes, b_scales = ctx.saved_tensors
-        da_MK = multiply(ctx.da, dy_MN, Codes(b_codes, b_scales, ctx.shapes[1]))
-        db_KN = multiply(ctx.db, dy_MN, Codes(a_codes, a_scales, ctx.shapes[0])).t()
-        return da_MK, db_KN, None, None, None
+    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a quantised product is differentiable once: create_graph=True is not supported")
+        a1, a_scales, b1, b_scales = ctx.saved_tensors
+        da_MK = db_KN = None
+        if b1 is not None:
+            b = b1 if b_scales is None else Codes(b1, b_scales, ctx.shapes[1])
+            da_MK = multiply(ctx.matmuls.a_gradient, dy_MN, b, seed=ctx.seed)
+        if a1 is not None:
+            a = a1 if a_scales is None else Codes(a1, a_scales, ctx.shapes[0])
+            db_KN = multiply(ctx.matmuls.b_gradient, dy_MN, a, seed=ctx.seed).mT
+        return da_MK, db_KN, None, None
+
+
+def _kept(operand: Operand, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]:
+    """``x`` as it is kept for the backward: codes and scales, or itself."""
+    if operand.format is None:
+        return x, None
+    codes, scales, _ = packed(operand, x, seed)
+    return codes, scales

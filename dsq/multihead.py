@@ -24,6 +24,7 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
     """
 
     plain = nn.MultiheadAttention
+    quantised_products: bool = False  #: of queries by keys, and of weights by values: DSQConfig.attention
 
     def forward(
         self,
@@ -103,6 +104,9 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
         self, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask: Tensor | None, causal: bool, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         dropout = self.dropout if self.training else 0.0
+        if self.quantised_products and not self.evaluates_plain:
+            y, weights = self.attend(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)
+            return y, weights if need_weights else None
         if not need_weights:
             y = F.scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)
             return y, None

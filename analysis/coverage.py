@@ -1,0 +1,120 @@
+"""The share of GEMM FLOPs that dsq.convert quantises in the models people train: python -m analysis.coverage
+
+Small configurations, so that it takes seconds; shares depend on the ratio of sequence to width, here 64 to 128.
+"""
+
+import argparse
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import dsq
+from dsq.command.table import table
+
+WIDTH, LAYERS, HEADS, VOCABULARY, TOKENS = 128, 2, 4, 512, 64
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(VOCABULARY, (2, TOKENS))
+
+
+def _text(model: str, **fields: Any) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
+    """A language model of transformers by the name of its class."""
+
+    def make() -> tuple[nn.Module, dict[str, Any]]:
+        import transformers
+
+        kind = getattr(transformers, model)
+        ids = _tokens()
+        return kind(kind.config_class(**fields)), {"input_ids": ids, "labels": ids}
+
+    return make
+
+
+def _vit() -> tuple[nn.Module, dict[str, Any]]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    config = ViTConfig(**sizes, intermediate_size=4 * WIDTH, image_size=64, patch_size=8, num_labels=10)
+    return ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 64, 64)}
+
+
+def _encoder() -> tuple[nn.Module, dict[str, Any]]:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
+    return nn.TransformerEncoder(layer, LAYERS), {"src": torch.randn(2, TOKENS, WIDTH)}
+
+
+def _transformer() -> tuple[nn.Module, dict[str, Any]]:
+    model = nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, 4 * WIDTH, batch_first=True)
+    return model, {"src": torch.randn(2, TOKENS, WIDTH), "tgt": torch.randn(2, TOKENS, WIDTH)}
+
+
+def _attention() -> tuple[nn.Module, dict[str, Any]]:
+    x = torch.randn(2, TOKENS, WIDTH)
+    return nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), {"query": x, "key": x, "value": x}
+
+
+_SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
+MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
+    "BERT": _text("BertForMaskedLM", intermediate_size=4 * WIDTH, **_SIZES),
+    "GPT-2": _text("GPT2LMHeadModel", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCABULARY),
+    "Llama": _text("LlamaForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, **_SIZES),
+    "Mixtral": _text(
+        "MixtralForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, num_local_experts=4, **_SIZES
+    ),
+    "T5": _text(
+        "T5ForConditionalGeneration",
+        d_model=WIDTH,
+        d_kv=WIDTH // HEADS,
+        d_ff=4 * WIDTH,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        vocab_size=VOCABULARY,
+        decoder_start_token_id=0,
+    ),
+    "ViT": _vit,
+    "nn.TransformerEncoder": _encoder,
+    "nn.Transformer": _transformer,
+    "nn.MultiheadAttention": _attention,
+}
+
+
+def shares(name: str, **options: Any) -> dict[str, Any]:
+    """Forward and backward share of the model ``name``, and what was left; ``options`` of DSQConfig."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,16]", **options))
+    found = dsq.report(model, **inputs)
+    assert found.backward is not None
+    left = sum(entry.parameters for entry in found.left)
+    return {
+        "model": name,
+        "forward": found.forward.share,
+        "backward": found.backward.share,
+        "others": ", ".join(f"{op} {n / found.forward.total:.1%}" for op, n in found.forward.plain.items() if n),
+        "uncalled": len(found.uncalled),
+        "parameters left": left,
+        "stash": (found.stash_bytes or 0) / (found.plain_stash_bytes or 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
+    parser.add_argument("--attention", action="store_true", help="quantise attention's two products too")
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; default: all")
+    args = parser.parse_args()
+    options = {"attention": True} if args.attention else {}
+    rows = [shares(name, **options) for name in args.models or MODELS]
+    percent = ".1%"
+    columns = {"forward": percent, "backward": percent, "others": "", "uncalled": "", "parameters left": "d"}
+    print(table(rows, {"model": "", **columns, "stash": ".0%"}, markdown=True))
+
+
+if __name__ == "__main__":
+    main()
