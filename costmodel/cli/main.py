@@ -24,6 +24,11 @@ EXAMPLES = {
         '"[8,4,4,16]" --workload path/to/config.json --sequences 8 --target-length 1024 --json',
         "--history run/dsq_history.json --profile paper",
     ),
+    "plan": (
+        "--workload opt_1.3b --hardware h100",
+        "--workload path/to/config.json --sequences 8 --fit 24GB --fused-attention",
+        "--workload opt_1.3b --devices 8 --zero 3 --json",
+    ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
     "roofline": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',
@@ -91,6 +96,17 @@ def parser() -> OneLineParser:
     table = _command(commands, "table", "the paper's tables 1, 6 and 7 beside ours, with residuals", workload=False)
     table.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
     _hardware(table, "for table 7")
+
+    text = "does it fit, how fast is it, what bounds it: peak memory, step time, largest batch, by method of training"
+    plan = _command(commands, "plan", text)
+    text = "instead of the usual methods: " + PRECISION_HELP
+    plan.add_argument("precision", nargs="*", help=text)
+    plan.add_argument("--fit", metavar="SIZE", help="memory of a device, e.g. 80GB or 24GiB (default: the hardware's)")
+    plan.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="devices, each with its own batch (default: 1)"
+    )
+    text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
+    plan.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
 
     summary = "intensity, bound and time floor of each operation class, and the picture"
     roofline = _command(commands, "roofline", summary)

@@ -2,6 +2,8 @@
 
     name = "..."
     [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
+    [memory]      gb = 80            source = "..."     DRAM; may be left out
+    [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
     [on_chip]     mb = 40            source = "..."     memory the tile model may use
     [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
     [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
@@ -71,6 +73,8 @@ class Hardware:
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
+    memory_bytes: float = 0  #: of DRAM; 0: not stated
+    link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
 
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
@@ -106,13 +110,16 @@ def _hardware(data: dict[str, Any]) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
+    parts = ["bandwidth", "on_chip", "vector", *(part for part in ("memory", "link") if part in data)]
     return Hardware(
         name=_field(data, "name", str),
         bandwidth=1e9 * _number(data, "bandwidth.gb_per_s"),
         on_chip_bytes=1e6 * _number(data, "on_chip.mb"),
         vector_flops=1e12 * _number(data, "vector.tflops"),
         peaks=tuple(_peak(entry, f"peak[{index}]") for index, entry in enumerate(peaks)),
-        sources={part: _field(data, f"{part}.source", str) for part in ("bandwidth", "on_chip", "vector")},
+        sources={part: _field(data, f"{part}.source", str) for part in parts},
+        memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
+        link=1e9 * _number(data, "link.gb_per_s") if "link" in data else 0,
     )
 
 

@@ -92,6 +92,11 @@ class Workload:
         return sum(op.parameters for op in self.operations)
 
     @property
+    def trained(self) -> int:
+        """Parameters that the optimiser updates."""
+        return sum(op.parameters for op in self.operations if op.trains)
+
+    @property
     def gemms(self) -> list[Gemm]:
         return [op for op in self.operations if isinstance(op, Gemm)]
 
@@ -120,13 +125,17 @@ class Workload:
         def freeze(op: Operation) -> Operation:
             if isinstance(op, Gemm) and op.weight and regex.search(op.name):
                 return replace(op, w_grad=False)
-            held = isinstance(op, Pointwise) and op.parameters and op.kind != "adam" and regex.search(op.name)
-            return replace(op, trained=False) if held else op
+            if isinstance(op, Pointwise) and op.parameters and regex.search(op.name):
+                return replace(op, trained=False)
+            return op
 
         operations = tuple(map(freeze, self.operations))
-        trained = sum(op.parameters for op in operations if op.trains)
-        rows = (replace(op, rows=trained) if getattr(op, "kind", "") == "adam" else op for op in operations)
-        return replace(self, operations=tuple(op for op in rows if getattr(op, "rows", 1)))
+        changed = replace(self, operations=operations)
+        updated = (
+            replace(op, rows=changed.trained) if isinstance(op, Pointwise) and op.kind == "adam" else op
+            for op in operations
+        )
+        return replace(self, operations=tuple(op for op in updated if isinstance(op, Gemm) or op.rows))
 
     def quantising_attention(self) -> "Workload":
         """The workload with attention's two products quantised like linear layers."""

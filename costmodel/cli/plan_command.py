@@ -1,0 +1,105 @@
+"""dsq-cost plan: does it fit, how fast is it, what bounds it."""
+
+import argparse
+import re
+from functools import cache
+
+from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.query import facts, heading, setup_of, workload_of
+from costmodel.hardware.hardware import Hardware, load_hardware
+from costmodel.model.memory import CATEGORIES, Method, peak_memory
+from costmodel.model.operations import Workload
+from costmodel.model.planning import communication_bytes, largest_batch, step_time, usual_methods
+from dsq.arguments import whole_number
+
+_UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+GIGA = 1e9
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    devices = whole_number("devices", arguments.devices, 1)
+    if arguments.zero and devices == 1:
+        raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
+    budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
+    if not budget:
+        raise ValueError(f"hardware {hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
+    methods = usual_methods(arguments.zero, devices)
+    if arguments.precision:
+        setups = [setup_of(arguments, text) for text in arguments.precision]
+        methods = [Method(str(setup), setup, zero=arguments.zero, devices=devices) for setup in setups]
+
+    @cache
+    def build(sequences: int) -> Workload:
+        return workload_of(argparse.Namespace(**vars(arguments) | {"sequences": sequences}))
+
+    sized = not _states_its_sizes(arguments)
+    records = [_record(workload, method, hardware, budget) for method in methods]
+    if sized:
+        for record, method in zip(records, methods, strict=True):
+            record["largest_batch"] = largest_batch(build, method, budget)
+    shown = {"method": "", **dict.fromkeys(_SHORT.values(), ".2f"), "peak_GB": ".2f", "fits": ""}
+    shown |= {"step_ms": ",.1f", "bound": "", "tokens/s": ",.0f"} | ({"largest_batch": ","} if sized else {})
+    return Report(
+        [Section("methods", heading(workload, hardware), records, shown)],
+        _notes(records, budget, devices, arguments.zero),
+        facts(workload, hardware) | {"budget_bytes": budget, "devices": devices, "zero": arguments.zero},
+    )
+
+
+#: category -> its column
+_SHORT = {name: f"{name[:5]}_GB" for name in CATEGORIES if name != "stash"} | {"stash": "stash_GB"}
+
+
+def _record(workload: Workload, method: Method, hardware: Hardware, budget: float) -> Record:
+    memory, step = peak_memory(workload, method), step_time(workload, method, hardware)
+    record: Record = {"method": method.name}
+    record |= {_SHORT[name]: memory.categories[name] / GIGA for name in CATEGORIES}
+    record |= {"peak_GB": memory.peak / GIGA, "fits": "yes" if memory.peak <= budget else "no"}
+    record |= {"peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
+    record |= {"step_ms": step.seconds * 1e3, "compute_ms": step.compute * 1e3, "bound": step.bound}
+    record |= {"communication_ms": step.communication * 1e3}
+    record |= {"communication_GB": communication_bytes(workload, method) / GIGA}
+    return record | {"tokens/s": method.devices * workload.tokens / step.seconds}
+
+
+def _notes(records: list[Record], budget: float, devices: int, zero: int) -> list[str]:
+    fitting = [record for record in records if record["fits"] == "yes"]
+    notes = []
+    if fitting:
+        fastest = min(fitting, key=lambda record: float(record["step_ms"]))
+        notes.append(f"In {budget / GIGA:,.1f} GB, {len(fitting)} of {len(records)} fit; fastest: {fastest['method']}.")
+    else:
+        least = min(records, key=lambda record: float(record["peak_GB"]))
+        notes.append(
+            f"None fits in {budget / GIGA:,.1f} GB; {least['method']} needs least, {least['peak_GB']:,.1f} GB."
+        )
+    peaks = dict.fromkeys(str(record["peak_at"]) for record in records)
+    notes.append(f"the peak comes at the {'; '.join(peaks)}. fp32 master weights, gradients and moments of Adam.")
+    if devices > 1:
+        notes.append(f"{devices} devices, ZeRO {zero}: figures of one device; communication is not overlapped.")
+    notes.append(
+        "step: the least time at datasheet rates, estimated, not measured; real steps take longer. memory: no "
+        "fragmentation, no workspaces. batch: the most sequences a device that fit."
+    )
+    return notes
+
+
+def _bytes(text: str) -> float:
+    """'80GB' -> 80e9. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]i?B)", text)
+    if not match or not float(match[1]):
+        raise ValueError(f"fit must be a size such as 80GB or 24GiB, got {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _states_its_sizes(arguments: argparse.Namespace) -> bool:
+    """A workload file, whose batch cannot be changed."""
+    from costmodel.workloads.named import WORKLOADS
+    from costmodel.workloads.workload_file import is_workload, read_json
+
+    if arguments.workload in WORKLOADS:
+        return False
+    from pathlib import Path
+
+    return is_workload(read_json(Path(arguments.workload)))

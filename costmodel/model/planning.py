@@ -1,0 +1,88 @@
+"""Does it fit, how long does a step take, how large may the batch be: memory, time and communication of a method."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from costmodel.hardware.hardware import Hardware
+from costmodel.model.estimate import evaluate
+from costmodel.model.ledger import STATE_BITS
+from costmodel.model.memory import Method, peak_memory
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import Setup
+from dsq.formats import BFP, WIDEST, Identity
+from dsq.precision import Precision
+
+#: the setups that a plan compares unless told
+FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
+BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
+LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
+STASH = BFP(4)
+MOST_SEQUENCES = 2**20
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's least time on each device, in seconds."""
+
+    compute: float  #: the roofline's floor, recomputation included
+    communication: float
+    bound: str
+
+    @property
+    def seconds(self) -> float:
+        """Nothing overlapped."""
+        return self.compute + self.communication
+
+
+def usual_methods(zero: int, devices: int) -> list[Method]:
+    shared: dict[str, Any] = {"zero": zero, "devices": devices}
+    found = [Method("fp32", FP32, **shared), Method("bf16", BF16, **shared)]
+    found += [Method(f"dsq {level}", Setup(BFP(WIDEST), level), **shared) for level in LEVELS]
+    found.append(Method("bf16, bfp 4 stash", BF16, stash=STASH, **shared))
+    found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
+    return found
+
+
+def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
+    """Raises ValueError where several devices have no link."""
+    estimate = evaluate(workload, method.setup, hardware)
+    total = estimate.total
+    seconds = float(total.seconds)
+    if method.recompute:  # a forward more: of the products, one in three
+        seconds *= 4 / 3
+    bound = "memory" if total.memory_bound else "compute"
+    communicated = communication_bytes(workload, method)
+    if communicated and not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
+    talking = communicated / hardware.link if communicated else 0.0
+    return Step(seconds, talking, "link" if talking > seconds else bound)
+
+
+def communication_bytes(workload: Workload, method: Method) -> float:
+    """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; shared-out weights gathered, once
+    (ZeRO-1, 2) or before the forward and the backward each (ZeRO-3), with gradients scattered (Rajbhandari et al.,
+    2020, section 7)."""
+    part = (method.devices - 1) / method.devices
+    gradients = workload.trained * STATE_BITS / 8
+    weights = workload.parameters * float(method.setup.container_bits) / 8
+    if not method.zero:
+        return 2 * part * gradients
+    return part * (gradients + weights * (2 if method.zero == 3 else 1))
+
+
+def largest_batch(build: Callable[[int], Workload], method: Method, budget: float) -> int:
+    """The most sequences a device whose step fits the budget; 0: not even one."""
+
+    def fits(sequences: int) -> bool:
+        return peak_memory(build(sequences), method).peak <= budget
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= MOST_SEQUENCES and fits(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
