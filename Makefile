@@ -1,4 +1,4 @@
-# make demo    corpus, training from [2,2,2,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
+# make demo    corpus, training from [3,3,3,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: what policies claim against what malloc holds
 # make lint    ruff, mypy and the contracts of imports

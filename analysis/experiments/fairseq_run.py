@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: the paper's schedule: from 2 bits up
-LEVELS = "[2,2,2,16] [16,4,4,16]"
+#: that of dsq.DSQConfig
+LEVELS = "[4,4,4,16] [16,4,4,16]"
 ROOT = Path(__file__).parents[2]
 _RECORD = re.compile(r"\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
@@ -20,10 +20,10 @@ _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
 OWN = ("--save-dir", "--log-format", "--disable-validation")
 
 
-def add_levels(parser: argparse.ArgumentParser) -> None:
+def add_levels(parser: argparse.ArgumentParser, default: str = LEVELS) -> None:
     """--dsq-levels, as ``levels``."""
     parser.add_argument(
-        "--dsq-levels", dest="levels", default=LEVELS, help='precision schedule, or "none" (default: %(default)s)'
+        "--dsq-levels", dest="levels", default=default, help='precision schedule, or "none" (default: %(default)s)'
     )
 
 
