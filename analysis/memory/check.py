@@ -75,7 +75,7 @@ def compare(name: str, method: str) -> dict[str, Any]:
     if method != "fp32":
         model = model.bfloat16()
     if method.startswith("dsq"):
-        model = dsq.convert(model, dsq.DSQConfig(levels=LEVEL))
+        model = dsq.convert(model, dsq.DSQConfig(levels=(LEVEL,)))
     ids = torch.randint(WORDS, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(0))
     saved = measure(lambda: model(input_ids=ids, labels=ids).loss).nbytes
     peak = measure(lambda: model(input_ids=ids, labels=ids).loss, backward=True).peak_bytes
@@ -101,6 +101,7 @@ def build(name: str) -> tuple[nn.Module, Any]:
     for field in vars(config):
         if "drop" in field or field.endswith("pdrop"):
             setattr(config, field, 0.0)
+    config.use_cache = False  # a cache of keys and values is no part of training
     torch.manual_seed(0)
     model: nn.Module = getattr(transformers, HEADS[name])(config)
     return model, config

@@ -55,16 +55,17 @@ def _first_principles(arguments: argparse.Namespace, workload: Workload, setups:
     unit = setup_of(arguments, arguments.relative_to)
     reference = evaluate(workload, unit, hardware)
     records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
-    shown = {"setup": "", "dram_MB": ",.0f", "dram": ".3f", "stash_MB": ",.2f"}
+    shown = {"setup": "", "dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
     shown |= {
         "multiplier_Tbit": ",.0f",
-        "arithmetic": ".4f",
-        "flop_per_byte": ",.1f",
+        "arithmetic": ".3f",
+        "flop_per_byte": ",.0f",
     }
-    shown |= {"bound": "", "floor_ms": ",.3f"}
+    shown |= {"bound": "", "floor_ms": ",.1f"}
     notes = [
         f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
-        "width, summed over multiply-accumulates; stash: what the converted linear layers keep for the backward."
+        "width, summed over multiply-accumulates; linears stash: what the converted layers keep for the "
+        "backward; model saved: what the whole model keeps."
     ]
     return records, shown, heading(workload, hardware), notes, facts(workload, hardware)
 
@@ -97,7 +98,8 @@ def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
     return _named(setup) | {
         "dram_MB": float(cost.dram_bytes) / 1e6,
         "dram": float(cost.dram_bytes / reference.dram_bytes),
-        "stash_MB": float(cost.stash_bytes) / 1e6,
+        "linears_stash_MB": float(cost.stash_bytes) / 1e6,
+        "model_saved_MB": float(cost.saved_bytes) / 1e6,
         "arithmetic": float(cost.arithmetic / reference.arithmetic),
         "multiplier_Tbit": float(cost.multiplier_work) / 1e12,
         **floor_record(cost.total),
@@ -109,7 +111,16 @@ def _mean_record(records: list[Record], history: RunHistory) -> Record:
     mean: Record = {"setup": f"{name} mean", "format": name, "precision": "mean", "share": 1.0}
     for record, share in zip(records, history.shares, strict=True):
         record["share"] = share
-    for name in ("dram_MB", "dram", "stash_MB", "arithmetic", "multiplier_Tbit", "gflop", "floor_ms"):
+    for name in (
+        "dram_MB",
+        "dram",
+        "linears_stash_MB",
+        "model_saved_MB",
+        "arithmetic",
+        "multiplier_Tbit",
+        "gflop",
+        "floor_ms",
+    ):
         if name in records[0]:
             mean[name] = sum(record[name] * record["share"] for record in records)
     return mean

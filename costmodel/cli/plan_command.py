@@ -39,9 +39,14 @@ def run(arguments: argparse.Namespace) -> Report:
         for record, method in zip(records, methods, strict=True):
             record["largest_batch"] = largest_batch(build, method, budget)
     shown = {"method": "", **dict.fromkeys(_SHORT.values(), ".2f"), "peak_GB": ".2f", "fits": ""}
-    shown |= {"step_ms": ",.1f", "bound": "", "tokens/s": ",.0f"} | ({"largest_batch": ","} if sized else {})
+    shown |= {"largest_batch": ","} if sized else {}
+    times = {"method": "", "step_ms": ",.1f", "compute_ms": ",.1f", "communication_ms": ",.1f", "bound": ""}
+    times |= {"tokens/s": ",.0f"}
     return Report(
-        [Section("methods", heading(workload, hardware), records, shown)],
+        [
+            Section("methods", heading(workload, hardware), records, shown),
+            Section("time", "Time of a step", [{name: record[name] for name in times} for record in records], times),
+        ],
         _notes(records, budget, devices, arguments.zero),
         facts(workload, hardware) | {"budget_bytes": budget, "devices": devices, "zero": arguments.zero},
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import arithmetic_cost, matmuls, multiplier_work
+from costmodel.model.memory import saved_bytes
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Bits, Setup
 from costmodel.model.roofline import ZERO, Floor, floors
@@ -21,6 +22,7 @@ class Estimate:
 
     dram_bytes: Bits
     stash_bytes: Bits  #: what converted layers hold between forward and backward
+    saved_bytes: Bits  #: what the whole model holds between them, that stash included
     arithmetic: Bits  #: in fixed-point 32 x 32 multiply-accumulates
     multiplier_work: Bits  #: sum of m1 * m2 over multiply-accumulates
     classes: dict[str, Floor]
@@ -37,6 +39,7 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
     return Estimate(
         dram_bytes=sum(transfer.total for transfer in moved),
         stash_bytes=total_stash_bytes(workload, setup),
+        saved_bytes=saved_bytes(workload, setup) if isinstance(setup.precision, Precision) else 0,
         arithmetic=arithmetic_cost(multiplied),
         multiplier_work=multiplier_work(multiplied),
         classes=floors(moved, multiplied, hardware),

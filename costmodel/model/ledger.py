@@ -6,7 +6,7 @@ operation writes for others (y, dx) and what it reads of others (x, dy) is store
 converted layer adds one packed copy, its stash. So every read was written, at the width it was written in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodel.model.operations import Gemm, Pointwise
 
@@ -109,12 +109,22 @@ BIAS = (
 )
 
 
+#: a fused attention's second product keeps its output, its first one number a row, to make the scores again
+FUSED = {
+    "x": (replace(_Y, reads=(Read(BACKWARD),), kept=True),),
+    "y": (Stored("logsumexp", "M", "state", FORWARD, (Read(BACKWARD),), kept=True),),
+    "": (),
+}
+
+
 def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     """The tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
     converted = gemm.quantised and packs
     if gemm.weight:
         return (CONVERTED if converted else LINEAR) + (BIAS if gemm.bias else ())
-    return CONVERTED_PRODUCT if converted else PRODUCT
+    product = CONVERTED_PRODUCT if converted else PRODUCT
+    fused = FUSED[gemm.on_chip]
+    return tuple(stored for stored in product if stored.name not in [kept.name for kept in fused]) + fused
 
 
 _PX = Stored("x", "values", "a", BEFORE, (Read(FORWARD),))
@@ -136,6 +146,17 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
     "relu": (_PX, _PY_KEPT, _PDY, _PDX),
     "softmax": (_PX, _PY_KEPT, _PDY, _PDX),
     "norm": (_PX_KEPT, _PY, _PDY, _PDX, _STATISTICS, *_AFFINE),
+    # an RMS norm written out in Python, as models of Hugging Face have it: x in fp32 and the normalised x are kept
+    "rms": (
+        _PX,
+        Stored("x in fp32", "values", "state", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        Stored("normalised", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        _PY,
+        _PDY,
+        _PDX,
+        replace(_STATISTICS, times=1),
+        *_AFFINE,
+    ),
     "gate": (  # y = f(gate) * up
         Stored("gate, up", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
         Stored("f(gate)", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),

@@ -127,8 +127,10 @@ def _steps(workload: Workload, method: Method) -> Iterator[_Step]:
         layer = _LAYER.match(op.name)
         step = _Step(op, layer[0] if layer else "")
         for stored in tensors_of(group, method.setup):
-            if stored.name in ("dy", "dx", "dx, df", "d gate, up"):
+            if stored.name in ("dy", "dx", "dx, df", "d gate, up") and _category(op, stored) != "logits":
                 step.temporary += size(group, stored)
+            if stored.name == "log p":  # its gradient, and that of the logits, both in fp32
+                step.temporary += 2 * size(group, stored)
             if stored.written == BEFORE and not step.boundary:
                 step.boundary = size(group, stored)
             if stored.kept and _new(op, stored, size(group, stored), seen):
@@ -144,6 +146,7 @@ def _new(op: Operation, stored: Stored, size: float, seen: set[tuple[str, str, i
         if stored.name == "x" and not (op.w_grad or op.on_chip):
             return False  # a frozen layer needs its weight alone
         name = (op.input if stored.name in ("x", "stash") else "") or f"{op.name}.{stored.name}"
+        name = op.name if stored.name == "y" else name
     else:
         name = op.name if stored.name == "y" else f"{op.name}.{stored.name}"
     key = ("packed" if stored.name.startswith("stash") else "", name, int(size))

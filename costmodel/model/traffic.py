@@ -116,7 +116,7 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
     if isinstance(op, Gemm):
         size = {"M": op.M, "K": op.K, "N": op.N}
         if len(stored.shape) == 1:
-            return 1, 1, size[stored.shape]
+            return op.batch, 1, size[stored.shape]
         return op.batch, size[stored.shape[0]], size[stored.shape[1]]
     return {"values": (1, op.rows, op.width), "rows": (1, op.rows, 1), "parameters": (1, op.parameters, 1)}[
         stored.shape

@@ -140,7 +140,9 @@ def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[O
 
 
 def _norm(name: str, tokens: int, stack: Stack) -> Pointwise:
-    return Pointwise(name, "norm", tokens, stack.d, parameters=stack.d * (1 if stack.rms else 2))
+    return Pointwise(
+        name, "rms" if stack.rms else "norm", tokens, stack.d, parameters=stack.d * (1 if stack.rms else 2)
+    )
 
 
 def _attention(
@@ -172,8 +174,8 @@ def _attention(
         linear("v_proj", keys, key_width, kv_heads * head_dim, key_input),
     ]
     if stack.qk_norm:
-        ops.append(Pointwise(f"{prefix}.q_norm", "norm", queries * heads, head_dim, parameters=head_dim))
-        ops.append(Pointwise(f"{prefix}.k_norm", "norm", keys * kv_heads, head_dim, parameters=head_dim))
+        ops.append(Pointwise(f"{prefix}.q_norm", "rms", queries * heads, head_dim, parameters=head_dim))
+        ops.append(Pointwise(f"{prefix}.k_norm", "rms", keys * kv_heads, head_dim, parameters=head_dim))
     dropout = [Pointwise(f"{prefix}.dropout", "dropout", batch * rows, key_length, cls="attention")]
     dropout = dropout if stack.attention_dropout else []
     ops += [

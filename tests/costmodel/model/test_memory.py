@@ -1,0 +1,88 @@
+"""Peak memory: by hand, against models that run, and what methods of training change."""
+
+import pytest
+
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.memory import Method, peak_memory, saved_bytes
+from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.planning import BF16, FP32, communication_bytes, largest_batch, step_time, usual_methods
+from costmodel.model.quantisation import Setup
+from costmodel.workloads.named import load_workload
+from dsq.formats import BFP
+from dsq.precision import Precision
+
+DSQ = Setup(BFP(32), Precision(16, 4, 4, 16))
+
+
+def test_by_hand():
+    """Two layers of 8 x 8 on 4 tokens, relu between, fp32: x and the relu's y (the second layer's x) are kept."""
+    layers = (
+        Gemm("a", 4, 8, 8, input="x"),
+        Pointwise("r", "relu", 4, 8),
+        Gemm("b", 4, 8, 8, input="r"),
+        Pointwise("optimiser", "adam", 128, 1),
+    )
+    workload = Workload("two", layers, tokens=4)
+    assert saved_bytes(workload, FP32) == 2 * 4 * 8 * 4
+    memory = peak_memory(workload, Method("fp32", FP32))
+    assert memory.cause == "backward of a"  # all gradients are there: 16 bytes a parameter; x, dy and dx besides
+    assert memory.peak == 128 * 16 + 3 * 4 * 8 * 4
+    assert memory.categories["parameters"] == memory.categories["gradients"] == 128 * 4
+
+
+def test_the_stash_is_what_converted_layers_keep_and_a_part_of_the_whole():
+    from costmodel.model.traffic import total_stash_bytes
+
+    workload = load_workload("transformer_iwslt_de_en")
+    stash = total_stash_bytes(workload, DSQ)
+    assert stash < saved_bytes(workload, DSQ) < saved_bytes(workload, BF16) < saved_bytes(workload, FP32)
+
+
+def test_methods_keep_less():
+    workload = load_workload("opt_1.3b").fusing_attention()
+    peaks = {method.name: peak_memory(workload, method).saved for method in usual_methods(0, 1)}
+    assert peaks["bf16, recompute"] < peaks["bf16, bfp 4 stash"] < peaks["dsq [2,2,2,16]"] < peaks["dsq [16,4,4,16]"]
+    assert peaks["dsq [16,4,4,16]"] < peaks["bf16"] < peaks["fp32"]
+
+
+@pytest.mark.parametrize("setup, a_parameter", [(FP32, 16), (BF16, 18)])
+def test_zero_shares_out_the_state(setup, a_parameter):
+    """Bytes a parameter at the update: master, gradient, two moments of 4 each, and a 16-bit working copy."""
+    workload = Workload("one", (Gemm("a", 1, 1000, 1000), Pointwise("optimiser", "adam", 10**6, 1)), tokens=1)
+    alone, *shared = (
+        peak_memory(workload, Method("", setup, zero=zero, devices=8 if zero else 1)).peak for zero in range(4)
+    )
+    assert alone == pytest.approx(a_parameter * 10**6, rel=0.01)
+    assert alone > shared[0] > shared[1] > shared[2]
+    assert shared[2] == pytest.approx(a_parameter * 10**6 / 8, rel=0.02)
+
+
+def test_largest_batch_fits_and_one_more_does_not():
+    def build(sequences):
+        return load_workload("roberta_base_mnli", sequences)
+
+    method, budget = Method("bf16", BF16), 10e9
+    found = largest_batch(build, method, budget)
+    assert peak_memory(build(found), method).peak <= budget < peak_memory(build(found + 1), method).peak
+    assert largest_batch(build, method, 1e6) == 0
+
+
+def test_communication_and_step():
+    workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
+    alone, eight = Method("bf16", BF16), Method("bf16", BF16, devices=8)
+    assert communication_bytes(workload, alone) == 0
+    assert communication_bytes(workload, eight) == pytest.approx(2 * 7 / 8 * 4 * workload.parameters)
+    assert step_time(workload, eight, h100).seconds > step_time(workload, alone, h100).seconds
+    with pytest.raises(ValueError, match="states no link"):
+        step_time(workload, eight, load_hardware("laptop-cpu"))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt"])
+@pytest.mark.parametrize("method", ["fp32", "dsq [16,4,4,16]"])
+def test_saved_bytes_and_peak_of_models_that_run(name, method):
+    pytest.importorskip("transformers")
+    from analysis.memory.check import compare
+
+    record = compare(name, method)
+    assert abs(record["off"]) < 0.02
+    assert abs(record["peak_off"]) < 0.02
