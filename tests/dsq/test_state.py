@@ -50,6 +50,6 @@ def test_ranks_with_losses_of_their_own_take_one_decision(tmp_path):
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     torch.multiprocessing.spawn(_validate, (str(tmp_path / "store"), results), nprocs=2)
-    found = dict((rank, rest) for rank, *rest in (results.get(), results.get()))
+    found = {rank: rest for rank, *rest in (results.get(), results.get())}
     assert found[0] == found[1]
     assert found[0][0] == 1
