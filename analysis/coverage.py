@@ -38,7 +38,7 @@ def _text(model: str, **fields: Any) -> Callable[[], tuple[nn.Module, dict[str, 
 def _vit() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
     config = ViTConfig(**sizes, intermediate_size=4 * WIDTH, image_size=64, patch_size=8, num_labels=10)
     return ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 64, 64)}
 
@@ -89,7 +89,7 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
     model, inputs = MODELS[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,16]", **options))
+        dsq.convert(model, dsq.DSQConfig(levels=dsq.parse_levels("[4,4,4,16]"), **options))
     found = dsq.report(model, **inputs)
     assert found.backward is not None
     left = sum(entry.parameters for entry in found.left)

@@ -7,6 +7,7 @@ from .linear import Linear, Quantizers
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
 from .scheduler import PrecisionScheduler
+from .state import load_state_dict, state_dict
 
 __all__ = [
     "BFP",
@@ -22,12 +23,14 @@ __all__ = [
     "convert",
     "converted",
     "functional",
+    "load_state_dict",
     "pack",
     "parse_levels",
     "quantize",
     "report",
     "set_level",
     "stash",
+    "state_dict",
     "unconvert",
     "workload",
 ]

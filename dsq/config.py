@@ -1,8 +1,8 @@
 """What a user asks for: the schedule, the format and how it is applied."""
 
 import warnings
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from dsq import formats
 from dsq.arguments import pattern
@@ -73,6 +73,20 @@ class DSQConfig:
         """The quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
         return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON takes them; ``from_dict`` reads them back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"levels": [list(level) for level in self.levels], "rise_at": list(self.rise_at)}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> "DSQConfig":
+        """The config that ``as_dict`` gave. Raises ValueError for a field that there is none of, or out of range."""
+        known = [field.name for field in fields(DSQConfig)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")
+        return DSQConfig(**values)
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
         """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""

@@ -76,7 +76,8 @@ def unconvert(model: Model) -> Model:
         for name in _FIELDS:
             layer.__dict__.pop(name, None)
         layer.__class__ = layer.plain
-    for module in list(model.modules()):
+    changed: list[Any] = list(model.modules())
+    for module in changed:
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
             if name == "stash":
                 applied(module)[value].remove()
@@ -178,8 +179,8 @@ def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
 
 def _quantise_attention(model: nn.Module) -> None:
     """Let the attentions of torch and of transformers take quantised products."""
-    inside = set[nn.Module]()
-    for module in model.modules():
+    inside, modules = set[nn.Module](), list[Any](model.modules())
+    for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
         elif hasattr(module, "set_attn_implementation") and module not in inside:

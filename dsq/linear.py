@@ -24,9 +24,12 @@ from dsq.formats import BFP, Format
 from dsq.kernels.backend import Codes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
 from dsq.ops.attention import attention
+from dsq.ops.product import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
+_exporting = torch.compiler.is_exporting
+_function_transform = torch._C._functorch.peek_interpreter_stack
 BoxAxis = Literal["contraction", "last"]
 Units = Literal["exact", "float32"]
 
@@ -43,6 +46,7 @@ class Quantizers:
     box_axis: BoxAxis = "contraction"
     units: Units = "exact"
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
+    products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
 
     def __post_init__(self) -> None:
         """Raises ValueError for a format that no kernel stores."""
@@ -58,6 +62,7 @@ class Quantizers:
             MatMul(Operand(q3, tokens, transposed=True, seed=5), Operand(q1, tokens, seed=2), exact=exact),
         )
         object.__setattr__(self, "matmuls", matmuls)
+        object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
         return self  # a copied model keeps the caches of its kernels
@@ -103,7 +108,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
+        if _exporting():  # the operators themselves, which refuse a backward
+            return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
+        if _function_transform() is not None:
+            y: Tensor = _TransformedLinear.apply(x, weight, bias, quantizers.matmuls, seed)[0]
+            return y
+        y = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
         return y
     return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
 
@@ -136,6 +146,60 @@ class _Linear(torch.autograd.Function):
         return dx, dw_NK, db_N, None, None
 
 
+class _TransformedLinear(torch.autograd.Function):
+    """The same in the form that torch.func takes, which is slower to call."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, w_NK: Tensor, bias_N: Tensor | None, matmuls: LinearMatMuls, seed: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        packing = matmuls.stash.format is not None
+        y, stash = linear_passes.forward(matmuls, x, w_NK, bias_N, seed, stashing=packing)
+        return (y, stash.codes, stash.scales) if isinstance(stash, Codes) else (y, None, None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        x, w_NK, _, ctx.matmuls, ctx.seed = inputs
+        _, codes, scales = output
+        ctx.x_shape = linear_passes.matrix(x).shape
+        if codes is not None:
+            ctx.mark_non_differentiable(codes, scales)
+        ctx.save_for_backward(w_NK, x if codes is None else codes, scales)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        w_NK, x1, scales = ctx.saved_tensors
+        x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
+        given = w_NK if x_wanted else None, x1 if w_wanted else None, scales if w_wanted else None
+        dx, dw_NK = _TransformedGradient.apply(dy, *given, ctx.x_shape, ctx.matmuls, ctx.seed)
+        return dx, dw_NK, linear_passes.matrix(dy).sum(0) if bias_wanted else None, None, None
+
+
+class _TransformedGradient(torch.autograd.Function):
+    """The backward, below the transform that asks for it: torch.func.grad always makes a graph of it."""
+
+    @staticmethod
+    def forward(
+        dy: Tensor,
+        w_NK: Tensor | None,
+        x1: Tensor | None,
+        scales: Tensor | None,
+        shape: torch.Size,
+        matmuls: LinearMatMuls,
+        seed: int | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        stash = Codes(x1, scales, shape) if x1 is not None and scales is not None else x1
+        return linear_passes.backward(matmuls, dy, w_NK, stash, seed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        raise RuntimeError("dsq.functional.linear is differentiable once: torch.func.grad of its gradient is refused")
+
+
 class Quantised:
     """What every converted layer has, beside the class that it had before."""
 
@@ -150,10 +214,20 @@ class Quantised:
             return F.linear(x, weight, bias)
         return linear(x, weight, bias, self.quantizers)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """``dsq.ops.attention`` at the layer's level."""
-        f = self.quantizers
-        return attention(q, k, v, (f.q0, f.q1, f.q2), *options, seed=_seed(f))
+        seed = _seed(self.quantizers)
+        return attention(q, k, v, self.quantizers.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, seed)
 
     @property
     def evaluates_plain(self) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, distributed
 
 from dsq.arguments import whole_number
 from dsq.precision import Level, Precision, check_levels
@@ -98,10 +99,13 @@ class PrecisionScheduler:
         return self.levels[self.level]
 
     def step(self, loss: float) -> bool:
-        """Take note of a validation loss; True if the level rose. A NaN is no improvement."""
+        """Take note of a validation loss; True if the level rose. A NaN is no improvement.
+
+        Where torch.distributed runs, every process must call it: the mean of their losses decides for all.
+        """
         if self.rise_at:
             return False
-        loss = float(loss)  # a tensor would bring its graph into the checkpoint
+        loss = _mean_over_processes(float(loss))  # a tensor would bring its graph into the checkpoint
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if loss < self.best - margin:
             self.best, self.stale = loss, 0
@@ -132,7 +136,7 @@ class PrecisionScheduler:
         return {
             "levels": [list(precision) for precision in self.levels],
             "level": self.level,
-            "best": self.best,
+            "best": self.best if math.isfinite(self.best) else None,  # JSON has no infinity
             "stale": self.stale,
             "work": [(work.updates, work.tokens) for work in self.work],
         }
@@ -146,7 +150,7 @@ class PrecisionScheduler:
         if state["levels"] != expected["levels"]:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
         level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        best = state["best"]
+        best = math.inf if state["best"] is None else state["best"]
         if not isinstance(best, (int, float)) or math.isnan(best):
             raise ValueError(f"best must be a number, got {best!r}")
         stale = whole_number("stale", state["stale"], 0)
@@ -160,6 +164,16 @@ class PrecisionScheduler:
             for precision, work in zip(self.levels, self.work, strict=True)
         ]
         return {"levels": levels}
+
+
+def _mean_over_processes(loss: float) -> float:
+    """The mean of what each process of the default group has; ``loss`` where there is one."""
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return loss
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    total = torch.tensor(loss, dtype=torch.float64, device=device)
+    distributed.all_reduce(total)
+    return float(total) / distributed.get_world_size()
 
 
 def _count(name: str, value: Any) -> int:

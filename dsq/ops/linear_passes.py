@@ -31,6 +31,8 @@ def forward(
         return _forward(matmuls, x, w_NK, bias_N, seed, packing=False)[0], None
     if matmuls.stash.format is None:
         return _forward(matmuls, x, w_NK, bias_N, seed, packing=False)[0], x.detach()
+    if not plain(x):  # a compiler finds by itself what is packed twice, and symbols have no place in a dict
+        return _forward(matmuls, x, w_NK, bias_N, seed, packing=True)
     key = stash_key(source, x.dtype, matmuls.stash, seed)
     stash = shared(source, key)
     y, fresh = _forward(matmuls, x, w_NK, bias_N, seed, packing=stash is None)
@@ -46,9 +48,9 @@ def backward(
     """dx (..., K) of dy (..., N), where ``w_NK`` is given for it, and dw (N, K), where ``x1`` is: x, packed or not."""
     if w_NK is not None and w_NK.dtype is not dy.dtype:  # autocast
         w_NK = w_NK.to(dy.dtype)
-    if isinstance(x1, Codes) and matmuls.stash.format is not None:  # saved-tensor hooks may give back anything
-        check_codes(x1.codes, x1.scales, matmuls.stash.format, _layout_of(x1.shape, matmuls.stash.axis))
     if not isinstance(x1, Tensor) and plain(dy, w_NK):
+        if x1 is not None and matmuls.stash.format is not None:  # saved-tensor hooks may give back anything
+            check_codes(x1.codes, x1.scales, matmuls.stash.format, _layout_of(x1.shape, matmuls.stash.axis))
         w_shape, x_shape = None if w_NK is None else w_NK.shape, None if x1 is None else x1.shape
         backend = backend_for(dy.device)
         call = _backward_call(backend, matmuls, dy.dtype, dy.shape, w_shape, x_shape, seed is not None)

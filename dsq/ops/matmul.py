@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
 from dsq.formats import Format
@@ -118,3 +119,14 @@ define(
 )
 register_flop_formula(torch.ops.dsq.multiply)(_flops)
 register_flop_formula(torch.ops.dsq.multiply_packed)(_packed_flops)
+
+
+def _refuse(ctx: Any, dy: Tensor) -> None:
+    raise RuntimeError(
+        "a quantised product has no gradient of its own: dsq layers are differentiable once (no create_graph, no "
+        "torch.func.grad of torch.func.grad), and not in a graph of torch.export, which keeps the forward alone"
+    )
+
+
+register_autograd("dsq::multiply", _refuse)
+register_autograd("dsq::multiply_packed", _refuse)

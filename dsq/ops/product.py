@@ -28,7 +28,10 @@ class ProductMatMuls(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
-    """The products at these formats; a format wider than any code leaves values as they are."""
+    """The products at these formats; a format wider than any code leaves values as they are.
+
+    q0: of both operands in the forward; q1: of both as the backward reads them; q2: of the gradient of the result.
+    """
     f0, f1, f2 = (q if q.packs else None for q in (q0, q1, q2))
     return ProductMatMuls(
         MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1)),
@@ -37,19 +40,18 @@ def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
     )
 
 
-def product(a_MK: Tensor, b_KN: Tensor, q0: Format, q1: Format, q2: Format, seed: int | None = None) -> Tensor:
+def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:
     """``a @ b`` with every operand quantised; differentiable once.
 
     Args:
         a_MK: (..., M, K). b_KN: (..., K, N), of the same leading dimensions, dtype and device.
-        q0: of both in the forward; q1: of both as the backward reads them; q2: of the gradient of the result.
+        matmuls: product_matmuls(q0, q1, q2).
         seed: None rounds to nearest, a number stochastically.
     Raises:
         ValueError: shapes that do not fit.
     """
     if a_MK.dim() < 2 or a_MK.shape[:-2] != b_KN.shape[:-2] or a_MK.shape[-1] != b_KN.shape[-2]:
         raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
-    matmuls = product_matmuls(q0, q1, q2)
     if torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad):
         y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed)  # type: ignore[no-untyped-call]
         return y

@@ -126,7 +126,7 @@ def test_a_state_that_is_no_schedulers_is_refused(state):
     [
         ("levels", [None, [[2, 2]], 3]),
         ("level", [7, -1, 1.0, None]),
-        ("best", ["x", None, math.nan]),
+        ("best", ["x", math.nan]),
         ("stale", [None, -5]),
         ("work", [None, [], [1, 2, 3], [(1, 2, 3), (1, 2), (0, 0)], [(0, 0)] * 4]),
         ("updates", [-1]),

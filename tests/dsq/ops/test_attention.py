@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 import dsq
 from dsq.ops.attention import attention
+from dsq.ops.product import product_matmuls
 
-FULL = (dsq.BFP(32),) * 3
+FULL = product_matmuls(*(dsq.BFP(32),) * 3)
 
 
 def inputs(heads=4, key_heads=4, length=24, keys=40):
@@ -48,7 +49,7 @@ def quantised(x, fmt, axis):
 def test_forward_and_gradients_are_the_equations(masks):
     formats = q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
     (q, k, v), dy = inputs()
-    y, p = attention(q, k, v, formats, **masks)
+    y, p = attention(q, k, v, product_matmuls(*formats), **masks)
     found = torch.autograd.grad(y, (q, k, v), dy)
     scores = quantised(q, q0, -1) @ quantised(k, q0, -1).mT / math.sqrt(16)
     if masks:
@@ -70,7 +71,7 @@ def test_its_operands_are_stashed_packed():
     (q, k, v), _ = inputs(length=48, keys=48)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        attention(q, k, v, (dsq.BFP(4),) * 3)
+        attention(q, k, v, product_matmuls(*(dsq.BFP(4),) * 3))
     packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
     assert packed == (q.numel() + k.numel() + v.numel() + 2 * 4 * 48 * 48) * 4.5 / 8
 

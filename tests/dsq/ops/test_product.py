@@ -3,7 +3,7 @@
 import torch
 
 import dsq
-from dsq.ops.product import product
+from dsq.ops.product import product, product_matmuls
 
 
 def quantised(x, fmt, axis):
@@ -17,7 +17,7 @@ def test_forward_and_gradients_are_the_equations():
     dy = torch.randn(48, 80)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        y = product(a, b, q0, q1, q2)
+        y = product(a, b, product_matmuls(q0, q1, q2))
     y.backward(dy)
     expected = quantised(a.detach(), q0, 1) @ quantised(b.detach(), q0, 0)
     da = quantised(dy, q2, 1) @ quantised(b.detach(), q1, 1).t()

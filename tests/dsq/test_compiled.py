@@ -1,0 +1,87 @@
+"""Compilers, torch.func and torch.export: one graph, the same bits; or one clear line."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import dsq
+
+CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
+
+
+class Block(nn.Module):
+    """Three layers of one input, whose stash is one, and a fourth."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x):
+        return self.out(self.q(x) * self.k(x) + self.v(x))
+
+
+def block(config=CONFIG):
+    torch.manual_seed(0)
+    return dsq.convert(Block(), config)
+
+
+def gradients(function, net, x):
+    net.zero_grad()
+    y = function(x)
+    y.square().sum().backward()
+    return [y, *(p.grad for p in net.parameters())]
+
+
+def test_compiled_in_one_graph_to_the_same_bits_and_once_more_for_a_level():
+    net = block()
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=True)
+    for level, length in ((0, 16), (0, 48), (1, 48)):
+        dsq.set_level(net, CONFIG, level)
+        x = torch.randn(2, length, 32)
+        assert all(map(torch.equal, gradients(compiled, net, x), gradients(net, net, x)))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+def test_a_compiled_model_stashes_packed_and_once_for_layers_of_one_input():
+    net, x = block(), torch.randn(2, 128, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    saved = compiled(x).grad_fn.saved_tensors
+    assert sum(t.nbytes for t in saved if t.dtype == torch.uint8) == 2 * (2 * 128 * 32) * 4.5 / 8
+
+
+def test_a_compiled_attention_with_quantised_products():
+    torch.manual_seed(0)
+    net = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", attention=True))
+    torch._dynamo.reset()
+    x = torch.randn(2, 16, 32)
+    compiled = gradients(torch.compile(net, backend="aot_eager", fullgraph=True), net, x)
+    for found, expected in zip(compiled, gradients(net, net, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[4,32,4,16]"])
+def test_func_grad_gives_the_same_bits_and_refuses_a_second_time(precision):
+    net, x = block(dsq.DSQConfig(levels=precision)), torch.randn(2, 16, 32)
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(weights):
+        return torch.func.functional_call(net, weights, (x,)).square().sum()
+
+    assert all(map(torch.equal, torch.func.grad(loss)(weights).values(), gradients(net, net, x)[1:]))
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.func.grad(lambda weights: torch.func.grad(loss)(weights)["q.weight"].sum())(weights)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_graph_gives_the_forward_and_refuses_the_backward(strict):
+    net, x = block(), torch.randn(2, 16, 32)
+    exported = torch.export.export(net, (x,), strict=strict).module()
+    assert torch.equal(exported(x), net(x))
+    with pytest.raises(RuntimeError, match=r"not in a graph of torch\.export"):
+        exported(x).sum().backward()

@@ -1,0 +1,55 @@
+"""Where a run stands, written as JSON and read back; ranks that agree."""
+
+import json
+
+import pytest
+import torch
+from torch import multiprocessing, nn
+
+import dsq
+
+CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True)
+
+
+def test_a_config_and_its_scheduler_come_back_from_json():
+    scheduler = CONFIG.scheduler()
+    text = json.dumps(dsq.state_dict(CONFIG, scheduler), allow_nan=False)
+    scheduler.step(1.0)
+    scheduler.step(2.0)
+    scheduler.record(3, 40)
+    later = json.dumps(dsq.state_dict(CONFIG, scheduler), allow_nan=False)
+    for written, level in ((text, 0), (later, 1)):
+        net = nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 4)})
+        config, again = dsq.load_state_dict(net, json.loads(written))
+        assert config == CONFIG
+        assert list(dsq.converted(net)) == ["body"]
+        assert net["body"].quantizers.precision == CONFIG.levels[level]
+        assert again.level == level
+        assert json.dumps(dsq.state_dict(config, again)) == written
+
+
+def test_a_state_that_is_none_is_named():
+    with pytest.raises(ValueError, match=r"state must have the keys \['config', 'scheduler'\]"):
+        dsq.load_state_dict(nn.Linear(4, 4), {"model": 1})
+    with pytest.raises(ValueError, match=r"a DSQConfig has the fields levels, .* got 'level'"):
+        dsq.DSQConfig.from_dict({"level": 1})
+    with pytest.raises(TypeError, match="state_dict takes a DSQConfig and its scheduler"):
+        dsq.state_dict(nn.Linear(4, 4), CONFIG.scheduler())
+
+
+def _validate(rank, file, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    scheduler = CONFIG.scheduler()
+    for loss in ((1.0, 3.0), (2.0, 1.5), (5.0, 2.0)):  # rank 1 alone would see an improvement in the second
+        scheduler.step(loss[rank])
+    results.put((rank, scheduler.level, scheduler.best))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_with_losses_of_their_own_take_one_decision(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    torch.multiprocessing.spawn(_validate, (str(tmp_path / "store"), results), nprocs=2)
+    found = {rank: rest for rank, *rest in (results.get(), results.get())}
+    assert found[0] == found[1]
+    assert found[0][0] == 1
