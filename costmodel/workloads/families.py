@@ -113,6 +113,36 @@ def phi(config: ConfigJson) -> Transformer:
     return _decoder_only(config, decoder, False, config.size("max_position_embeddings"), head_bias=True)
 
 
+def gptj(config: ConfigJson) -> Transformer:
+    """Attention without biases and MLP side by side behind one norm."""
+    tables, sizes = {"wte": config.size("vocab_size")}, ("n_layer", "n_embd", "n_head", "n_embd")
+    decoder = _stack(config, "decoder", sizes, tables, qkv_bias=False, out_bias=False, norms=1, final_norm=True)
+    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d))
+    return _decoder_only(config, decoder, False, config.size("n_positions", default=2048), head_bias=True)
+
+
+def gpt_neo(config: ConfigJson) -> Transformer:
+    """Its local layers count as if they saw all keys."""
+    positions = config.size("max_position_embeddings")
+    tables, sizes = {"wte": config.size("vocab_size"), "wpe": positions}, ("num_layers", "hidden_size", "num_heads")
+    decoder = _stack(config, "decoder", (*sizes, "hidden_size"), tables, qkv_bias=False, final_norm=True)
+    decoder = replace(decoder, ffn=config.size("intermediate_size", default=4 * decoder.d))
+    return _decoder_only(config, decoder, True, positions)
+
+
+def bloom(config: ConfigJson) -> Transformer:
+    tables, sizes = {"word_embeddings": config.size("vocab_size")}, ("n_layer", "hidden_size", "n_head", "hidden_size")
+    decoder = _stack(config, "decoder", sizes, tables, embedding_norm=True, final_norm=True)
+    return _decoder_only(config, replace(decoder, ffn=4 * decoder.d), True, 2048)
+
+
+def starcoder2(config: ConfigJson) -> Transformer:
+    bias = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), config.flag("use_bias", True))
+    tables, kv_heads = {"embed_tokens": config.size("vocab_size")}, config.size("num_key_value_heads", default=2)
+    decoder = _stack(config, "decoder", USUAL, tables, kv_heads=kv_heads, final_norm=True, **bias)
+    return _decoder_only(config, decoder, True, config.size("max_position_embeddings", default=4096))
+
+
 def llama_like(
     qkv_bias: bool = False,
     qk_norm: bool = False,
@@ -202,6 +232,10 @@ FAMILIES: dict[str, Callable[[ConfigJson], Transformer]] = {
     "opt": opt,
     "gpt_neox": gpt_neox,
     "phi": phi,
+    "gptj": gptj,
+    "gpt_neo": gpt_neo,
+    "bloom": bloom,
+    "starcoder2": starcoder2,
     "llama": llama_like(),
     "phi3": llama_like(slides=("use_sliding_window", True)),
     "mistral": llama_like(kv_default=8, slides=("use_sliding_window", True)),
