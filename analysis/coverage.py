@@ -39,7 +39,8 @@ def _vit() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import ViTConfig, ViTForImageClassification
 
     sizes: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    config = ViTConfig(**sizes, intermediate_size=4 * WIDTH, image_size=64, patch_size=8, num_labels=10)
+    config = ViTConfig(**sizes, intermediate_size=4 * WIDTH, image_size=64, patch_size=8)
+    config.num_labels = 10
     return ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 64, 64)}
 
 

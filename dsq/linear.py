@@ -111,7 +111,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         if _exporting():  # the operators themselves, which refuse a backward
             return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
         if _function_transform() is not None:
-            y: Tensor = _TransformedLinear.apply(x, weight, bias, quantizers.matmuls, seed)[0]  # type: ignore[no-untyped-call]
+            y: Tensor = _TransformedLinear.apply(  # type: ignore[no-untyped-call]
+                x, weight, bias, quantizers.matmuls, seed
+            )[0]
             return y
         y = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
         return y
@@ -171,7 +173,8 @@ class _TransformedLinear(torch.autograd.Function):
         w_NK, x1, scales = ctx.saved_tensors
         x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
         given = w_NK if x_wanted else None, x1 if w_wanted else None, scales if w_wanted else None
-        dx, dw_NK = _TransformedGradient.apply(dy, *given, ctx.x_shape, ctx.matmuls, ctx.seed)  # type: ignore[no-untyped-call]
+        rest = ctx.x_shape, ctx.matmuls, ctx.seed
+        dx, dw_NK = _TransformedGradient.apply(dy, *given, *rest)  # type: ignore[no-untyped-call]
         return dx, dw_NK, linear_passes.matrix(dy).sum(0) if bias_wanted else None, None, None
 
 
