@@ -9,8 +9,6 @@ from costmodel.workloads.config_json import ConfigJson
 from costmodel.workloads.transformer import Head, Stack, Transformer
 
 DEFAULT_LENGTH = 512
-#: whether dsq.convert converts GPT-2's Conv1D
-CONV1D_CONVERTED = False
 #: fields of the number of layers, the model's width, the heads and the MLP's width, as most families name them
 USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
@@ -83,7 +81,7 @@ def gpt2(config: ConfigJson) -> Transformer:
     positions = config.size("n_positions", "n_ctx")
     tables = {"wte": config.size("vocab_size"), "wpe": positions}
     decoder = _stack(config, "decoder", ("n_layer", "n_embd", "n_head", "n_embd"), tables, final_norm=True)
-    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d), converted=CONV1D_CONVERTED)
+    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d))
     return _decoder_only(config, decoder, True, positions)
 
 

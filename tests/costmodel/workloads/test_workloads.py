@@ -154,10 +154,7 @@ def gpt2(**changes):
     return build(families.transformer_of(PUBLISHED["gpt2"][1] | changes, "config.json"))
 
 
-def test_gpt2s_conv1d_is_converted_where_the_flag_says_so(monkeypatch):
-    """Of GPT-2, only the projection onto the vocabulary is an nn.Linear."""
-    assert {gemm.name for gemm in gpt2().gemms if gemm.quantised} == {"output_projection"}
-    monkeypatch.setattr(families, "CONV1D_CONVERTED", True)
+def test_gpt2s_conv1d_is_converted_as_dsq_convert_does():
     assert all(gemm.quantised for gemm in gpt2().gemms if gemm.weight)
 
 
