@@ -63,7 +63,10 @@ def _narrow(section: Section) -> str:
     """The section's table, each word of a column's name on a line of its own, columns as wide as what they hold."""
     import tabulate
 
-    tabulate.MIN_PADDING = 0  # it would widen every column of numbers by two
     specs = section.shown or dict.fromkeys(section.records[0] if section.records else (), "")
     records = [{name.replace("_", "\n"): record.get(name) for name in specs} for record in section.records]
-    return table(records, {name.replace("_", "\n"): spec for name, spec in specs.items()})
+    before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
+    try:
+        return table(records, {name.replace("_", "\n"): spec for name, spec in specs.items()})
+    finally:
+        tabulate.MIN_PADDING = before

@@ -77,4 +77,4 @@ def test_the_recipe_trains_on_pairs(tmp_path: Path, capsys: pytest.CaptureFixtur
     small = ["--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32", "--max-epoch", "1", "--batch-size", "16"]
     given = ["--data", tmp_path, "--task", "toy", "--out", tmp_path / "run", "--vocab", 40, *small, "--cpu"]
     assert glue.main([str(word) for word in given]) == 0
-    assert "[2, 2, 2, 16]: 4 updates" in capsys.readouterr().out
+    assert "[4, 4, 4, 16]: 4 updates" in capsys.readouterr().out
