@@ -11,6 +11,7 @@ nothing.
 """
 
 import json
+import math
 import os
 import platform
 import time
@@ -28,6 +29,9 @@ from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
 #: multiply-accumulates of the largest product that is timed: about 2 ms of a core
 MEASURED = 1 << 26
+#: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
+#: and a layer all of whose products are compiled is one call
+TIMED_FROM = 1 << 18
 #: rounds in which every kernel is timed once; the best time counts
 ROUNDS = 5
 #: a kernel further down a backend's list has to be faster than those before it by this factor
@@ -44,7 +48,7 @@ class Timed(NamedTuple):
 def fastest(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> Gemm:
     """The kernel to multiply with, of ``gemms``, which all fit ``matmul`` and stand in the order of preference."""
     wanted = os.environ.get("DSQ_GEMM")
-    if wanted or len(gemms) == 1:
+    if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
     shape = size_class(sizes)
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
