@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from dsq import formats
-from dsq.arguments import pattern
+from dsq.arguments import choice, pattern
 from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
 from dsq.precision import Precision, check_levels
@@ -29,7 +29,7 @@ class DSQConfig:
     rounding: Rounding = "nearest"
     #: "contraction": boxes run along the contraction axis of the GEMM that consumes the tensor; "last": the last axis
     box_axis: BoxAxis = "contraction"
-    #: "exact": each GEMM on the fastest units that hold its products exactly (dsq.gemm); "float32": all in float32
+    #: "exact": each GEMM on the fastest units that hold its products exactly; "float32": all in float32
     units: Units = "exact"
     #: "linears": the layers' inputs are stashed at q1; "all": every other saved tensor of the model too (dsq.stash)
     stash: Stash = "linears"
@@ -44,10 +44,10 @@ class DSQConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", check_levels(self.levels))
-        _check_choice("rounding", self.rounding, Rounding)
-        _check_choice("box_axis", self.box_axis, BoxAxis)
-        _check_choice("units", self.units, Units)
-        _check_choice("stash", self.stash, Stash)
+        choice("rounding", self.rounding, get_args(Rounding))
+        choice("box_axis", self.box_axis, get_args(BoxAxis))
+        choice("units", self.units, get_args(Units))
+        choice("stash", self.stash, get_args(Stash))
         self._check_options()
         check_plateau(self.patience, self.threshold)
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
@@ -108,8 +108,3 @@ class DSQConfig:
 
 #: fields of DSQConfig that only some formats have, with their defaults
 _OPTIONS = {"box": formats.BOX, "fraction_bits": None}
-
-
-def _check_choice(name: str, value: object, choices: object) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dsq.arguments import whole_number
+from dsq.arguments import choice, whole_number
 from dsq.formats import Format
 from dsq.kernels import dispatch
 
@@ -83,6 +83,5 @@ def _check(x: Tensor, fmt: Format, dim: int, rounding: Rounding, seed: int) -> i
         raise ValueError(f"exponent_bits must be 8 in a format that is computed with, got {fmt.scale_bits}")
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
-    if rounding not in get_args(Rounding):
-        raise ValueError(f"rounding must be one of {', '.join(get_args(Rounding))}, got {rounding!r}")
+    choice("rounding", rounding, get_args(Rounding))
     return whole_number("dim", dim)

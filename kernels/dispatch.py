@@ -66,10 +66,10 @@ def codec_for(device: torch.device, fmt: Format) -> Backend:
 
 
 @lru_cache(maxsize=4096)
-def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes | None, backend: Backend) -> Gemm:
-    """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``; sizes None: of any."""
+def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
+    """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
-    if sizes is None or 0 in sizes or not backend.tuned:
+    if 0 in sizes or not backend.tuned:
         return fitting[0]
     return fastest(fitting, matmul, sizes, backend)
 
@@ -79,7 +79,7 @@ _compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_transform = torch._C._functorch.peek_interpreter_stack
-_layout_of = lru_cache(maxsize=4096)(Layout.of)  # operators may have symbolic sizes, which no cache takes
+layout_of = lru_cache(maxsize=4096)(Layout.of)  # operators may have symbolic sizes, which no cache takes
 
 
 def plain(*tensors: Tensor | None) -> bool:
@@ -96,7 +96,7 @@ def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: t
     _check_types(x.dtype, dtype or x.dtype)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
-        return codec_for(x.device, fmt).quantize(x, fmt, _layout_of(x.shape, dim), seed, dtype or x.dtype)
+        return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype or x.dtype)
     result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype or x.dtype)
     return result
 
@@ -106,7 +106,7 @@ def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Ten
     _check_types(x.dtype)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
-        return codec_for(x.device, fmt).pack(x, fmt, _layout_of(x.shape, dim), seed)
+        return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
     codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, signed(seed))
     return codes, scales
 
@@ -115,7 +115,7 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], d
     """The values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
     _check_types(dtype)
     if plain(codes):
-        layout = _layout_of(shape, dim)
+        layout = layout_of(shape, dim)
         check_codes(codes, scales, fmt, layout)
         values = codec_for(codes.device, fmt).unpack(codes.contiguous(), scales.contiguous(), fmt, layout, dtype)
         return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time

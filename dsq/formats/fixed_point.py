@@ -6,7 +6,7 @@ from typing import ClassVar
 from dsq.arguments import whole_number
 from dsq.formats.base import Format, Law, register
 
-#: the exponent of a value's step is stored in 8 bits, biased by this
+#: the exponent of a value's step is stored in 8 bits, biased by this, so it spans -BIAS .. 254 - BIAS
 BIAS = 127
 
 

@@ -9,9 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dsq.formats import Layout
 from dsq.kernels.backend import Backend, BackwardCall, Codes, ForwardCall, LinearMatMuls, MatMul, check_codes
-from dsq.kernels.dispatch import backend_for, gemm_for, plain
+from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
 from dsq.ops.matmul import multiply, packed
 from dsq.sharing import share, shared, stash_key
 
@@ -50,7 +49,7 @@ def backward(
         w_NK = w_NK.to(dy.dtype)
     if not isinstance(x1, Tensor) and plain(dy, w_NK):
         if x1 is not None and matmuls.stash.format is not None:  # saved-tensor hooks may give back anything
-            check_codes(x1.codes, x1.scales, matmuls.stash.format, _layout_of(x1.shape, matmuls.stash.axis))
+            check_codes(x1.codes, x1.scales, matmuls.stash.format, layout_of(x1.shape, matmuls.stash.axis))
         w_shape, x_shape = None if w_NK is None else w_NK.shape, None if x1 is None else x1.shape
         backend = backend_for(dy.device)
         call = _backward_call(backend, matmuls, dy.dtype, dy.shape, w_shape, x_shape, seed is not None)
@@ -84,9 +83,6 @@ def _forward(
     if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
     return y, packed(matmuls.stash, x_TK, seed) if packing else None
-
-
-_layout_of = lru_cache(maxsize=4096)(Layout.of)
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ columns (dsq.formats.Layout), B boxes.
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,6 @@ from torch import Tensor
 from dsq.formats import Format, Layout
 from dsq.kernels.reference import bitstream
 from dsq.kernels.reference.philox import uniform
-
-Values = TypeVar("Values", bound=Format)
 
 
 class Codec(NamedTuple):

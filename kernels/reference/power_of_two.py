@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.formats.fixed_point import BIAS
 from dsq.kernels.reference.codec import CODECS, Codec, box_reduce
 
-#: the exponent is stored in 8 bits, biased, so it spans -BIAS .. 254 - BIAS
-BIAS = 127
 #: stored exponent of a box that holds a NaN or an infinity
 NAN_EXPONENT = 255
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Format, Layout
+from dsq.formats.fixed_point import BIAS
 from dsq.formats.signed_nvint import HIGHEST_EXPONENT, LOWEST_EXPONENT, SignedNVInt
 from dsq.kernels.reference.codec import CODECS, Codec, box_extremes
-from dsq.kernels.reference.power_of_two import BIAS, NAN_EXPONENT, power_of_two
+from dsq.kernels.reference.power_of_two import NAN_EXPONENT, power_of_two
 
 SIGN = 128  #: of the byte: the step is negative, as x_M is positive
 _LARGEST_E4M3 = 448.0

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dsq.formats import FixedPoint, Format, Layout
+from dsq.formats.fixed_point import BIAS
 from dsq.kernels.reference.philox import BLOCK
-from dsq.kernels.reference.power_of_two import BIAS, NAN_EXPONENT
+from dsq.kernels.reference.power_of_two import NAN_EXPONENT
 
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}

@@ -10,10 +10,10 @@ Suffixes: T tile rows, C tile columns, V codes of a word, W words of a tile row,
 import triton
 import triton.language as tl
 
+from dsq.formats.fixed_point import BIAS as _BIAS
 from dsq.kernels.reference.philox import BLOCK as _BLOCK
 from dsq.kernels.reference.philox import LANES as _LANES
 from dsq.kernels.reference.philox import ROUNDS as _ROUNDS
-from dsq.kernels.reference.power_of_two import BIAS as _BIAS
 
 # a kernel reads a global only as a tl.constexpr
 BIAS = tl.constexpr(_BIAS)
