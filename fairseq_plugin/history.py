@@ -8,7 +8,7 @@ from typing import Any
 from torch import distributed
 
 from dsq.command.files import write_text
-from fairseq_plugin.state import DSQState, plain
+from fairseq_plugin.state import DSQState
 
 FILE = "dsq_history.json"
 
@@ -19,7 +19,7 @@ def history(state: DSQState) -> dict[str, Any]:
     ``levels`` has for each level its precision, updates and tokens (by which ``dsq-cost estimate --history`` weighs its
     mean) and the stash measured in its first training step; ``validations`` the update, level and loss of each one.
     """
-    config = plain(state.config)
+    config = state.config.as_dict()
     del config["levels"]
     levels = state.scheduler.history()["levels"]
     return {

@@ -4,13 +4,11 @@ fairseq saves the task's state but never restores it on resume; the model's stat
 generation and on fine-tuning. The state is Python data (get_extra_state): buffers would be halved by --fp16.
 """
 
-import dataclasses
 from typing import Any
 
 from torch import nn
 
 import dsq
-from dsq.precision import Precision
 from fairseq_plugin.flags import InputError, flag_of, quiet
 
 #: the name of the submodule, and of its entry in a state dict
@@ -44,7 +42,7 @@ class DSQState(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         return {
-            "config": plain(self.config),
+            "config": self.config.as_dict(),
             "scheduler": self.scheduler.state_dict(),
             "trained_level": self.trained_level,
             "stash": list(self.stash),
@@ -58,20 +56,15 @@ class DSQState(nn.Module):
         self.validations = list(state["validations"])
 
 
-def plain(config: dsq.DSQConfig) -> dict[str, Any]:
-    """``config`` as plain data: levels as lists of four numbers."""
-    return {**dataclasses.asdict(config), "levels": [list(level) for level in config.levels]}
-
-
 def config_from(saved: dict[str, Any]) -> dsq.DSQConfig:
-    """The config that ``plain`` made ``saved`` of."""
-    return quiet(dsq.DSQConfig, **{**saved, "levels": [Precision(*level) for level in saved["levels"]]})
+    """The config whose ``as_dict`` is ``saved``, without its warnings."""
+    return quiet(dsq.DSQConfig.from_dict, saved)
 
 
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
     """Raises InputError where a run with ``config`` cannot go on from a checkpoint whose config is ``saved``."""
-    theirs = plain(config_from(saved))
-    for name, value in plain(config).items():
+    theirs = config_from(saved).as_dict()
+    for name, value in config.as_dict().items():
         if name not in _FREE and value != theirs[name]:
             raise InputError(
                 f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(theirs[name])}: "
