@@ -13,10 +13,8 @@ nothing.
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dsq.command.files import write_text
+from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
@@ -117,18 +116,8 @@ def _text(matmul: MatMul) -> str:
     return " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
 
 
-@lru_cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    fields = [line.partition(":")[2].strip() for line in lines if line.startswith(("cpu family", "model", "stepping"))]
-    return " ".join(fields[: len(set(fields)) + 1])
-
-
 def _machine(backend: Backend) -> str:
-    return f"{_processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

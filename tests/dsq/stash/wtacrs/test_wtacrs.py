@@ -224,7 +224,7 @@ def test_excluded_modules_and_subclasses_stay_as_they_are():
         ({"ratio": 1.5}, ValueError, "ratio must be a number in"),
         ({"ratio": "0.3"}, ValueError, "ratio must be a number in"),
         ({"ratio": float("nan")}, ValueError, "ratio must be a number in"),
-        ({"products": 1}, TypeError, "products must be True or False"),
+        ({"products": 1}, ValueError, "products must be True or False"),
         ({"exclude": "("}, ValueError, "exclude must be a regular expression"),
         ({"exclude": ".*"}, ValueError, "no nn.Linear"),
         ({"exclude": 3}, ValueError, "exclude must be a regular expression"),
