@@ -40,12 +40,10 @@ def read_parallel(
         ValueError: a split that is missing, there twice, empty, not UTF-8, or of uneven length.
     """
     if not folder.is_dir():
-        raise ValueError(f"--data {folder}: no such directory; expected one with {_accepted(source, target)}")
+        raise ValueError(
+            f"--data {folder}: no such directory; expected one with {_ACCEPTED.format(source=source, target=target)}"
+        )
     return {split: _read_split(folder, split, source, target, prefix, columns) for split in SPLITS}
-
-
-def _accepted(source: str, target: str) -> str:
-    return _ACCEPTED.format(source=source, target=target)
 
 
 def _read_split(
@@ -64,7 +62,9 @@ def _read_split(
         pairs = list(zip(*sides, strict=True))
     else:
         hint = _hint(folder, prefix)
-        raise ValueError(f"--data {folder}: no {split} text{hint}; expected {_accepted(source, target)}")
+        raise ValueError(
+            f"--data {folder}: no {split} text{hint}; expected {_ACCEPTED.format(source=source, target=target)}"
+        )
     kept = [(a.strip(), b.strip()) for a, b in pairs if a.strip() and b.strip()]
     if not kept:
         raise ValueError(f"--data {folder}: the {split} text holds no sentence pair")

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.colours import BLUE, GREEN, GREY, ORANGE
-from analysis.experiments.configurations import Configuration
+from analysis.experiments.ledger.configurations import Configuration
 from dsq.command.files import write_whole
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
