@@ -89,16 +89,10 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend)
 
 def size_class(sizes: Sizes) -> Sizes:
     """``sizes`` as powers of two, the largest halved until the product is one that is timed."""
-    rows, columns, depth = (1 << max(size - 1, 0).bit_length() for size in sizes)
-    while rows * columns * depth > MEASURED:
-        largest = max(rows, columns, depth)
-        rows, columns, depth = (
-            (rows // 2, columns, depth)
-            if rows == largest
-            else (rows, columns // 2, depth)
-            if columns == largest
-            else (rows, columns, depth // 2)
-        )
+    powers = [1 << max(size - 1, 0).bit_length() for size in sizes]
+    while math.prod(powers) > MEASURED:
+        powers[powers.index(max(powers))] //= 2
+    rows, columns, depth = powers
     return rows, columns, depth
 
 

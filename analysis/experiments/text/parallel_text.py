@@ -14,9 +14,6 @@ from typing import IO
 
 SPLITS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 _OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
-_ACCEPTED = (
-    "train, valid (or val, dev) and test, each as NAME.{source} with NAME.{target} or as NAME.tsv, plain, .xz or .gz"
-)
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,13 @@ def read_parallel(
         ValueError: a split that is missing, there twice, empty, not UTF-8, or of uneven length.
     """
     if not folder.is_dir():
-        raise ValueError(
-            f"--data {folder}: no such directory; expected one with {_ACCEPTED.format(source=source, target=target)}"
-        )
+        raise ValueError(f"--data {folder}: no such directory; expected one with {_accepted(source, target)}")
     return {split: _read_split(folder, split, source, target, prefix, columns) for split in SPLITS}
+
+
+def _accepted(source: str, target: str) -> str:
+    files = f"NAME.{source} with NAME.{target} or as NAME.tsv, plain, .xz or .gz"
+    return f"train, valid (or val, dev) and test, each as {files}"
 
 
 def _read_split(
@@ -62,9 +62,7 @@ def _read_split(
         pairs = list(zip(*sides, strict=True))
     else:
         hint = _hint(folder, prefix)
-        raise ValueError(
-            f"--data {folder}: no {split} text{hint}; expected {_ACCEPTED.format(source=source, target=target)}"
-        )
+        raise ValueError(f"--data {folder}: no {split} text{hint}; expected {_accepted(source, target)}")
     kept = [(a.strip(), b.strip()) for a, b in pairs if a.strip() and b.strip()]
     if not kept:
         raise ValueError(f"--data {folder}: the {split} text holds no sentence pair")
