@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from analysis.bench.race import Race
-from analysis.bench.report import save, text
+from analysis.bench.report import text, write
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, guarded
 
@@ -42,7 +42,7 @@ def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
     for race in races(rounds):
         print(text([race]), flush=True)
         done.append(race)
-    for path in save(done, out, part):
+    for path in write(done, out, part):
         print(f"written: {path}")
 
 
