@@ -79,7 +79,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend)
         for i, gemm in enumerate(gemms):
             start = time.perf_counter()
             left, right = (
-                _operand(gemm, dtype, operand, x, backend)
+                prepared(gemm, dtype, operand, x, backend)
                 for dtype, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
             )
             gemm.run(matmul, left, right, None)
@@ -96,7 +96,9 @@ def size_class(sizes: Sizes) -> Sizes:
     return rows, columns, depth
 
 
-def _operand(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+def prepared(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+    """``x`` quantised by ``backend``, as ``gemm`` takes this operand: values of ``dtype`` (None: that of ``x``), or
+    packed."""
     if operand.format is None:
         return x.t() if operand.transposed else x
     layout = Layout.of(x.shape, operand.axis)

@@ -67,8 +67,10 @@ FORMATS = (
 )
 #: a handful, where something else is varied
 FEW = (dsq.BFP(4), dsq.BFP(2, 8), dsq.BFP(7, 5), dsq.BFP(16, 32), dsq.FixedPoint(8), dsq.FixedPoint(4, 1), dsq.BFP(32))
-PLACES = (((257,), -1), *(((7, 33), d) for d in (-1, 0)), *(((64, 128), d) for d in (1, 0)))
-PLACES += tuple(((3, 18, 40), d) for d in range(3))
+PLACES: tuple[tuple[tuple[int, ...], int], ...] = (
+    *(((257,), -1), ((7, 33), -1), ((7, 33), 0), ((64, 128), 1), ((64, 128), 0)),
+    *(((3, 18, 40), dim) for dim in range(3)),
+)
 ODD_SHAPES = ((), (0,), (1,), (15,), (16,), (17,), (0, 16), (16, 0), (1, 1), (1, 40), (40, 1), (31, 17), (5, 1, 3))
 SEEDS = (0, 1, 2**40 + 3, 2**62 - 1, -5)
 KINDS = ("zeros", "nan", "inf", "subnormal", "huge", "mixed", "ties", "powers")
@@ -140,10 +142,10 @@ def _values(kind: str, shape: tuple[int, ...]) -> Tensor:
 
 # ---- linear layers ----
 
-LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[8,8,8,16]", "[16,4,4,16]", "[16,16,16,16]", "[3,5,7,16]", "[4,4,4,4]")
-LEVELS += ("[32,32,32,32]", "[32,4,4,32]", "[4,32,8,16]")
-STYLES: tuple[dict[str, Any], ...] = (*({"box": box} for box in (16, 8, 32, 5)), {"format": "fixed"})
-STYLES += ({"format": "fixed", "fraction_bits": 3},)
+LEVELS = [f"[{widths}]" for widths in ("2,2,2,16", "4,4,4,16", "8,8,8,16", "16,4,4,16", "16,16,16,16", "3,5,7,16")]
+LEVELS += ["[4,4,4,4]", "[32,32,32,32]", "[32,4,4,32]", "[4,32,8,16]"]
+STYLES: list[dict[str, Any]] = [{"box": box} for box in (16, 8, 32, 5)]
+STYLES += [{"format": "fixed"}, {"format": "fixed", "fraction_bits": 3}]
 HOW = {"box_axis": ("contraction", "last"), "units": ("exact", "float32"), "rounding": ("nearest", "stochastic")}
 #: leading dimensions of x, K and N
 SIZES = (((33,), 48, 40), ((2, 17), 70, 31), ((128,), 128, 64), ((1,), 16, 16), ((3, 4, 25), 96, 136))
@@ -209,8 +211,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "torch encoder": (_torch_encoder, (4, 20, 48)),
     "convolutions": (lambda: resnet20((8, 12, 16)), (8, 3, 12, 12)),
 }
-TRAININGS: tuple[dict[str, Any], ...] = ({}, {"format": "fixed"}, {"rounding": "stochastic"}, {"units": "float32"})
-TRAININGS += ({"box_axis": "last", "box": 8}, {"exclude": "linear1|fc1", "eval_full_precision": True})
+TRAININGS: list[dict[str, Any]] = [{}, {"format": "fixed"}, {"rounding": "stochastic"}, {"units": "float32"}]
+TRAININGS += [{"box_axis": "last", "box": 8}, {"exclude": "linear1|fc1", "eval_full_precision": True}]
 
 
 def training() -> Iterator[Case]:
