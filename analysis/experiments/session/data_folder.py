@@ -52,16 +52,8 @@ def prepare(data: Data, folder: Path) -> None:
 
 
 def translation(data: Data, folder: Path) -> Translation:
-    return Translation(
-        data=_text(data, folder),
-        out=folder,
-        source=data.source,
-        target=data.target,
-        prefix=data.prefix,
-        columns=tuple(data.columns.split(",")),
-        lowercase=data.lowercase,
-        vocab=data.vocab,
-    )
+    same = {name: getattr(data, name) for name in ("source", "target", "prefix", "lowercase", "vocab")}
+    return Translation(data=_text(data, folder), out=folder, columns=tuple(data.columns.split(",")), **same)
 
 
 def arguments(data: Data, folder: Path) -> list[str]:
