@@ -2,7 +2,7 @@
 
 experiments/  trainings to BLEU or accuracy, with what they cost
 stash/        the stash policies side by side
-memory/      the cost model's peak memory against the measured one
+memory/       the cost model's peak memory against the measured one
 bench/        times and memory on this CPU
 gpu/          the GPU kernels: agreement, bandwidth, steps
 coverage.py   the share of the models people train that dsq.convert quantises

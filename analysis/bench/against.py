@@ -50,8 +50,7 @@ def report(new: list[Times], old: list[Times], again: list[Times]) -> str:
             | {"old/old": median(control), "its spread": _spread(control), "": slower}
         )
     columns = {name: ".3f" if isinstance(value, float) else "" for name, value in rows[0].items()}
-    slower = sum(bool(row[""]) for row in rows)
-    counted = f"{slower} of {len(rows)} ratios above {SLOWER}; {len(new)} rounds, {THREADS} threads"
+    counted = f"{sum(bool(row['']) for row in rows)} of {len(rows)} ratios above {SLOWER}; {len(new)} rounds, {THREADS} threads"
     return f"{table(rows, columns)}\n{counted}"
 
 
