@@ -14,6 +14,7 @@ import json
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from analysis.bench.other_tree import ROOT, check_tree, run_in
 from analysis.bench.public_calls import PARTS, THREADS
@@ -40,18 +41,20 @@ def alternate(old: Path, parts: list[str], rounds: int) -> list[list[Times]]:
 
 def report(new: list[Times], old: list[Times], again: list[Times]) -> str:
     """A row a call, and how many ratios lie above SLOWER."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in old[0]:
         ratios, control = _ratios(name, new, old), _ratios(name, again, old)
-        times = {f"{which} ms": median(t[name] for t in tree) * 1e3 for which, tree in (("old", old), ("new", new))}
-        slower = "slower" if median(ratios) > SLOWER else ""
-        rows.append(
-            {"call": name, **times, "new/old": median(ratios), "spread": _spread(ratios)}
-            | {"old/old": median(control), "its spread": _spread(control), "": slower}
-        )
+        row: dict[str, Any] = {
+            "call": name,
+            "old ms": 1e3 * median(t[name] for t in old),
+            "new ms": 1e3 * median(t[name] for t in new),
+        }
+        row |= {"new/old": median(ratios), "spread": _spread(ratios), "old/old": median(control)}
+        rows.append(row | {"its spread": _spread(control), "": "slower" if median(ratios) > SLOWER else ""})
     columns = {name: ".3f" if isinstance(value, float) else "" for name, value in rows[0].items()}
-    counted = f"{sum(bool(row['']) for row in rows)} of {len(rows)} ratios above {SLOWER}; {len(new)} rounds, {THREADS} threads"
-    return f"{table(rows, columns)}\n{counted}"
+    slower = sum(row[""] == "slower" for row in rows)
+    note = f"{slower} of {len(rows)} ratios above {SLOWER}; {len(new)} rounds, {THREADS} threads"
+    return f"{table(rows, columns)}\n{note}"
 
 
 def _ratios(name: str, tree: list[Times], old: list[Times]) -> list[float]:
