@@ -25,7 +25,7 @@ from analysis.experiments.text.labelled import LabelledSentences, read_labelled
 from analysis.experiments.text.subwords import train_bpe
 from analysis.experiments.training.fairseq_run import command_line, fairseq, records, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
-from analysis.experiments.training.results import losses, write_json
+from analysis.experiments.training.results import level_table, losses, write_json
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import guarded
 
@@ -184,12 +184,7 @@ def summary(results: dict[str, Any]) -> str:
         f"dev accuracy {results['accuracy']:.1f} at the end, {results['best_accuracy']:.1f} at best "
         f"(always the commonest class: {results['majority']:.1f})"
     ]
-    for level in results.get("history", {}).get("levels", []):
-        lines.append(f"  {level['precision']}: {level['updates']} updates, {level['tokens']} tokens")
-        if level.get("stash_bytes"):
-            ratio = level["stash_bytes"] / level["stash_bytes_fp32"]
-            lines[-1] += f", stash {level['stash_bytes']:,} of {level['stash_bytes_fp32']:,} bytes ({ratio:.3f})"
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", level_table(results)] if "history" in results else [])])
 
 
 def main(arguments: list[str] | None = None) -> int:

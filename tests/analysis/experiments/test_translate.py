@@ -13,7 +13,7 @@ from analysis.experiments.text.parallel_text import read_parallel
 from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training import picture
 from analysis.experiments.training.fairseq_run import hypotheses, progress
-from analysis.experiments.training.results import level_rows, summary
+from analysis.experiments.training.results import level_table, summary
 
 # ---- subwords and logs --------------------------------------------------------------------------------------------
 
@@ -86,8 +86,11 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     assert 0 <= results["bleu"] <= 100
     assert 0 < results["costs"]["paper"]["dram"] < results["costs"]["first-principles"]["dram"] < 1
     assert [update for update, _ in results["valid_loss"]] == [1, 2, 3, 4, 5, 6]
-    assert sum(row["updates"] for row in level_rows(results)) == 6
-    assert "[16,4,4,16]" in summary(results)
+    assert [line.split()[:2] for line in level_table(results).splitlines()[-2:]] == [
+        ["[4,4,4,16]", "2"],
+        ["[16,4,4,16]", "4"],
+    ]
+    assert level_table(results) in summary(results)
     assert "valid loss" in capsys.readouterr().out
     picture.draw(results, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
