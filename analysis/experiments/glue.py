@@ -31,35 +31,15 @@ from dsq.command.parser import guarded
 
 PROG = "python -m analysis.experiments.glue"
 FLAGS = TrainingFlags(
-    fixed=(
-        *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", "256"),
-        *("--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"),
-        *("--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"),
-    ),
-    own=("--num-classes", "--criterion", "--init-token", "--separator-token"),
-    defaults={
-        "--arch": "roberta",
-        "--encoder-layers": "2",
-        "--encoder-embed-dim": "128",
-        "--encoder-ffn-embed-dim": "256",
-        "--encoder-attention-heads": "4",
-        "--dropout": "0.1",
-        "--pooler-dropout": "0.1",
-        "--optimizer": "adam",
-        "--adam-betas": "(0.9,0.98)",
-        "--weight-decay": "0.01",
-        "--clip-norm": "1.0",
-        "--lr": "0.0005",
-        "--lr-scheduler": "inverse_sqrt",
-        "--warmup-updates": "300",
-        "--batch-size": "64",
-        "--max-epoch": "4",
-        "--validate-interval-updates": "200",
-        "--dsq-patience": "3",
-        "--seed": "1",
-        "--num-workers": "0",
-        "--log-interval": "50",
-    },
+    fixed="""
+        --task sentence_prediction --criterion sentence_prediction --max-positions 256 --shorten-method truncate
+        --init-token 0 --separator-token 2 --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric""",
+    own="--num-classes --criterion --init-token --separator-token",
+    defaults="""
+        --arch roberta --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256
+        --encoder-attention-heads 4 --dropout 0.1 --pooler-dropout 0.1 --optimizer adam --adam-betas (0.9,0.98)
+        --weight-decay 0.01 --clip-norm 1.0 --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 300 --batch-size 64
+        --max-epoch 4 --validate-interval-updates 200 --dsq-patience 3 --seed 1 --num-workers 0 --log-interval 50""",
 )
 check_flags = FLAGS.check
 #: the files of a pretrained RoBERTa

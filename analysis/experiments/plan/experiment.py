@@ -38,7 +38,7 @@ Scalar = str | int | float | bool
 class Data:
     """Where the text is from, and how it is cut into subwords."""
 
-    kind: str  #: generated: analysis.corpus; parallel: analysis.experiments.translate; labelled: ....glue
+    kind: str  #: generated (by analysis.corpus), parallel (for translate.py) or labelled (for glue.py)
     vocab: int = 4000  #: BPE subwords
     sentences: int = 20_000  #: generated: of the training text
     held_out: int = 500  #: generated: of valid, and of test

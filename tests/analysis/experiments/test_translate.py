@@ -55,22 +55,10 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-SMALL = [
-    *(
-        "--cpu",
-        "--encoder-layers",
-        "1",
-        "--decoder-layers",
-        "1",
-        "--encoder-embed-dim",
-        "16",
-        "--decoder-embed-dim",
-        "16",
-    ),
-    *("--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2"),
-    *("--decoder-attention-heads", "2", "--validate-interval-updates", "1", "--log-interval", "1"),
-    *("--dsq-patience", "1", "--lr", "0", "--max-tokens", "512"),
-]
+SMALL = """
+    --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32
+    --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --validate-interval-updates 1
+    --log-interval 1 --dsq-patience 1 --lr 0 --max-tokens 512""".split()
 
 
 def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
