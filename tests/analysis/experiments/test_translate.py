@@ -58,13 +58,13 @@ def corpus(tmp_path_factory) -> Path:
 SMALL = """
     --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32
     --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --validate-interval-updates 1
-    --log-interval 1 --dsq-patience 1 --lr 0 --max-tokens 512""".split()
+    --log-interval 1 --dsq-patience 1 --lr 0 --max-tokens 512"""
 
 
 def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["--data", str(corpus), "--out", str(out), "--vocab", "250", "--beam", "1"]
-    assert translate.main([*arguments, *SMALL, "--max-update", "6"]) == 0
+    assert translate.main([*arguments, *SMALL.split(), "--max-update", "6"]) == 0
     results = json.loads((out / "results.json").read_text())
     first, last = results["history"]["levels"]
     # a learning rate of 0 cannot improve the loss: the level rises at the second validation
@@ -84,11 +84,11 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
     before = (out / "results.json").read_bytes()
-    assert translate.main([*arguments, *SMALL, "--max-update", "6"]) == 2
+    assert translate.main([*arguments, *SMALL.split(), "--max-update", "6"]) == 2
     assert "--resume" in capsys.readouterr().err
     assert (out / "results.json").read_bytes() == before
 
-    assert translate.main([*arguments, *SMALL, "--max-update", "8", "--resume"]) == 0
+    assert translate.main([*arguments, *SMALL.split(), "--max-update", "8", "--resume"]) == 0
     resumed = json.loads((out / "results.json").read_text())
     assert [level["updates"] for level in resumed["history"]["levels"]] == [2, 6]
 
