@@ -10,3 +10,8 @@ corpus/       the text that the demo is trained on
 results/      files that these gave
 figures.py    how pictures look
 """
+
+from pathlib import Path
+
+#: of the checkout
+ROOT = Path(__file__).parents[1]

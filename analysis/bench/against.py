@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from analysis.bench.other_tree import ROOT, check_tree, run_in
+from analysis import ROOT
+from analysis.bench.other_tree import check_tree, run_in
 from analysis.bench.public_calls import PARTS, THREADS
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table

@@ -45,7 +45,7 @@ def _is_missing(value: Any) -> bool:
 def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
     """``records`` as CSV with a head: every field that any of them has; empty where one lacks it, or it is None or NaN.
 
-    ``spec``: the format of floats.
+    ``spec``: the format of floats, "" for all their digits.
     """
     names = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
