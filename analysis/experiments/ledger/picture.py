@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.experiments.ledger.configurations import Configuration
-from analysis.figures import BLUE, GREEN, GREY, ORANGE, save
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
 from costmodel.model.sweep import pareto
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
@@ -24,6 +24,7 @@ def front(points: Sequence[Point]) -> list[Point]:
     return sorted(point for point, best in zip(points, pareto([costs, -scores]), strict=True) if best)
 
 
+@look()
 def draw(group: Sequence[Configuration], path: Path) -> None:
     """Write the picture of a recipe's configurations to path (.png or .svg)."""
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6))
