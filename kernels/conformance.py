@@ -110,10 +110,10 @@ def edges(case: Case) -> Tensor:
     return x.reshape(case.shape).to(case.dtype)
 
 
-def disagreements(backend: Backend, case: Case, device: torch.device) -> list[str]:
+def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor | None = None) -> list[str]:
     """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: empty where every bit
-    agrees."""
-    x, layout = edges(case), Layout.of(case.shape, case.dim)
+    agrees. ``x``: a tensor of the case's shape and dtype; None: ``edges``."""
+    x, layout = edges(case) if x is None else x, Layout.of(case.shape, case.dim)
     codes, scales = REFERENCE.pack(x, case.format, layout, case.seed)
     y = REFERENCE.quantize(x, case.format, layout, case.seed, case.out)
     z = REFERENCE.unpack(codes, scales, case.format, layout, case.out)
