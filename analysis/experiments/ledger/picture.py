@@ -1,5 +1,6 @@
 """Cost against score: a marker a schedule, its format by colour and shape, and the front that none lies above."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,9 +42,9 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
     points: dict[str, list[Point]] = {}
     for one in group:
         x, y, scores = one.mean(cost), one.mean("score"), one.values("score")
-        if y is None:
+        if math.isnan(y):
             continue
-        if x is None:
+        if math.isnan(x):
             axes.axhline(y, color=GREY, linestyle="--", linewidth=1, label="fp32")
             continue
         colour, marker = _LOOKS.get(one.format, _OTHER)
