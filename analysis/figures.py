@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -15,7 +16,12 @@ from dsq.command.files import write_whole
 #: Okabe and Ito's colours: told apart with any colour vision; line styles and markers differ besides
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
-_LOOK = {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.4}
+_LOOK: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.4,
+}
 _LOOK |= {"legend.frameon": False, "figure.constrained_layout.use": True, "savefig.dpi": 150}
 
 
