@@ -172,7 +172,7 @@ def run(
         "command": command_line(),
         "sentences": {split: len(table.labels) for split, table in tables.items()},
         "classes": classes,
-        "majority": _commonest(tables["valid"].labels),
+        "majority": majority(tables["valid"].labels),
         "accuracy": accuracies[-1][1],
         "best_accuracy": max(accuracy for _, accuracy in accuracies),
         "accuracies": accuracies,
@@ -186,7 +186,7 @@ def run(
     return results
 
 
-def _commonest(labels: list[str]) -> float:
+def majority(labels: list[str]) -> float:
     """The accuracy of always giving the commonest class, in %."""
     return round(100 * max(map(labels.count, set(labels))) / len(labels), 1)
 
