@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from analysis.experiments import glue
 from analysis.experiments.fairseq_run import add_levels, command_line
@@ -33,12 +33,17 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def training_parser() -> argparse.ArgumentParser:
-    """The flags of the training; their names and defaults are fine-tuning's in analysis.experiments.glue where both
-    have them."""
+class _TrainingParser(argparse.ArgumentParser):
+    """Raises ValueError where argparse would leave the process: a recipe's flags are checked by it too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _training_parser() -> argparse.ArgumentParser:
     from fairseq_plugin.flags import add_flags  # takes seconds to import
 
-    parser = OneLineParser(prog=PROG, add_help=False)
+    parser = _TrainingParser(prog=PROG, add_help=False)
     parser.add_argument("--lr", type=float, default=5e-5, help="peak rate of AdamW; then linearly to 0")
     parser.add_argument("--warmup-updates", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32, help="sentences or pairs of an update")
@@ -52,14 +57,11 @@ def training_parser() -> argparse.ArgumentParser:
 
 def check_flags(levels: str, flags: Sequence[str]) -> None:
     """Raise ValueError where the training could not be given these flags."""
-    try:
-        _training(levels, flags)
-    except SystemExit:
-        raise ValueError(f"not among what {PROG} reads: {' '.join(flags)}") from None
+    _training(levels, flags)
 
 
 def _training(levels: str, flags: Sequence[str]) -> argparse.Namespace:
-    given = training_parser().parse_args([*flags, *([] if levels == "none" else ["--dsq-levels", levels])])
+    given = _training_parser().parse_args([*flags, *([] if levels == "none" else ["--dsq-levels", levels])])
     for name in ("batch_size", "max_epoch", "validate_interval_updates"):
         if getattr(given, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(given, name)}: accepted are whole numbers from 1")
