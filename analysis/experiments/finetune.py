@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from analysis.experiments import glue
-from analysis.experiments.fairseq_run import add_levels, command_line
-from analysis.experiments.labelled import LabelledSentences
-from analysis.experiments.run_results import write_json
+from analysis.experiments.text.labelled import LabelledSentences
+from analysis.experiments.training.fairseq_run import command_line
+from analysis.experiments.training.flags import FLOAT, add_levels
+from analysis.experiments.training.results import write_json
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, guarded
 
 PROG = "python -m analysis.experiments.finetune"
+#: the least files of a model that transformers loads
+PRETRAINED = ("config.json",)
 LONGEST = 128  #: tokens of a sentence, or of a pair, that are read
-
-
-def is_model(folder: Path) -> bool:
-    """Whether ``folder`` holds a model as transformers saves it."""
-    return (folder / "config.json").is_file()
 
 
 class _TrainingParser(argparse.ArgumentParser):
@@ -61,7 +59,7 @@ def check_flags(levels: str, flags: Sequence[str]) -> None:
 
 
 def _training(levels: str, flags: Sequence[str]) -> argparse.Namespace:
-    given = _training_parser().parse_args([*flags, *([] if levels == "none" else ["--dsq-levels", levels])])
+    given = _training_parser().parse_args([*flags, *([] if levels == FLOAT else ["--dsq-levels", levels])])
     for name in ("batch_size", "max_epoch", "validate_interval_updates"):
         if getattr(given, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(given, name)}: accepted are whole numbers from 1")
@@ -76,7 +74,7 @@ def run(
     resume: go on from the last checkpoint in ``out``.
     """
     given = _training(levels, training)
-    if not is_model(pretrained):
+    if not all((pretrained / name).is_file() for name in PRETRAINED):
         raise ValueError(f"--pretrained {pretrained}: accepted is a folder with a model's config.json")
     if not resume:
         refuse_used(out, ", or --resume")
