@@ -72,7 +72,7 @@ def recipe(folder: Path, text: str) -> Path:
     [
         ("title = 3", "title must be a text, got 3"),
         ('titel = "x"', "titel is no key here; accepted are title, data"),
-        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, got 'web'"),
+        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, finetuning, got 'web'"),
         ('[data]\nkind = "parallel"', "data.path must be given for data.kind = 'parallel'"),
         ('[data]\nkind = "generated"\nvocab = "many"', "data.vocab must be a whole number from 1, got 'many'"),
         ('[data]\nkind = "generated"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),
