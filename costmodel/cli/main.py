@@ -39,6 +39,7 @@ EXAMPLES = {
         "--picture front.png",
         "--hardware msfp-accelerator --objectives time,stash,noise",
     ),
+    "calibrate": ("mine.toml",),
     "explain": (
         '"[16,4,4,16]" --workload opt_1.3b',
         '"[16,4,4,16]" --operation fc1',
@@ -122,6 +123,11 @@ def parser() -> OneLineParser:
     _relative(sweep)
     sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
 
+    summary = "measure this machine, in about a minute, as a hardware file for --hardware"
+    calibrate = _command(commands, "calibrate", summary, workload=False)
+    calibrate.add_argument("file", help="the .toml file to write")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+
     explain = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
     explain.add_argument("precision", help=PRECISION_HELP)
     explain.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
@@ -176,6 +182,8 @@ def _profile(command: argparse.ArgumentParser) -> None:
 def _hardware(group: "argparse._ActionsContainer", purpose: str) -> None:
     text = f"{purpose} (default: {DEFAULT_HARDWARE})"
     group.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=text)
+    text = "datasheet rates: every efficiency of the hardware file counts as 1"
+    group.add_argument("--datasheet", action="store_true", help=text)
 
 
 def _workload(command: argparse.ArgumentParser) -> None:
@@ -192,6 +200,8 @@ def _workload(command: argparse.ArgumentParser) -> None:
     group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
     group.add_argument("--freeze", metavar="REGEX", help="layers whose parameters are not trained")
     group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
+    text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
+    group.add_argument("--container", type=int, choices=(16, 32), help=text)
     text = "attention scores stay on chip and are recomputed"
     group.add_argument("--fused-attention", action="store_true", help=text)
 

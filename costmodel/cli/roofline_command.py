@@ -3,8 +3,7 @@
 import argparse
 
 from costmodel.cli.output import Report, Section
-from costmodel.cli.query import facts, floor_record, heading, setup_of, workload_of
-from costmodel.hardware.hardware import load_hardware
+from costmodel.cli.query import facts, floor_record, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.estimate import evaluate
 from costmodel.model.roofline import datatypes
@@ -12,7 +11,7 @@ from dsq.command.files import write_whole
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    workload, hardware = workload_of(arguments), hardware_of(arguments)
     setups = [setup_of(arguments, text) for text in arguments.precision]
     costs = [evaluate(workload, setup, hardware) for setup in setups]
     records = []
@@ -37,4 +36,8 @@ def run(arguments: argparse.Namespace) -> Report:
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, points))
     shown = {"setup": "", "class": "", "dram_MB": ",.0f", "flop_per_byte": ",.0f"}
     shown |= {"ridge": ",.0f", "runs_in": "", "bound": "", "floor_ms": ",.1f", "of_time": ".1%"}
-    return Report([Section("classes", heading(workload, hardware), records, shown)], facts=facts(workload, hardware))
+    return Report(
+        [Section("classes", heading(workload, hardware), records, shown)],
+        [times_note(hardware)],
+        facts(workload, hardware),
+    )
