@@ -39,6 +39,10 @@ EXAMPLES = {
         "--picture front.png",
         "--hardware msfp-accelerator --objectives time,stash,noise",
     ),
+    "solve": (
+        '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
+        '"[4,4,4,16]" --gain 1.5 --hardware msfp-accelerator',
+    ),
     "calibrate": ("mine.toml",),
     "explain": (
         '"[16,4,4,16]" --workload opt_1.3b',
@@ -48,6 +52,8 @@ EXAMPLES = {
 }
 #: what the paper's tables are relative to
 FIXED_32 = "fixed:[32,32,32,32]"
+#: what training runs at today
+BF16 = "float:[16,16,16,16]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -123,6 +129,13 @@ def parser() -> OneLineParser:
     _relative(sweep)
     sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
 
+    summary = "what hardware would make a precision pay off: rates, bandwidth, memory, energy"
+    solve = _command(commands, "solve", summary)
+    solve.add_argument("precision", help=PRECISION_HELP)
+    text = "times as fast, and the energy, that is asked for (default: 1, break even)"
+    solve.add_argument("--gain", type=float, default=1.0, metavar="X", help=text)
+    _relative(solve, BF16)
+
     summary = "measure this machine, in about a minute, as a hardware file for --hardware"
     calibrate = _command(commands, "calibrate", summary, workload=False)
     calibrate.add_argument("file", help="the .toml file to write")
@@ -168,9 +181,9 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _relative(command: argparse.ArgumentParser) -> None:
-    text = f"what dram and arithmetic are relative to, e.g. float:[16,16,16,16] (default: {FIXED_32})"
-    command.add_argument("--relative-to", default=FIXED_32, metavar="PRECISION", help=text)
+def _relative(command: argparse.ArgumentParser, default: str = FIXED_32) -> None:
+    text = f"what figures are relative to, e.g. {BF16} (default: {default})"
+    command.add_argument("--relative-to", default=default, metavar="PRECISION", help=text)
 
 
 def _profile(command: argparse.ArgumentParser) -> None:

@@ -115,9 +115,15 @@ class Hardware:
     stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
     dram_pj_per_byte: float = 0  #: 0: not stated
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
+    _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
+        if (first, second) not in self._found:
+            self._found[first, second] = self._fastest(first, second)
+        return self._found[first, second]
+
+    def _fastest(self, first: Format, second: Format) -> Rate:
         able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
         if not able:
             wider = max(first, second, key=lambda operand: operand.bits)

@@ -70,30 +70,33 @@ def datatypes(listed: list[MatMul], cls: str, hardware: Hardware) -> str:
 
 def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, container: Bits) -> dict[str, Floor]:
     """Floor of each operation class that has a kernel; `container`: bits of what passes between operations."""
-    Kernel = tuple[Group, str]
+    Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
+    groups: dict[int, Group] = {}
     nbytes: dict[Kernel, Bits] = defaultdict(float)
     flops: dict[Kernel, Bits] = defaultdict(float)
     seconds: dict[Kernel, Bits] = defaultdict(float)
     for transfer in moved:
-        kernel = (transfer.group, transfer.phase)
+        kernel = (id(transfer.group), transfer.phase)
+        groups[kernel[0]] = transfer.group
         nbytes[kernel] += transfer.total
         if not isinstance(transfer.group.operation, Gemm):
             values = float(transfer.values)
             flops[kernel] += values
             seconds[kernel] += values / hardware.vector_flops
     for matmul in listed:
-        kernel = (matmul.group, "forward" if matmul.name == "forward" else "backward")
+        kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware)
     totals = dict.fromkeys(CLASSES, ZERO)
     for kernel, size in nbytes.items():
+        group, phase = groups[kernel[0]], kernel[1]
         memory, compute = size / hardware.bandwidth, seconds[kernel]
         measured = bool(hardware.measured)
-        if isinstance(kernel[0].operation, Pointwise):
-            measured = _is_measured(kernel[0].operation, kernel[1], hardware, container)
-            compute = _pass_seconds(*kernel, hardware, container) if measured else compute
+        if isinstance(group.operation, Pointwise):
+            measured = _is_measured(group.operation, phase, hardware, container)
+            compute = _pass_seconds(group, phase, hardware, container) if measured else compute
         longest = compute if measured else np.maximum(memory, compute)
-        totals[kernel[0].operation.cls] += Floor(flops[kernel], size, compute, memory, longest)
+        totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, longest)
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
 
 

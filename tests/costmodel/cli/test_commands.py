@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cli.main import main
+from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import Setup
@@ -28,6 +28,8 @@ COMMANDS = {
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "sweep": ["sweep", "--q0", "2:4", "--q1", "2:4", "--q2", "4", "--q3", "8,16"],
+    "solve": ["solve", "[16,4,4,16]"],
+    "solve, no energy": ["solve", "[4,4,4,16]", "--hardware", "laptop-cpu", "--gain", "1.2"],
     "explain": ["explain", "[16,4,4,16]"],
     "explain, paper": ["explain", "[16,4,4,16]", "--profile", "paper"],
 }
@@ -124,8 +126,8 @@ def test_special_files_are_written_through(tmp_path):
 
 
 def test_every_error_names_the_command(capsys):
-    for command in ("estimate", "table", "roofline", "sweep", "explain"):
-        needed = ["[16,4,4,16]"] if command in ("roofline", "explain") else []
+    for command in ("estimate", "table", "roofline", "sweep", "explain", "plan", "solve", "calibrate"):
+        needed = ["[16,4,4,16]"] if command in ("roofline", "explain", "solve", "calibrate") else []
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
@@ -231,6 +233,9 @@ BAD = {
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
+    "gain": (["solve", "[4,4,4,16]", "--gain", "0"], "gain must be above 0, got 0"),
+    "no codes": (["solve", "float:[16,16,16,16]"], "multiplies no codes"),
+    "calibrate": (["calibrate", "mine.txt"], "must end in .toml"),
     "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
     "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "must be a regular expression"),
     "idle exclude": (["estimate", "[16,4,4,16]", "--exclude", "conv"], "exclude 'conv' matches none"),
@@ -290,7 +295,9 @@ def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
     assert path.read_text() == "old"
 
 
-@pytest.mark.parametrize("command", ["", "estimate", "plan", "table", "roofline", "sweep", "explain"])
+@pytest.mark.parametrize(
+    "command", ["", "estimate", "plan", "table", "roofline", "sweep", "explain", "solve", "calibrate"]
+)
 def test_help_has_examples_that_parse(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"] if command else ["--help"])
