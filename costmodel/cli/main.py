@@ -118,6 +118,8 @@ def parser() -> OneLineParser:
     summary = "intensity, bound and time floor of each operation class, and the picture"
     roofline = _command(commands, "roofline", summary)
     roofline.add_argument("precision", nargs="+", help=PRECISION_HELP)
+    text = "a row and a dot for each operation (fc1, softmax) instead of each class"
+    roofline.add_argument("--per-operation", action="store_true", help=text)
     roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
     sweep = _command(commands, "sweep", "cost all configurations in a range and find the Pareto front")

@@ -30,10 +30,18 @@ def run(arguments: argparse.Namespace) -> Report:
     front = pareto([columns[name] for name in objectives])
     name = setup.format.name
     if arguments.picture:
-        from costmodel.cli.pictures import draw_sweep
+        from costmodel.cli.sweep_picture import draw_sweep
+        from costmodel.paper.published import DSQ_LEVELS, ROWS
 
-        title, (x, y) = f"{workload.name}, {name}, {hardware.name}", objectives[:2]
-        write_whole(arguments.picture, lambda path: draw_sweep(path, title, precision, columns, front, x, y, str(unit)))
+        title, axes = f"{workload.name}, {name}, {hardware.name}", (objectives[0], objectives[1])
+        paper = list(
+            dict.fromkeys(row.precision for row in ROWS if row.precision and row.format.name == name)
+            | dict.fromkeys(DSQ_LEVELS)
+        )
+        write_whole(
+            arguments.picture,
+            lambda path: draw_sweep(path, title, precision, columns, front, axes, str(unit), paper),
+        )
     on_front = np.flatnonzero(front)
     rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")].tolist()
     records: list[Record] = [

@@ -8,11 +8,12 @@ longer than its operations.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from costmodel.hardware.hardware import Hardware
+from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import MatMul
 from costmodel.model.operations import CLASSES, Gemm, Group, Pointwise
 from costmodel.model.quantisation import Bits, at_width, by_width
@@ -58,18 +59,42 @@ class Floor:
 ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def datatypes(listed: list[MatMul], cls: str, hardware: Hardware) -> str:
-    """The datatypes that the class's matrix products run at, for one configuration: "bf16", "2 x bf16, bf16" or ""."""
-    used = {
-        str(hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2)))
+def operation_class(group: Group) -> str:
+    return group.operation.cls
+
+
+def operation_kind(group: Group) -> str:
+    """What the operation is called in every layer: "fc1", "softmax"."""
+    return group.names[0].rpartition(".")[2] if isinstance(group.operation, Gemm) else group.operation.kind
+
+
+def rates(
+    listed: list[MatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
+) -> list[Rate]:
+    """How the matrix products of a class run, for one configuration: each way once."""
+    used = [
+        hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
         for matmul in listed
-        if matmul.group.operation.cls == cls
-    }
-    return ", ".join(sorted(used))
+        if key(matmul.group) == name
+    ]
+    return list({str(rate): rate for rate in used}.values())
 
 
-def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, container: Bits) -> dict[str, Floor]:
-    """Floor of each operation class that has a kernel; `container`: bits of what passes between operations."""
+def datatypes(
+    listed: list[MatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
+) -> str:
+    """The same in words: "bf16", "2 x bf16, bf16" or ""."""
+    return ", ".join(sorted(map(str, rates(listed, name, hardware, key))))
+
+
+def floors(
+    moved: list[Transfer],
+    listed: list[MatMul],
+    hardware: Hardware,
+    container: Bits,
+    key: Callable[[Group], str] = operation_class,
+) -> dict[str, Floor]:
+    """Floor of each class of operations that has a kernel; `container`: bits of what passes between operations."""
     Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
     groups: dict[int, Group] = {}
     nbytes: dict[Kernel, Bits] = defaultdict(float)
@@ -87,7 +112,7 @@ def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, cont
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware)
-    totals = dict.fromkeys(CLASSES, ZERO)
+    totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
         memory, compute = size / hardware.bandwidth, seconds[kernel]
@@ -96,7 +121,8 @@ def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, cont
             measured = _is_measured(group.operation, phase, hardware, container)
             compute = _pass_seconds(group, phase, hardware, container) if measured else compute
         longest = compute if measured else np.maximum(memory, compute)
-        totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, longest)
+        name = key(group)
+        totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, longest)
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "plan, shared out": ["plan", "[16,4,4,16]", "float:[16,16,16,16]", "--devices", "8", "--zero", "3"],
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
+    "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
     "sweep": ["sweep", "--q0", "2:4", "--q1", "2:4", "--q2", "4", "--q3", "8,16"],
     "solve": ["solve", "[16,4,4,16]"],
     "solve, no energy": ["solve", "[4,4,4,16]", "--hardware", "laptop-cpu", "--gain", "1.2"],
@@ -295,9 +296,7 @@ def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
     assert path.read_text() == "old"
 
 
-@pytest.mark.parametrize(
-    "command", ["", "estimate", "plan", "table", "roofline", "sweep", "explain", "solve", "calibrate"]
-)
+@pytest.mark.parametrize("command", ["", *EXAMPLES])
 def test_help_has_examples_that_parse(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"] if command else ["--help"])
