@@ -39,6 +39,10 @@ EXAMPLES = {
         "--picture front.png",
         "--hardware msfp-accelerator --objectives time,stash,noise",
     ),
+    "cheapest": (
+        "analysis/results/demo_formats.csv",
+        "analysis/results/demo_formats.csv --accuracy 85 --by dram --workload opt_1.3b --hardware h100",
+    ),
     "solve": (
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
         '"[4,4,4,16]" --gain 1.5 --hardware msfp-accelerator',
@@ -130,6 +134,17 @@ def parser() -> OneLineParser:
     sweep.add_argument("--objectives", default="dram,noise", help=text)
     _relative(sweep)
     sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
+
+    summary = "which setup is cheapest at an accuracy, of those that experiments measured"
+    cheapest = _command(commands, "cheapest", summary)
+    cheapest.add_argument("ledger", help="CSV of runs, as analysis.experiments.report writes it")
+    goal = cheapest.add_mutually_exclusive_group()
+    goal.add_argument("--accuracy", type=float, metavar="SCORE", help="the score that is asked for")
+    text = "or how far below the best one (default: 1)"
+    goal.add_argument("--within", type=float, default=1.0, metavar="POINTS", help=text)
+    kinds = ("time", "dram", "arithmetic", "stash")
+    cheapest.add_argument("--by", choices=kinds, default="time", help="what is to be cheap (default: time)")
+    _relative(cheapest, BF16)
 
     summary = "what hardware would make a precision pay off: rates, bandwidth, memory, energy"
     solve = _command(commands, "solve", summary)

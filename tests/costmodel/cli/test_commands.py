@@ -29,6 +29,7 @@ COMMANDS = {
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
     "sweep": ["sweep", "--q0", "2:4", "--q1", "2:4", "--q2", "4", "--q3", "8,16"],
+    "cheapest": ["cheapest", "analysis/results/demo_formats.csv"],
     "solve": ["solve", "[16,4,4,16]"],
     "solve, no energy": ["solve", "[4,4,4,16]", "--hardware", "laptop-cpu", "--gain", "1.2"],
     "explain": ["explain", "[16,4,4,16]"],
@@ -234,6 +235,8 @@ BAD = {
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
+    "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),
+    "no ledger": (["cheapest", "analysis/results/kernels.csv"], "has no column score"),
     "gain": (["solve", "[4,4,4,16]", "--gain", "0"], "gain must be above 0, got 0"),
     "no codes": (["solve", "float:[16,16,16,16]"], "multiplies no codes"),
     "calibrate": (["calibrate", "mine.txt"], "must end in .toml"),
@@ -265,6 +268,48 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+LEDGER = """run,score,measure,seed,format,levels,level_tokens,exclude
+a,90,BLEU,1,,none,,
+b,89.5,BLEU,1,bfp,"[16,4,4,16]",100,output_projection
+c,87.5,BLEU,2,bfp,"[16,4,4,16]",100,output_projection
+d,80,BLEU,1,snvint,"[2,2,2,16] [16,4,4,16]",75 25,output_projection
+"""
+
+
+def test_cheapest_is_the_mean_of_levels_over_seeds(capsys, tmp_path):
+    path = tmp_path / "ledger.csv"
+    path.write_text(LEDGER)
+
+    def records(*options):
+        _, text, _ = run(capsys, "cheapest", str(path), "--json", *options)
+        return json.loads(text)["setups"]
+
+    by_name = {record["setup"]: record for record in records("--within", "2")}
+    static, two = by_name["bfp [16,4,4,16]"], by_name["snvint [2,2,2,16] 75%, [16,4,4,16] 25%"]
+    assert (static["score"], static["seeds"], static["reaches"]) == (88.5, 2, "yes")
+    assert two["reaches"] == "no"
+    assert records("--accuracy", "70", "--by", "stash")[0] == two | {"reaches": "yes"}
+    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", "[16,4,4,16]", "--exclude", "output_projection", "--json")
+    low, high = (record["dram_MB"] for record in json.loads(text)["estimates"])
+    assert two["dram_MB"] == pytest.approx(0.75 * low + 0.25 * high, rel=1e-3)  # a scale more, of the whole tensor
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (("BLEU,2", "loss,2"), "mixes what its scores measure: BLEU, loss"),
+        (("75 25", "75"), "line 5: 2 levels, but 1 level_tokens"),
+        (("[2,2,2,16] ", "[2,2,16] "), "line 5: precision must be four whole numbers"),
+    ],
+)
+def test_a_bad_ledger_names_the_line(change, message, capsys, tmp_path):
+    path = tmp_path / "ledger.csv"
+    path.write_text(LEDGER.replace(*change))
+    status, _, errors = run(capsys, "cheapest", str(path))
+    assert status == 2
+    assert message in errors
 
 
 @pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
