@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.hardware.shipped import profile_names, profile_text
-from costmodel.names import nearest
+from costmodel.names import suggestion
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 NANO, MICRO = 1e-9, 1e-6
@@ -150,7 +150,7 @@ def load_hardware(name: str, datasheet: bool = False) -> Hardware:
     known, path = profile_names(), Path(name)
     if name not in known and path.suffix != ".toml":
         accepted = f"profiles are {', '.join(known)}, or a .toml file"
-        raise ValueError(f"unknown hardware {name!r}: nearest is {nearest(name, known)!r}; {accepted}")
+        raise ValueError(f"unknown hardware {name!r}: {suggestion(name, known)}{accepted}")
     try:
         text = profile_text(name) if name in known else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
