@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import dsq
+from analysis.bench.memory import keep_freed_memory
 from analysis.bench.timer import Call, in_turns
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
@@ -94,6 +95,7 @@ def run(options: argparse.Namespace) -> None:
     hardware = load_hardware(options.hardware)
     if not hardware.measured:
         raise ValueError(f"hardware {options.hardware} is not measured: dsq-cost calibrate writes one that is")
+    keep_freed_memory()
     records = [record for name in options.model or MODELS for record in compare(name, hardware)]
     shown = {"model": "", "setup": "", "measured_ms": ".1f", "predicted_ms": ".1f", "off": "+.1%"}
     print(table(records, shown, markdown=options.markdown))

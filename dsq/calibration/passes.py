@@ -16,8 +16,11 @@ from dsq.formats import BFP
 from dsq.packing import pack
 
 #: (rows, width) of the two sizes that each is timed at: a cost for each value and one for each call
-SIZES = ((64, 128), (1024, 512))
+SIZES = ((64, 128), (2048, 1024))
+#: rows of an embedding's table, classes of a loss: of (rows, classes) of its own
 WORDS = 4096
+LOSS_SIZES = ((64, 128), (512, WORDS))
+ADAM_SIZES = (1 << 13, 1 << 23)
 STASHES = (2, 4, 8, 16)
 
 #: the outputs of one forward, and the tensors that get a gradient
@@ -35,7 +38,9 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
                 times.setdefault((kind, "backward"), []).append(backward_seconds(forward(), wanted))
         counts = [rows * width for rows, width in SIZES]
         found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
-        found.append(_pass("adam", bits, "update", counts, [_adam_seconds(device, count) for count in counts]))
+        found += _losses(device, dtype, bits)
+        adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
+        found.append(_pass("adam", bits, "update", list(ADAM_SIZES), adam))
     return [*found, *_packing(device)]
 
 
@@ -46,7 +51,7 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     x, up, x32, mask = values(), values(), values(torch.float32), torch.zeros(width, device=device)
     scale, shift = (torch.ones(width, device=device, requires_grad=True) for _ in range(2))
     table = torch.randn(WORDS, width, device=device, requires_grad=True)
-    ids, classes = torch.randint(WORDS, (rows,), device=device), torch.randint(width, (rows,), device=device)
+    ids = torch.randint(WORDS, (rows,), device=device)
 
     def rms() -> list[Tensor]:
         return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
@@ -65,8 +70,23 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
         "rms": (rms, [x32, scale]),
         "residual": (lambda: [x32 + x, x32.view_as(x32)], [x32, x]),  # the backward sums two branches
         "embedding": (lambda: [F.embedding(ids, table)], [table]),
-        "loss": (lambda: [F.cross_entropy(x.float(), classes)], [x]),
     }
+
+
+def _losses(device: torch.device, dtype: torch.dtype, bits: int) -> Iterator[dict[str, Any]]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for rows, classes in LOSS_SIZES:
+        logits = torch.randn(rows, classes, device=device, dtype=dtype, requires_grad=True)
+        labels = torch.randint(classes, (rows,), device=device)
+
+        def forward(logits: Tensor = logits, labels: Tensor = labels) -> list[Tensor]:
+            return [F.cross_entropy(logits.float(), labels)]
+
+        times[0].append(seconds(forward))
+        times[1].append(backward_seconds(forward(), [logits]))
+    counts = [rows * classes for rows, classes in LOSS_SIZES]
+    for phase, taken in zip(("forward", "backward"), times, strict=True):
+        yield _pass("loss", bits, phase, counts, taken)
 
 
 def _adam_seconds(device: torch.device, count: int) -> float:

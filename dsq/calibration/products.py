@@ -20,6 +20,8 @@ from dsq.precision import Precision
 LAYERS = ((256, 64, 64), (128, 256, 256), (512, 256, 1024), (512, 1024, 256), (1024, 512, 512), (512, 512, 2048))
 #: of attention's products, (B, M, K, N)
 BATCHED = ((32, 128, 32, 128), (32, 128, 128, 32), (16, 256, 64, 256), (16, 256, 256, 64))
+#: layers of a size that take turns, so that no weight waits in the nearest cache
+COPIES = 4
 CODE_WIDTHS = (2, 4, 8)
 WIDE = 16
 
@@ -57,22 +59,23 @@ def _layer_times(
     """A linear layer's forward, dx and dw, at each of LAYERS; `precision`: of a converted one."""
     times: tuple[list[Timed], ...] = ([], [], [])
     for M, K, N in LAYERS:
-        layer = Linear(K, N, precision=precision) if precision else nn.Linear(K, N)
-        layer.to(device)
-        x = torch.randn(M, K, device=device)
+        layers = [Linear(K, N, precision=precision) if precision else nn.Linear(K, N) for _ in range(COPIES)]
+        inputs = [torch.randn(M, K, device=device) for _ in layers]
+        for layer in layers:
+            layer.to(device)
 
-        def forward(x: torch.Tensor = x, layer: nn.Linear = layer) -> torch.Tensor:
+        def forward(inputs: list[torch.Tensor] = inputs, layers: list[nn.Linear] = layers) -> list[torch.Tensor]:
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                y: torch.Tensor = layer(x)
-            return y
+                return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
 
         taken_forward = seconds(forward)
-        taken_dw = backward_seconds([forward()], [layer.weight])
-        layer.requires_grad_(False)  # a backward for dx alone
-        x_wanted = x.clone().requires_grad_()
-        taken_dx = backward_seconds([forward(x_wanted)], [x_wanted])
+        taken_dw = backward_seconds(forward(), [layer.weight for layer in layers])
+        for layer in layers:
+            layer.requires_grad_(False)  # a backward for dx alone
+        wanted = [x.requires_grad_() for x in inputs]
+        taken_dx = backward_seconds(forward(), wanted)
         for phase, taken in zip(times, (taken_forward, taken_dx, taken_dw), strict=True):
-            phase.append(Timed(2.0 * M * K * N, M * K + K * N + M * N, taken))
+            phase.append(Timed(2.0 * M * K * N, M * K + K * N + M * N, taken / COPIES))
     return times  # type: ignore[return-value]
 
 

@@ -218,7 +218,10 @@ BAD = {
     ),
     "no precision": (["estimate"], "give one or more precisions, or --history FILE"),
     "workload": (["estimate", "[16,4,4,16]", "--workload", "opt-1.3b"], "nearest is 'opt_1.3b'"),
-    "no near workload": (["estimate", "[4,4,4,16]", "--workload", "llama-7b"], "'llama-7b': workloads are transformer_"),
+    "no near workload": (
+        ["estimate", "[4,4,4,16]", "--workload", "llama-7b"],
+        "'llama-7b': workloads are transformer_",
+    ),
     "negative": (["estimate", "[16,4,4,16]", "--sequences", "-2"], "sequences must be a whole number"),
     "not a number": (["estimate", "[16,4,4,16]", "--box", "x"], "argument --box: invalid int value"),
     "hardware": (["estimate", "[16,4,4,16]", "--hardware", "h300"], "unknown hardware 'h300'"),

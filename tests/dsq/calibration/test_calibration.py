@@ -23,6 +23,9 @@ def hasty(monkeypatch):
     monkeypatch.setattr(products, "LAYERS", ((8, 16, 16), (32, 32, 32), (16, 64, 32), (64, 64, 64)))
     monkeypatch.setattr(products, "BATCHED", ((2, 8, 16, 8),))
     monkeypatch.setattr(passes, "SIZES", ((4, 32), (64, 64)))
+    monkeypatch.setattr(passes, "LOSS_SIZES", ((4, 32), (64, 64)))
+    monkeypatch.setattr(passes, "ADAM_SIZES", (32, 1024))
+    monkeypatch.setattr(passes, "WORDS", 64)
 
 
 def test_a_measured_file_serves_every_command(hasty, tmp_path):
