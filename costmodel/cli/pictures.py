@@ -12,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -75,7 +76,7 @@ class Labels:
         """
         for covering, distance, (dx, dy) in product((False, True), DISTANCES, DIRECTIONS):
             away = (dx * (distance + radius), dy * (distance + radius))
-            side = {"ha": "left", "relpos": (0, 0.5)} if dx > 0 else {"ha": "right", "relpos": (1, 0.5)}
+            side: dict[str, Any] = {"ha": "left", "relpos": (0, 0.5)} if dx > 0 else {"ha": "right", "relpos": (1, 0.5)}
             leader = LEADER | {"color": colour, "shrinkB": radius, "relpos": side.pop("relpos")}
             label = self.axes.annotate(text, point, away, **LABEL, **side, color=colour, arrowprops=leader)
             if self._is_free(label, point, away, radius, covering):
@@ -92,7 +93,8 @@ class Labels:
             return False
         leader = self._leader(point, away, radius)
         touched = any(box.overlaps(other) or leader.intersects_bbox(other, filled=True) for other in self.boxes)
-        near = [Bbox.from_extents(*at, *at).padded(2) for at in leader.interpolated(STEPS).vertices]
+        points = np.asarray(leader.interpolated(STEPS).vertices)
+        near = [Bbox.from_extents(x, y, x, y).padded(2) for x, y in points]
         taken = near if covering else [*near, box]
         crossed = any(
             leader.intersects_path(line, filled=False)

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> Report:
     contest = Contest(workload, setup, against)
     if not contest.products():
         raise ValueError(f"{setup} multiplies no codes: there is no unit to ask for")
-    times, energies = contest.floors(hardware), contest.energies(hardware)
+    times, energies = contest.times(hardware), contest.energies(hardware)
     now = [
         _now(str(setup), times[0], times[1]) | (_energy_now(energies[0], energies[1]) if energies else {}),
         _now(str(against), times[1], times[1]) | (_energy_now(energies[1], energies[1]) if energies else {}),

@@ -7,6 +7,7 @@ for both setups, since both run on the hardware.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import MatMul, matmuls
@@ -23,8 +24,8 @@ HALVINGS = 10
 #: stands for no limit
 LIMIT = 2.0**20
 
-
 Counted = tuple[list[Transfer], list[MatMul]]
+Pair = tuple[Format, Format]  # of operands
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Contest:
     #: what each moves and multiplies, by on-chip memory, which is all it depends on
     _counted: dict[float, tuple[Counted, Counted]] = field(default_factory=dict, repr=False, compare=False)
 
-    def floors(self, hardware: Hardware) -> tuple[Floor, Floor]:
+    def times(self, hardware: Hardware) -> tuple[Floor, Floor]:
         """A step's time under the setup, and under the one that it is compared with."""
         mine, other = (
             sum(floors(moved, listed, hardware, setup.container_bits).values(), start=ZERO)
@@ -52,7 +53,7 @@ class Contest:
 
     def speed(self, hardware: Hardware) -> float:
         """How many times as fast the setup is."""
-        mine, other = self.floors(hardware)
+        mine, other = self.times(hardware)
         return float(other.seconds / mine.seconds)
 
     def saving(self, hardware: Hardware) -> float:
@@ -62,7 +63,7 @@ class Contest:
             raise ValueError(f"hardware {hardware.name!r} does not state the energies of a byte and of these products")
         return found[1].total / found[0].total
 
-    def products(self) -> list[tuple[Format, Format]]:
+    def products(self) -> list[Pair]:
         """The distinct pairs of coded operands of the setup, the widest first."""
         pairs = {
             (max(matmul.m1, matmul.m2), min(matmul.m1, matmul.m2)): matmul.format
@@ -107,13 +108,14 @@ def solve(gain: Callable[[Hardware], float], goal: float, properties: list[Prope
     """What each property has to become, the others as they are, for `gain` to reach the goal."""
     found = []
     for one in properties:
-
-        def reached(factor: float, one: Property = one) -> float:
-            return gain(one.change(factor))
-
-        better = (lambda factor: 1 / factor) if one.falls else (lambda factor: factor)
-        found.append(Requirement(one, _nearest(reached, goal), reached(better(2.0)), reached(better(LIMIT))))
+        reached = partial(_gain_with, gain, one)
+        doubled, limit = (1 / factor if one.falls else factor for factor in (2.0, LIMIT))
+        found.append(Requirement(one, _nearest(reached, goal), reached(doubled), reached(limit)))
     return found
+
+
+def _gain_with(gain: Callable[[Hardware], float], changed: Property, factor: float) -> float:
+    return gain(changed.change(factor))
 
 
 def _nearest(gain: Callable[[float], float], goal: float) -> float | None:
@@ -133,96 +135,64 @@ def _nearest(gain: Callable[[float], float], goal: float) -> float | None:
 
 def time_properties(contest: Contest, hardware: Hardware) -> list[Property]:
     """Rates of the coded products, each pair of widths and all together, bandwidth and on-chip memory."""
-    pairs = contest.products()
-    found = [
-        Property(
-            f"rate of {first.bits} x {second.bits} bits",
-            "TFLOP/s",
-            hardware.rate(first, second).flops / 1e12,
-            lambda factor, first=first, second=second: with_unit(hardware, first, second, rate=factor),
-        )
-        for first, second in pairs
-    ]
+    pairs, found = contest.products(), []
+    for pair in pairs:
+        tera = hardware.rate(*pair).flops / 1e12
+        found.append(Property(f"rate of {_widths(pair)}", "TFLOP/s", tera, partial(faster_units, hardware, [pair])))
     if len(pairs) > 1:
-        found.append(
-            Property("rates of all of them", "x", 1.0, lambda factor: with_units(hardware, pairs, rate=factor))
-        )
-    found.append(
-        Property(
-            "DRAM bandwidth",
-            "GB/s",
-            hardware.bandwidth / 1e9,
-            lambda factor: replace(hardware, bandwidth=hardware.bandwidth * factor),
-        )
-    )
-    found.append(
-        Property(
-            "on-chip memory",
-            "MB",
-            hardware.on_chip_bytes / 1e6,
-            lambda factor: replace(hardware, on_chip_bytes=hardware.on_chip_bytes * factor),
-        )
-    )
+        found.append(Property("rates of all of them", "x", 1.0, partial(faster_units, hardware, pairs)))
+    bandwidth, on_chip = partial(_times, hardware, "bandwidth"), partial(_times, hardware, "on_chip_bytes")
+    found.append(Property("DRAM bandwidth", "GB/s", hardware.bandwidth / 1e9, bandwidth))
+    found.append(Property("on-chip memory", "MB", hardware.on_chip_bytes / 1e6, on_chip))
     return found
 
 
 def energy_properties(contest: Contest, hardware: Hardware) -> list[Property]:
     """Energies of the coded products, and of a byte."""
-    pairs = contest.products()
-    found = []
-    for first, second in pairs:
-        rate = hardware.rate(first, second)
-        found.append(
-            Property(
-                f"energy of {first.bits} x {second.bits} bits",
-                "pJ/MAC",
-                rate.passes * rate.peak.pj_per_mac,
-                lambda factor, first=first, second=second: with_unit(hardware, first, second, energy=factor),
-                falls=True,
-            )
-        )
+    pairs, found = contest.products(), []
+    for pair in pairs:
+        rate, change = hardware.rate(*pair), partial(thriftier_units, hardware, [pair])
+        now = rate.passes * rate.peak.pj_per_mac
+        found.append(Property(f"energy of {_widths(pair)}", "pJ/MAC", now, change, falls=True))
     if len(pairs) > 1:
-        found.append(
-            Property(
-                "energy of all of them",
-                "x",
-                1.0,
-                lambda factor: with_units(hardware, pairs, energy=factor),
-                falls=True,
-            )
-        )
-    found.append(
-        Property(
-            "energy of a DRAM byte",
-            "pJ",
-            hardware.dram_pj_per_byte,
-            lambda factor: replace(hardware, dram_pj_per_byte=hardware.dram_pj_per_byte * factor),
-            falls=True,
-        )
-    )
+        found.append(Property("energy of all of them", "x", 1.0, partial(thriftier_units, hardware, pairs), falls=True))
+    byte = partial(_times, hardware, "dram_pj_per_byte")
+    found.append(Property("energy of a DRAM byte", "pJ", hardware.dram_pj_per_byte, byte, falls=True))
     return found
 
 
-def with_units(hardware: Hardware, pairs: list[tuple[Format, Format]], rate: float = 1, energy: float = 1) -> Hardware:
+def _widths(pair: Pair) -> str:
+    return f"{pair[0].bits} x {pair[1].bits} bits"
+
+
+def _times(hardware: Hardware, name: str, factor: float) -> Hardware:
+    return replace(hardware, **{name: getattr(hardware, name) * factor})
+
+
+def faster_units(hardware: Hardware, pairs: list[Pair], factor: float) -> Hardware:
     """The hardware with a unit for each pair of operands, so many times as fast as what serves it now."""
     changed = hardware
-    for first, second in pairs:
-        changed = _adding(changed, first, second, hardware.rate(first, second), rate, energy)
+    for pair in pairs:
+        changed = _adding(changed, pair, hardware.rate(*pair), factor, 1)
     return changed
 
 
-def with_unit(hardware: Hardware, first: Format, second: Format, rate: float = 1, energy: float = 1) -> Hardware:
-    return with_units(hardware, [(first, second)], rate, energy)
+def thriftier_units(hardware: Hardware, pairs: list[Pair], factor: float) -> Hardware:
+    """The same, as fast as now, and a product at `factor` times the energy."""
+    changed = hardware
+    for pair in pairs:
+        changed = _adding(changed, pair, hardware.rate(*pair), 1, factor)
+    return changed
 
 
-def _adding(hardware: Hardware, first: Format, second: Format, now: Rate, rate: float, energy: float) -> Hardware:
+def _adding(hardware: Hardware, pair: Pair, now: Rate, rate: float, energy: float) -> Hardware:
     unit = replace(
         now.peak,
-        datatype=f"new {first.bits} x {second.bits}",
+        datatype=f"new {_widths(pair)}",
         flops=now.flops * rate,
         stated=0,  # it splits no wider codes
         pj_per_mac=now.passes * now.peak.pj_per_mac * energy,
-        holds={first.name: (first.bits, second.bits)},
+        holds={pair[0].name: (pair[0].bits, pair[1].bits)},
     )
     place = hardware.peaks.index(now.peak)  # of measured kernels the first that holds a product counts
     return replace(hardware, peaks=(*hardware.peaks[:place], unit, *hardware.peaks[place:]))
