@@ -13,6 +13,8 @@ from dsq.command.table import as_csv, table
 Record = dict[str, Any]
 #: columns of a terminal
 NOTE_WIDTH = 99
+#: of a table's text
+CELL_WIDTH = 21
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,17 @@ class Report:
         return text.getvalue()
 
 
+def _wrapped(cell: object) -> object:
+    """A long text over several lines."""
+    return textwrap.fill(cell, CELL_WIDTH) if isinstance(cell, str) else cell
+
+
 def _narrow(section: Section) -> str:
     """The section's table, each word of a column's name on a line of its own, columns as wide as what they hold."""
     import tabulate
 
     specs = section.shown or dict.fromkeys(section.records[0] if section.records else (), "")
-    records = [{name.replace("_", "\n"): record.get(name) for name in specs} for record in section.records]
+    records = [{name.replace("_", "\n"): _wrapped(record.get(name)) for name in specs} for record in section.records]
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
     try:
         return table(records, {name.replace("_", "\n"): spec for name, spec in specs.items()})
