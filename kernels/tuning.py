@@ -27,8 +27,8 @@ from dsq.command.files import write_text
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
-#: multiply-accumulates of the largest product that is timed: about 2 ms of a core
-MEASURED = 1 << 26
+#: multiply-accumulates of the largest product that is timed, by type of device: about 2 ms of a core, a tenth of a GPU's
+MEASURED = {"cpu": 1 << 26, "cuda": 1 << 36}
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
 #: and a layer all of whose products are compiled is one call
 TIMED_FROM = 1 << 18
@@ -50,7 +50,7 @@ def fastest(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backen
     wanted = os.environ.get("DSQ_GEMM")
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
-    shape = size_class(sizes)
+    shape = size_class(sizes, backend.device_type)
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
     kept = _kept()
     known = next((gemm for gemm in gemms if gemm.name == kept.get(key)), None)
@@ -71,27 +71,28 @@ def preferred(times: Sequence[Timed]) -> Gemm:
 
 def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> list[Timed]:
     """The best time of each kernel over ROUNDS in turns, on random float32 operands."""
+    device = torch.device(backend.device_type)
+    wait = torch.get_device_module(device).synchronize
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = sizes
     a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
     a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
+    a, b = a.to(device), b.to(device)
     best = [float("inf")] * len(gemms)
     for _ in range(ROUNDS):
         for i, gemm in enumerate(gemms):
+            wait()
             start = time.perf_counter()
-            left, right = (
-                _operand(gemm, dtype, operand, x, backend)
-                for dtype, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
-            )
-            gemm.run(matmul, left, right, None)
+            gemm.run(matmul, *ready(gemm, matmul, a, b, backend), None)
+            wait()
             best[i] = min(best[i], time.perf_counter() - start)
     return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
 
 
-def size_class(sizes: Sizes) -> Sizes:
-    """``sizes`` as powers of two, the largest halved until the product is one that is timed."""
+def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
+    """``sizes`` as powers of two, the largest halved until the product is one that is timed on such a device."""
     rows, columns, depth = (1 << max(size - 1, 0).bit_length() for size in sizes)
-    while rows * columns * depth > MEASURED:
+    while rows * columns * depth > MEASURED[device_type]:
         largest = max(rows, columns, depth)
         rows, columns, depth = (
             (rows // 2, columns, depth)
@@ -101,6 +102,11 @@ def size_class(sizes: Sizes) -> Sizes:
             else (rows, columns, depth // 2)
         )
     return rows, columns, depth
+
+
+def ready(gemm: Gemm, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend) -> tuple[Tensor | Codes, Tensor | Codes]:
+    """``a`` and ``b`` as ``gemm`` takes them: quantised, or packed."""
+    return _operand(gemm, gemm.a_dtype, matmul.a, a, backend), _operand(gemm, gemm.b_dtype, matmul.b, b, backend)
 
 
 def _operand(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
@@ -118,7 +124,9 @@ def _text(matmul: MatMul) -> str:
 
 
 @lru_cache
-def _processor() -> str:
+def _processor(device_type: str) -> str:
+    if device_type != "cpu":
+        return str(torch.get_device_module(device_type).get_device_name())
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -128,7 +136,8 @@ def _processor() -> str:
 
 
 def _machine(backend: Backend) -> str:
-    return f"{_processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    processor, threads = _processor(backend.device_type), torch.get_num_threads()
+    return f"{processor}, {backend.name}, {threads} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

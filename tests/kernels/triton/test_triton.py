@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from dsq.formats import BFP, FixedPoint, Layout
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
+from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import Case, disagreements, mask_disagreements
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.kernels.triton import codec, masks
+from dsq.kernels.triton import codec, int8_gemm, masks
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
 ROOT = Path(__file__).parents[3]
@@ -75,9 +78,11 @@ def compiled():
 
 
 @pytest.mark.parametrize("dim", [-1, 0], ids=["columns", "rows"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled, dim, dtype):
-    x, fmt = torch.empty(1024, 512, dtype=dtype), BFP(4, 16)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), [(BFP(4), torch.float32), (BFP(4), torch.bfloat16), (SignedNVInt(4), torch.float32)]
+)
+def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled, dim, fmt, dtype):
+    x = torch.empty(1024, 512, dtype=dtype)
     layout = Layout.of(x.shape, dim)
     codes = torch.empty(layout.code_shape(4), dtype=torch.uint8)
     scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8)
@@ -87,6 +92,17 @@ def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled
     for kernel in (pack, unpack, stochastic):
         assert (kernel.load_bytes, kernel.store_bytes, kernel.spilled_bytes) == (16, 16, 0)
         assert not kernel.flushes
+
+
+@pytest.mark.parametrize("fmt", [SignedBFP(4), FixedPoint(4)])
+def test_compiled_products_of_codes_use_tensor_cores_without_spills(compiled, fmt):
+    layout = Layout.of((1024, 512), 1)
+    codes, scales = (torch.empty(s, dtype=torch.uint8) for s in (layout.code_shape(4), fmt.scale_shape(layout)))
+    x, matmul = Codes(codes, scales, torch.Size((1024, 512))), MatMul(Operand(fmt, 1), Operand(fmt, 1, transposed=True))
+    kernel = compiled(lambda: int8_gemm.GEMMS[0].run(matmul, x, x, None))
+    assert kernel.kernel == "multiply"
+    assert kernel.matrix_products > 0
+    assert (kernel.load_bytes, kernel.spilled_bytes) == (16, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
