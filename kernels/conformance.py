@@ -186,7 +186,7 @@ def products() -> Iterator[Product]:
         (40, 100, 17, 0),
         (33, 600, 70, 0),
         (7, 300, 9, 3),
-        (7, 300, 9, 30),
+        (7, 300, 9, 6),
     )
     for (*sizes, spread), transposed in itertools.product(
         sizes_and_spreads, [(False, False), (False, True), (True, False)]

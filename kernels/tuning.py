@@ -27,7 +27,7 @@ from dsq.command.files import write_text
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
-#: multiply-accumulates of the largest product that is timed, by type of device: about 2 ms of a core, a tenth of a GPU's
+#: multiply-accumulates of the largest product that is timed, by type of device: about 2 ms of a core
 MEASURED = {"cpu": 1 << 26, "cuda": 1 << 36}
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
 #: and a layer all of whose products are compiled is one call

@@ -86,8 +86,8 @@ def _encode(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, fmt: Format, layout: Layout,
     seed: int | None,
 ) -> None:  # fmt: skip
-    """Quantise ``x`` into ``y`` or pack it into ``codes``; ``scales`` of boxes are read where no tile holds a whole one,
-    else written with the codes."""
+    """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
+    box, else written with the codes."""
     from dsq.kernels.triton.codec_kernels import encode
 
     if not x.numel():

@@ -7,8 +7,8 @@ A program works on a tile of T rows by C columns, in one of three ways:
     boxes along rows, INSIDE  the T rows of one box (of one block of rows) by C columns
 
 A tile holds whole boxes (INSIDE), so each value is read once; boxes that fit no tile have their scales made first, by
-``box_scales``, and every value looks its own up. GRID is the format's (grids.py), SMALLEST its smallest code; a tensor's
-own exponent is stored before (OF_TENSOR).
+``box_scales``, and every value looks its own up. GRID is the format's (grids.py), SMALLEST its smallest code; the
+exponent of the tensor, where there is one (OF_TENSOR), is stored before.
 
 Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box, P boxes of a program.
 """

@@ -2,8 +2,10 @@
 
 Takes codes of at most 8 bits with boxes along the contraction, or one scale each. Where the boxes of RUN values of the
 contraction fit one step after an exact shift, in every vector of a tile, one integer dot product takes them all; else
-it takes a box, and the products of steps cost more than those of codes. (fp8 would gain nothing: Hopper multiplies it
-at the rate of int8, but sums with about 14 bits, and only codes of up to 4 bits, not shifted, stay exact in that.)
+it takes a box, and the products of steps cost more than those of codes.
+
+Not fp8, which would gain nothing: E4M3 holds codes of up to 5 bits, and Hopper multiplies it at the rate of int8, but
+its sums keep about 14 bits (DeepSeek-V3, section 3.3.2): those of a box of 16 are exact, those of a shifted run not.
 """
 
 from collections.abc import Callable

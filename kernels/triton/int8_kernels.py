@@ -68,7 +68,7 @@ def _sums(
     a_pointer, a_steps_pointer, b_pointer, b_steps_pointer, row_M, col_N, a_vectors, b_vectors, depth, steps,
     SPAN: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The tile's sums over ``depth``, of which an integer dot product takes SPAN values and the next ``steps``-th step."""
+    """The tile's sums over ``depth``: an integer dot product takes SPAN values, which have every ``steps``-th step."""
     D: tl.constexpr = SPAN if SPAN > 32 else 32  # the narrowest that tensor cores multiply
     k_D = tl.arange(0, D)
     a_at_MD = a_pointer + row_M.to(tl.int64)[:, None] * depth + k_D[None, :]
@@ -116,7 +116,7 @@ def multiply(
         together = _all_shared(a_shared_pointer, row_M, a_vectors, depth // RUN, M)
         together &= _all_shared(b_shared_pointer, col_N, b_vectors, depth // RUN, N)
     operands = a_pointer, a_steps_pointer, b_pointer, b_steps_pointer, row_M, col_N, a_vectors, b_vectors, depth
-    if together != 0:
+    if together != 0:  # noqa: SIM108 (each way is a loop of its own)
         sum_MN = _sums(*operands, RUN // BOX, RUN, M, N)
     else:
         sum_MN = _sums(*operands, 1, BOX, M, N)
