@@ -3,8 +3,8 @@
     python -m analysis.gpu.compile [--out FILE.csv]
 
 launches each kind of kernel on CPU tensors with Triton told to stop after compiling for compute capability 9.0 (H100,
-H200), and prints registers and spilled bytes a thread, shared memory a program, machine instructions (codecs: a value), the
-widest load and store of global memory, and how many of the instructions are the tensor cores' products.
+H200), and prints registers and spilled bytes a thread, shared memory a program, machine instructions (of codecs: a
+value), the widest load and store of global memory, and how many of the instructions are the tensor cores' products.
 """
 
 import re

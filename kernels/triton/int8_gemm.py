@@ -51,7 +51,7 @@ class _Vectors(NamedTuple):
 
     codes: Tensor  #: (vectors, depth) int8, both padded
     steps: Tensor  #: (boxes, vectors) float32
-    shared: Tensor | None  #: (runs, vectors) uint8
+    apart: Tensor | None  #: (vectors,) int32: runs that were not brought to one step; None: none was tried
 
 
 def fits(matmul: MatMul, dtype: torch.dtype) -> bool:
@@ -100,13 +100,13 @@ def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
     out = _Vectors(
         empty(out_vectors, out_depth, dtype=torch.int8),
         empty(out_depth // box, out_vectors, dtype=torch.float32),
-        empty(out_depth // RUN, out_vectors, dtype=torch.uint8) if sharing else None,
+        torch.zeros(out_vectors, dtype=torch.int32, device=x.codes.device) if sharing else None,
     )
     row_bits = 8 * layout.code_shape(fmt.bits)[1]
     words, word = words_of(x.codes.contiguous(), fmt.bits, row_bits)
     scales = x.scales.contiguous()
     with torch.cuda.device_of(words):
-        expand[(out_depth // RUN, out_vectors // EXPAND[across]["V"])](
+        expand[(out_vectors // EXPAND[across]["V"], out_depth // RUN)](
             words, scales, scales.view(-1)[-1:], *out, vectors, depth, boxes, row_bits // word, *strides, out_vectors,
             out_depth, **grid_of(fmt), BOX=box, SPARE=_spare(fmt) if sharing else -1, ACROSS=across, WORD=word, RUN=RUN,
             **EXPAND[across],

@@ -16,21 +16,21 @@ from dsq.kernels.triton.tiles import load_words, split_words
 
 @triton.jit(do_not_specialize=["vectors", "depth", "boxes"])
 def expand(
-    codes_pointer, scales_pointer, tensor_pointer, out_codes_pointer, out_steps_pointer, out_shared_pointer,
+    codes_pointer, scales_pointer, tensor_pointer, out_codes_pointer, out_steps_pointer, out_apart_pointer,
     vectors, depth, boxes, row_words, scales_to_vector, scales_to_box, out_vectors, out_depth,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, SPARE: tl.constexpr,
     ACROSS: tl.constexpr, WORD: tl.constexpr, V: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """A run of V vectors: codes as bytes, a vector's side by side, and the steps of boxes, a box's side by side. Codes
-    of BITS bits may be shifted by SPARE (-1: none is); then ``out_shared`` says of which vectors the boxes of the run
-    now have one step. ACROSS: a row of packed codes holds one index of the contraction, else a vector."""
-    run = tl.program_id(0)
-    vector_V = tl.program_id(1).to(tl.int64) * V + tl.arange(0, V)
+    of BITS bits may be shifted by SPARE (-1: none is); ``out_apart`` counts the runs of a vector that this does not
+    bring to one step. ACROSS: a row of packed codes holds one index of the contraction, else a vector."""
+    first, run = tl.program_id(0).to(tl.int64) * V, tl.program_id(1)
+    vector_V = first + tl.arange(0, V)
     at_K = run * RUN + tl.arange(0, RUN)
     box_B = run * (RUN // BOX) + tl.arange(0, RUN // BOX)
     if ACROSS:
         row_K = at_K.to(tl.int64)
-        col0_K = tl.zeros_like(row_K) + tl.program_id(1) * V
+        col0_K = tl.zeros_like(row_K) + first
         words = load_words(codes_pointer, row_K, col0_K, row_K < depth, row_words, BITS, WORD, RUN, V)
         code_VK = tl.trans(split_words(words, BITS, WORD, RUN, V))
     else:
@@ -51,7 +51,7 @@ def expand(
         lowest_V = tl.where(lowest_V == GRID.exponent_mask, 0, lowest_V)
         shift_VB = tl.where(live_VB, exponent_VB - lowest_V[:, None], 0)
         shared_V = tl.max(shift_VB, axis=1) <= SPARE
-        tl.store(out_shared_pointer + run * out_vectors + vector_V, (shared_V | (vector_V >= vectors)).to(tl.uint8))
+        tl.atomic_add(out_apart_pointer + vector_V, 1, (shared_V == 0) & (vector_V < vectors))
         shared_VB = shared_V[:, None] & (shift_VB >= 0)
         turned_VBX = tl.where((step_VB < 0)[:, :, None], -code_VBX, code_VBX)
         code_VBX = tl.where(shared_VB[:, :, None], turned_VBX << shift_VB[:, :, None], code_VBX)
@@ -87,18 +87,9 @@ def _sums(
     return sum_MN
 
 
-@triton.jit
-def _all_shared(pointer, vector_V, vectors, runs, V: tl.constexpr):
-    """Whether every run of these vectors has one step."""
-    shared_V = tl.full((V,), 1, tl.int32)
-    for run in range(0, runs):
-        shared_V &= tl.load(pointer + run * vectors + vector_V).to(tl.int32)
-    return tl.min(shared_V, axis=0)
-
-
 @triton.jit(do_not_specialize=["rows"])
 def multiply(
-    a_pointer, a_steps_pointer, a_shared_pointer, b_pointer, b_steps_pointer, b_shared_pointer, bias_pointer, c_pointer,
+    a_pointer, a_steps_pointer, a_apart_pointer, b_pointer, b_steps_pointer, b_apart_pointer, bias_pointer, c_pointer,
     rows, columns, a_vectors, b_vectors, depth,
     BOX: tl.constexpr, RUN: tl.constexpr, SHARING: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     GROUP: tl.constexpr,
@@ -111,12 +102,11 @@ def multiply(
     top = group * GROUP + program % (GROUP * across) % in_group
     row_M = top * M + tl.arange(0, M)
     col_N = program % (GROUP * across) // in_group * N + tl.arange(0, N)
-    together = 0
+    apart = 1
     if SHARING:
-        together = _all_shared(a_shared_pointer, row_M, a_vectors, depth // RUN, M)
-        together &= _all_shared(b_shared_pointer, col_N, b_vectors, depth // RUN, N)
+        apart = tl.maximum(tl.max(tl.load(a_apart_pointer + row_M)), tl.max(tl.load(b_apart_pointer + col_N)))
     operands = a_pointer, a_steps_pointer, b_pointer, b_steps_pointer, row_M, col_N, a_vectors, b_vectors, depth
-    if together != 0:  # noqa: SIM108 (each way is a loop of its own)
+    if apart == 0:  # noqa: SIM108 (each way is a loop of its own)
         sum_MN = _sums(*operands, RUN // BOX, RUN, M, N)
     else:
         sum_MN = _sums(*operands, 1, BOX, M, N)
