@@ -42,7 +42,8 @@ def agreement(machine: Machine) -> Iterator[Record]:
         yield from map(_tried, trials)
         return
     # nearly all of the time goes into compiling, for which a process has one thread
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield from pool.imap_unordered(_tried, trials, chunksize=4)
     yield _beyond_32_bits()
 

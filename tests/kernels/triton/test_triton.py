@@ -23,19 +23,34 @@ ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
-def test_every_case_gives_the_bits_of_the_reference(tmp_path):
+def check(*parts, out):
+    """What ``analysis.gpu.check`` prints of ``parts``; it agrees with the reference."""
     # a process of its own: Triton reads TRITON_INTERPRET once, when it is imported
-    command = [sys.executable, "-m", "analysis.gpu.check", "--part", "agreement", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "analysis.gpu.check", "--out", str(out)]
+    command += [word for part in parts for word in ("--part", part)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_case_agrees_with_the_reference_and_a_step_runs(tmp_path):
+    printed = check("agreement", "steps", out=tmp_path)
     with open(tmp_path / "gpu_agreement.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) > 100
     assert [row for row in rows if row["disagree"]] == []
+    for kind in (" bfp:", " sbfp:", " snvint:", " fixed:", "product ", "mask ", "64-bit offsets: "):
+        assert sum(kind in row["case"] for row in rows) > 5, kind
+    assert "steps: 3 rows" in printed or torch.cuda.is_available()
     assert torch.cuda.is_available() or {row["machine"] for row in rows} == {
         "not run on a GPU (Triton's interpreter on the CPU)"
     }
+
+
+@pytest.mark.soak
+def test_every_part_runs(tmp_path):
+    printed = check("products", "compiled", "bandwidth", out=tmp_path)
+    assert all(f"{part}: " in printed for part in ("products", "compiled", "bandwidth"))
 
 
 def flipping(operation):
