@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,10 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand
+from dsq.kernels.backend import Backend, Codes, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64
+from dsq.kernels.tuning import prepared
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -62,15 +62,8 @@ def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> I
     for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
         yield Case(ragged, -1, format(4, box), seed=-box)
         yield Case(ragged, -2, format(3, box), torch.bfloat16)
-    for shape, dim in [
-        ((), -1),
-        ((1,), 0),
-        ((300,), 0),
-        ((rows, 1), 0),
-        ((1, columns), 0),
-        ((0, 16), -1),
-        ((16, 0), 0),
-    ]:
+    odd = (((), -1), ((1,), 0), ((300,), 0), ((rows, 1), 0), ((1, columns), 0), ((0, 16), -1), ((16, 0), 0))
+    for shape, dim in odd:
         yield Case(shape, dim, format(4, 16))
     for dim in range(3):
         yield Case((2, *ragged), dim, format(4, 16), seed=dim)
@@ -128,12 +121,8 @@ def disagreements(backend: Backend, case: Case, device: torch.device) -> list[st
     found_codes, found_scales = backend.pack(on_device, case.format, layout, case.seed)
     found_y = backend.quantize(on_device, case.format, layout, case.seed, case.out)
     found_z = backend.unpack(codes.to(device), scales.to(device), case.format, layout, case.out)
-    pairs = [
-        ("codes", codes, found_codes),
-        ("scales", scales, found_scales),
-        ("quantize", y, found_y),
-        ("unpack", z, found_z),
-    ]
+    pairs = [("codes", codes, found_codes), ("scales", scales, found_scales)]
+    pairs += [("quantize", y, found_y), ("unpack", z, found_z)]
     return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
 
 
@@ -188,15 +177,14 @@ def products() -> Iterator[Product]:
         (7, 300, 9, 3),
         (7, 300, 9, 6),
     )
-    for (*sizes, spread), transposed in itertools.product(
-        sizes_and_spreads, [(False, False), (False, True), (True, False)]
-    ):
+    which = (False, False), (False, True), (True, False)
+    for (rows, depth, columns, spread), transposed in itertools.product(sizes_and_spreads, which):
         for kinds, bits in _OPERANDS:
             a, b = (
                 Operand(kind(width), 0 if moved == first else 1, transposed=moved)
                 for kind, width, moved, first in zip(kinds, bits, transposed, (True, False), strict=True)
             )
-            yield Product(*sizes, MatMul(a, b), spread)
+            yield Product(rows, depth, columns, MatMul(a, b), spread)
 
 
 def product_disagreements(backend: Backend, product: Product, device: torch.device) -> list[str]:
@@ -209,15 +197,17 @@ def product_disagreements(backend: Backend, product: Product, device: torch.devi
         a_MK, b_KN = _spread_out(a_MK, product.spread, generator), _spread_out(b_KN.t(), product.spread, generator).t()
         a_MK[0, 0] = torch.nan
     operands = (matmul.a, a_MK), (matmul.b, b_KN)
-    stored = [(operand, x.t().contiguous() if operand.transposed else x) for operand, x in operands]
+    x, w = ((t.t() if operand.transposed else t).contiguous() for operand, t in operands)
     bias = torch.randn(product.columns, generator=generator)
-    left, right = (_ready(FLOAT64, operand, x).double() for operand, x in stored)
+    left, right = (
+        values.double() for values in prepared(FLOAT64, matmul, x, w, REFERENCE) if isinstance(values, Tensor)
+    )
     exact = left @ right + bias
     bound = (left.abs() @ right.abs() + bias.abs()) * (product.depth + 2) * 2.0**-23
     wrong = []
     for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
-        ready = [_ready(gemm, operand, x, device, i) for i, (operand, x) in enumerate(stored)]
-        found = gemm.run(matmul, ready[0], ready[1], bias.to(device)).cpu().double()
+        ready = (_moved(operand, device) for operand in prepared(gemm, matmul, x, w, REFERENCE))
+        found = gemm.run(matmul, *ready, bias.to(device)).cpu().double()
         near = ((found - exact).abs() <= bound) | (found.isnan() & exact.isnan())
         if found.shape != exact.shape or not bool(near.all()):
             wrong.append(gemm.name)
@@ -227,22 +217,13 @@ def product_disagreements(backend: Backend, product: Product, device: torch.devi
 def _spread_out(x_VK: Tensor, binades: int, generator: torch.Generator) -> Tensor:
     """``x``, every 16 values of a row made smaller by up to so many binades, or zero."""
     rows, depth = x_VK.shape
-    down = torch.randint(0, binades + 1, (rows, -(-depth // 16)), generator=generator).repeat_interleave(16, 1)[
-        :, :depth
-    ]
-    return torch.where(down == binades, 0.0, x_VK * torch.exp2(-down))
+    down = torch.randint(0, binades + 1, (rows, -(-depth // 16)), generator=generator)
+    down_VK = down.repeat_interleave(16, 1)[:, :depth]
+    return torch.where(down_VK == binades, 0.0, x_VK * torch.exp2(-down_VK))
 
 
-def _ready(gemm: Gemm, operand: Operand, x: Tensor, device: torch.device | None = None, place: int = 0) -> Any:
-    """``x``, quantised by the reference, as ``gemm`` takes it."""
-    assert operand.format is not None
-    layout = Layout.of(x.shape, operand.axis)
-    if gemm.packed:
-        codes, scales = REFERENCE.pack(x, operand.format, layout, None)
-        return Codes(codes.to(device), scales.to(device), x.shape)
-    dtype = (gemm.a_dtype, gemm.b_dtype)[place] or x.dtype
-    values = REFERENCE.quantize(x, operand.format, layout, None, dtype).to(device)
-    return values.t() if operand.transposed else values
+def _moved(x: Tensor | Codes, device: torch.device) -> Tensor | Codes:
+    return Codes(x.codes.to(device), x.scales.to(device), x.shape) if isinstance(x, Codes) else x.to(device)
 
 
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:

@@ -13,10 +13,8 @@ nothing.
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dsq.command.files import write_text
+from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
@@ -83,7 +82,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend)
         for i, gemm in enumerate(gemms):
             wait()
             start = time.perf_counter()
-            gemm.run(matmul, *ready(gemm, matmul, a, b, backend), None)
+            gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
             wait()
             best[i] = min(best[i], time.perf_counter() - start)
     return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
@@ -91,25 +90,21 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend)
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
     """``sizes`` as powers of two, the largest halved until the product is one that is timed on such a device."""
-    rows, columns, depth = (1 << max(size - 1, 0).bit_length() for size in sizes)
-    while rows * columns * depth > MEASURED[device_type]:
-        largest = max(rows, columns, depth)
-        rows, columns, depth = (
-            (rows // 2, columns, depth)
-            if rows == largest
-            else (rows, columns // 2, depth)
-            if columns == largest
-            else (rows, columns, depth // 2)
-        )
+    powers = [1 << max(size - 1, 0).bit_length() for size in sizes]
+    while math.prod(powers) > MEASURED[device_type]:
+        powers[powers.index(max(powers))] //= 2
+    rows, columns, depth = powers
     return rows, columns, depth
 
 
-def ready(gemm: Gemm, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend) -> tuple[Tensor | Codes, Tensor | Codes]:
-    """``a`` and ``b`` as ``gemm`` takes them: quantised, or packed."""
-    return _operand(gemm, gemm.a_dtype, matmul.a, a, backend), _operand(gemm, gemm.b_dtype, matmul.b, b, backend)
+def prepared(
+    gemm: Gemm, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
+) -> tuple[Tensor | Codes, Tensor | Codes]:
+    """``a`` and ``b`` quantised by ``backend``, as ``gemm`` takes them: values, or packed."""
+    return _prepared(gemm, gemm.a_dtype, matmul.a, a, backend), _prepared(gemm, gemm.b_dtype, matmul.b, b, backend)
 
 
-def _operand(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+def _prepared(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
     if operand.format is None:
         return x.t() if operand.transposed else x
     layout = Layout.of(x.shape, operand.axis)
@@ -123,21 +118,10 @@ def _text(matmul: MatMul) -> str:
     return " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
 
 
-@lru_cache
-def _processor(device_type: str) -> str:
-    if device_type != "cpu":
-        return str(torch.get_device_module(device_type).get_device_name())
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    fields = [line.partition(":")[2].strip() for line in lines if line.startswith(("cpu family", "model", "stepping"))]
-    return " ".join(fields[: len(set(fields)) + 1])
-
-
 def _machine(backend: Backend) -> str:
-    processor, threads = _processor(backend.device_type), torch.get_num_threads()
-    return f"{processor}, {backend.name}, {threads} threads, torch {torch.__version__}"
+    device, threads = backend.device_type, torch.get_num_threads()
+    name = processor() if device == "cpu" else torch.get_device_module(device).get_device_name()
+    return f"{name}, {backend.name}, {threads} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

@@ -14,7 +14,7 @@ from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Gemm, MatMul, Operand, Sizes
 from dsq.kernels.triton.backend import TRITON
-from dsq.kernels.tuning import ready
+from dsq.kernels.tuning import prepared
 
 #: rows, columns and depth: of a small layer, of a large one, and of a product that fills the GPU
 SIZES: tuple[Sizes, ...] = ((1024, 2048, 512), (16384, 4096, 1024), (8192, 8192, 8192))
@@ -65,6 +65,6 @@ def _figures(ms: float, plain: dict[str, float], products: int) -> Record:
 
 
 def _calls(gemm: Gemm, matmul: MatMul, x: Tensor, w: Tensor) -> dict[str, Call]:
-    operands = partial(ready, gemm, matmul, x, w, TRITON)
+    operands = partial(prepared, gemm, matmul, x, w, TRITON)
     left, right = operands()
     return {"product": lambda: gemm.run(matmul, left, right, None), "all": lambda: gemm.run(matmul, *operands(), None)}
