@@ -199,15 +199,14 @@ def product_disagreements(backend: Backend, product: Product, device: torch.devi
     operands = (matmul.a, a_MK), (matmul.b, b_KN)
     x, w = ((t.t() if operand.transposed else t).contiguous() for operand, t in operands)
     bias = torch.randn(product.columns, generator=generator)
-    left, right = (
-        values.double() for values in prepared(FLOAT64, matmul, x, w, REFERENCE) if isinstance(values, Tensor)
-    )
-    exact = left @ right + bias
-    bound = (left.abs() @ right.abs() + bias.abs()) * (product.depth + 2) * 2.0**-23
+    quantized = prepared(FLOAT64, matmul, x, w, REFERENCE)
+    a_exact, b_exact = (values.double() for values in quantized if isinstance(values, Tensor))
+    exact = a_exact @ b_exact + bias
+    bound = (a_exact.abs() @ b_exact.abs() + bias.abs()) * (product.depth + 2) * 2.0**-23
     wrong = []
     for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
-        ready = (_moved(operand, device) for operand in prepared(gemm, matmul, x, w, REFERENCE))
-        found = gemm.run(matmul, *ready, bias.to(device)).cpu().double()
+        left, right = prepared(gemm, matmul, x, w, REFERENCE)
+        found = gemm.run(matmul, _moved(left, device), _moved(right, device), bias.to(device)).cpu().double()
         near = ((found - exact).abs() <= bound) | (found.isnan() & exact.isnan())
         if found.shape != exact.shape or not bool(near.all()):
             wrong.append(gemm.name)

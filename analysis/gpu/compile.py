@@ -131,6 +131,11 @@ def _widest(code: list[str], prefix: str) -> int:
 
 def launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
     """What is launched, the values a thread of it handles, and the call."""
+    yield from _codec_launches()
+    yield from _product_launches()
+
+
+def _codec_launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
     x = torch.empty(SHAPE)
     for axis, dim in (("columns", -1), ("rows", 0)):
         layout = Layout.of(SHAPE, dim)
@@ -146,7 +151,11 @@ def launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
                 yield {"op": "pack, stochastic", **row}, values, partial(codec.pack, typed, fmt, layout, 1)
                 yield {"op": "unpack", **row}, values, partial(codec.unpack, codes, scales, fmt, layout, dtype)
                 yield {"op": "quantize", **row}, values, partial(codec.quantize, typed, fmt, layout, None, dtype)
-    for fmt in (BFP(4), SignedNVInt(4), FixedPoint(4)):
+
+
+def _product_launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
+    formats: tuple[Format, ...] = (BFP(4), SignedNVInt(4), FixedPoint(4))
+    for fmt in formats:
         for transposed in (False, True):  # of a forward, and of a weight's gradient
             a, b = Operand(fmt, 1 - transposed, transposed), Operand(fmt, 1 - transposed, not transposed)
             x, w = (Codes(*_packed(fmt, Layout.of(SHAPE, operand.axis)), torch.Size(SHAPE)) for operand in (a, b))

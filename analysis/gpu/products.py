@@ -30,8 +30,7 @@ def multiply(machine: Machine) -> Iterator[Record]:
     """A row a kernel: milliseconds of the product of operands that are ready, and of quantising or packing both too."""
     for rows, columns, depth in SIZES if machine.is_gpu else TINY:
         x, w = (torch.randn(n, depth, device=machine.device) for n in (rows, columns))
-        half = x.bfloat16(), w.bfloat16()
-        plain: dict[str, Call] = {"float32": lambda x=x, w=w: x @ w.t(), "bfloat16": lambda h=half: h[0] @ h[1].t()}
+        plain = {"float32": partial(torch.mm, x, w.t()), "bfloat16": partial(torch.mm, x.bfloat16(), w.bfloat16().t())}
         milliseconds = machine.milliseconds(plain)
         sizes = f"{rows}x{columns}x{depth}"
         for name, ms in milliseconds.items():
