@@ -1,5 +1,6 @@
 """What the checks run on: a GPU, or Triton's interpreter on the CPU, which proves results and says nothing of time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,7 +23,7 @@ class Machine:
         """Else sizes are to be tiny."""
         return self.device.type == "cuda"
 
-    def milliseconds(self, calls: dict[str, Call]) -> dict[str, float]:
+    def milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
         """The median of each call, which take turns."""
         clock, warm = (gpu_clock, 2) if self.is_gpu else (wall_clock, 0)
         seconds = in_turns(calls, self.rounds, self.repeats, warm, clock)
