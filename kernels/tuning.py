@@ -26,8 +26,10 @@ from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
-#: multiply-accumulates of the largest product that is timed, by type of device: about 2 ms of a core
-MEASURED = {"cpu": 1 << 26, "cuda": 1 << 36}
+#: multiply-accumulates of the largest product that is timed: about 2 ms of a core
+MEASURED = 1 << 26
+#: the same on other devices than the CPU, which smaller products do not fill
+MEASURED_ELSEWHERE = 1 << 36
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
 #: and a layer all of whose products are compiled is one call
 TIMED_FROM = 1 << 18
@@ -91,7 +93,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend)
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
     """``sizes`` as powers of two, the largest halved until the product is one that is timed on such a device."""
     powers = [1 << max(size - 1, 0).bit_length() for size in sizes]
-    while math.prod(powers) > MEASURED[device_type]:
+    while math.prod(powers) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
         powers[powers.index(max(powers))] //= 2
     rows, columns, depth = powers
     return rows, columns, depth
