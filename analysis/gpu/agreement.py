@@ -58,8 +58,8 @@ def _trials(on_gpu: bool) -> Iterator[Trial]:
     else:
         by_power = {BFP, FixedPoint}  # other formats differ from these in their Grid alone
         yield from (Trial(case) for case in every if type(case.format) in by_power)
-        yield from map(Trial, [case for case in every if type(case.format) not in by_power][::4])
-        yield from map(Trial, [product for product in products() if product.spread and _has_kernel(product)][::7])
+        yield from map(Trial, [case for case in every if type(case.format) not in by_power][::5])
+        yield from map(Trial, [product for product in products() if product.spread and _has_kernel(product)][::14])
     yield from (Trial(case, wide=True) for case in every[:: 7 if on_gpu else 17])
 
 
