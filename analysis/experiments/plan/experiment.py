@@ -38,7 +38,7 @@ Scalar = str | int | float | bool
 class Data:
     """Where the text is from, and how it is cut into subwords."""
 
-    #: generated (by analysis.corpus), parallel (for translate.py), labelled (for glue.py) or finetuning (for finetune.py)
+    #: generated (by analysis.corpus), parallel (for translate.py), labelled (for glue.py), finetuning (for finetune.py)
     kind: str
     vocab: int = 4000  #: BPE subwords
     sentences: int = 20_000  #: generated: of the training text
