@@ -35,6 +35,8 @@ class Gemm:
     recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
     pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
+    weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
+    x_values: int = 0  #: values of x as stored, where rows of it overlap (a convolution); 0: M * K
 
     @property
     def macs(self) -> int:
@@ -55,7 +57,8 @@ class Gemm:
 
     @property
     def parameters(self) -> int:
-        return (0 if self.tied or not self.weight else self.K * self.N) + (self.N if self.bias else 0)
+        weight = 0 if self.tied or not self.weight else self.K * self.N
+        return self.weights * (weight + (self.N if self.bias else 0))
 
 
 @dataclass(frozen=True)

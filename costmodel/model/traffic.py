@@ -115,8 +115,13 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
     op = group.operation
     if isinstance(op, Gemm):
         size = {"M": op.M, "K": op.K, "N": op.N}
+        if "N" in stored.shape and "M" not in stored.shape:  # a weight or bias: one for each expert
+            rows = size[stored.shape[0]] if len(stored.shape) > 1 else 1
+            return op.batch * op.weights, rows, size[stored.shape[-1]]
         if len(stored.shape) == 1:
             return op.batch, 1, size[stored.shape]
+        if stored.shape == "MK" and op.x_values:
+            return 1, -(-op.x_values // op.K), op.K
         return op.batch, size[stored.shape[0]], size[stored.shape[1]]
     return {"values": (1, op.rows, op.width), "rows": (1, op.rows, 1), "parameters": (1, op.parameters, 1)}[
         stored.shape
@@ -151,7 +156,7 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], 
             continue
         times = stored.times
         if read.reread and isinstance(op, Gemm):
-            times *= reads({"M": op.M, "K": op.K, "N": op.N}[read.reread], edge)
+            times *= reads({"M": -(-op.M // op.weights), "K": op.K, "N": op.N}[read.reread], edge)
         move(read.name or stored.name, read.phase, "read", times)
     return moved
 

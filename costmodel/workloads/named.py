@@ -7,7 +7,8 @@ from typing import Any
 
 from costmodel.model.operations import Workload
 from costmodel.names import nearest
-from costmodel.workloads.transformer import Head, Stack, Transformer, build
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.transformer import build
 
 
 def _fairseq(name: str, heads: int, ffn: int, source_types: int, target_types: int, source: str) -> Transformer:
@@ -93,6 +94,8 @@ def _build(model: Transformer, given: dict[str, Any]) -> Workload:
     for length, stack in (("source_length", "encoder"), ("target_length", "decoder")):
         if length in given and not getattr(model, stack):
             raise ValueError(f"{length} does nothing for {model.name}, which has no {stack}: leave it out")
+        if length in given and getattr(model, stack).convolutions:
+            raise ValueError(f"{length} is what the convolutions of {model.name} put out: leave it out")
     return build(replace(model, **given))
 
 

@@ -10,7 +10,8 @@ from costmodel.model.operations import Gemm, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.tiles import reads, tile_edge
 from costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
-from costmodel.workloads.transformer import Head, Stack, Transformer, build
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 
