@@ -1,7 +1,7 @@
 """Does it fit, how long does a step take, how large may the batch be: memory, time and communication of a method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
@@ -10,14 +10,15 @@ from costmodel.model.ledger import STATE_BITS
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
+from costmodel.model.stash import POLICIES
 from dsq.formats import BFP, WIDEST, Identity
 from dsq.precision import Precision
 
 #: the setups that a plan compares unless told
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
+AUTOCAST = replace(BF16, autocast=True)
 LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
-STASH = BFP(4)
 MOST_SEQUENCES = 2**20
 
 
@@ -39,7 +40,7 @@ def usual_methods(zero: int, devices: int) -> list[Method]:
     shared: dict[str, Any] = {"zero": zero, "devices": devices}
     found = [Method("fp32", FP32, **shared), Method("bf16", BF16, **shared)]
     found += [Method(f"dsq {level}", Setup(BFP(WIDEST), level), **shared) for level in LEVELS]
-    found.append(Method("bf16, bfp 4 stash", BF16, stash=STASH, **shared))
+    found.append(Method("bf16, bfp 4 stash", BF16, stash=POLICIES["bfp 4"], **shared))
     found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
     return found
 

@@ -42,6 +42,7 @@ class Setup:
     format: Format  #: its own bits do not matter: the precision has them
     precision: Precision | PrecisionGrid
     box_axis: str = "contraction"  #: "contraction": the axis the consuming GEMM sums over; "last": the last axis
+    autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     def __post_init__(self) -> None:
         if self.box_axis not in BOX_AXES:

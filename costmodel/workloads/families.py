@@ -134,7 +134,7 @@ _BERT_TABLES: Fields = {
     "position_embeddings": POSITIONS,
     "token_type_embeddings": size("type_vocab_size", default=2),
 }
-_BERT = Family(encoder_only, USUAL | {"embedding_norm": True}, _BERT_TABLES)
+_BERT = Family(encoder_only, USUAL | {"embedding_norm": True, "post_norm": True}, _BERT_TABLES)
 _NARROW: Fields = {"embedding_width": size("embedding_size", default=128)}
 
 
@@ -159,7 +159,7 @@ def _bart_like(extra_positions: int | None, frozen: bool = False, **more: Any) -
 
 _T5: Fields = {
     **{"layers": size("num_layers"), "d": size("d_model"), "heads": size("num_heads"), "ffn": size("d_ff")},
-    **{"head_dim": size("d_kv"), "rms": True, "final_norm": True, **_UNBIASED},
+    **{"head_dim": size("d_kv"), "rms": True, "final_norm": True, "position_bias": True, **_UNBIASED},
     "gated": lambda config: config.text("feed_forward_proj", "relu").startswith("gated"),
     "activation": lambda config: "relu" if config.text("feed_forward_proj", "relu") == "relu" else "activation",
     "extra_parameters": lambda c: c.size("relative_attention_num_buckets", default=32) * c.size("num_heads"),
@@ -189,14 +189,14 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(
         encoder_only,
         {"layers": size("n_layers"), "d": size("dim"), "heads": size("n_heads"), "ffn": size("hidden_dim")}
-        | {"embedding_norm": True},
+        | {"embedding_norm": True, "post_norm": True},
         {"word_embeddings": VOCABULARY, "position_embeddings": POSITIONS},
         head={"pooler": False},
     ),
     "modernbert": Family(
         encoder_only,
         USUAL
-        | {"gated": True, "embedding_norm": True, "final_norm": True, "first_norms": 1}
+        | {"gated": True, "embedding_norm": True, "fused_qkv": True, "final_norm": True, "first_norms": 1}
         | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", False))
         | {"mlp_bias": flag("mlp_bias", False), "norm_bias": flag("norm_bias", False)}
         | {"windows": windows("local_attention", every=3, first=True, halved=True)},
@@ -210,7 +210,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(
         decoder_only,
-        _SHORT | _four_wide("n_embd") | {"final_norm": True},
+        _SHORT | _four_wide("n_embd") | {"fused_qkv": True, "final_norm": True},
         {"wte": VOCABULARY, "wpe": size("n_positions", "n_ctx")},
         positions=size("n_positions", "n_ctx"),
     ),
@@ -231,7 +231,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_neox": Family(
         decoder_only,
-        USUAL | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", True)) | {"final_norm": True},
+        USUAL
+        | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", True))
+        | {"fused_qkv": True, "final_norm": True},
         {"embed_in": VOCABULARY},
         tied=False,
     ),
@@ -249,7 +251,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "bloom": Family(
         decoder_only,
-        _SHORT | _four_wide("hidden_size", "n_embed") | {"embedding_norm": True, "final_norm": True},
+        _SHORT | _four_wide("hidden_size", "n_embed") | {"embedding_norm": True, "fused_qkv": True, "final_norm": True},
         {"word_embeddings": VOCABULARY},
     ),
     "falcon": Family(
@@ -258,7 +260,7 @@ FAMILIES: dict[str, Family] = {
         | {"ffn": size("ffn_hidden_size", default=lambda config: 4 * config.size("hidden_size"))}
         | {name: (lambda c, name=name: _falcon(c)[name]) for name in ("kv_heads", "norms")}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("bias", False))
-        | {"final_norm": True},
+        | {"fused_qkv": True, "final_norm": True},
         {"word_embeddings": VOCABULARY},
     ),
     "phi": Family(  # attention and MLP side by side behind one norm
@@ -272,7 +274,7 @@ FAMILIES: dict[str, Family] = {
         _WORDS,
     ),
     "llama": _llama_like(),
-    "phi3": _llama_like(windows=windows("sliding_window")),
+    "phi3": _llama_like(fused_qkv=True, windows=windows("sliding_window")),
     "mistral": _llama_like(kv_heads=size("num_key_value_heads", default=8), windows=windows("sliding_window")),
     "mixtral": _llama_like(
         kv_heads=size("num_key_value_heads", default=8),
@@ -284,7 +286,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": _llama_like(
         qk_norm="head", windows=windows("sliding_window", switch="use_sliding_window"), experts=_QWEN_EXPERTS
     ),
-    "olmo2": _llama_like(qk_norm="all"),
+    "olmo2": _llama_like(qk_norm="all", post_norm=True),
     "gemma": _llama_like(tied=True),
     "gemma2": _llama_like(tied=True, norms=4, windows=windows("sliding_window", every=2)),
     "gemma3_text": _llama_like(tied=True, norms=4, qk_norm="head", windows=windows("sliding_window", every=6)),
@@ -308,15 +310,21 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama4_text": _llama_like(ffn=size("intermediate_size_mlp"), experts=_all_experts),
     **dict.fromkeys(("t5", "mt5"), _T5_FAMILY),
-    "bart": _bart_like(2, embedding_norm=True),
+    "bart": _bart_like(2, embedding_norm=True, post_norm=True),
     "mbart": _bart_like(2, embedding_norm=True, final_norm=True),
-    "marian": _bart_like(0, frozen=True),
+    "marian": _bart_like(0, frozen=True, post_norm=True),
     "pegasus": _bart_like(0, frozen=True, final_norm=True),
     "m2m_100": _bart_like(None, final_norm=True),
     "whisper": Family(
         encoder_decoder,
         _sided("encoder")
-        | {"key_bias": False, "final_norm": True, "convolutions": _speech, "frozen": ("embed_positions",)},
+        | {
+            "key_bias": False,
+            "context_copied": True,
+            "final_norm": True,
+            "convolutions": _speech,
+            "frozen": ("embed_positions",),
+        },
         {"embed_positions": size("max_source_positions")},
         _sided("decoder") | {"cross": True, "convolutions": (), "frozen": ()},
         {"embed_tokens": VOCABULARY, "embed_positions": size("max_target_positions")},

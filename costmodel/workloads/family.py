@@ -76,7 +76,7 @@ def encoder_only(config: ConfigJson, family: Family) -> Transformer:
 
 def decoder_only(config: ConfigJson, family: Family) -> Transformer:
     tied = config.flag("tie_word_embeddings", _value(config, family.tied))
-    head = Head("lm", config.size("vocab_size"), tied=tied, **read_fields(config, family.head))
+    head = Head("lm", config.size("vocab_size"), tied=tied, upcasts=True, **read_fields(config, family.head))
     if config.architecture.endswith("ForSequenceClassification"):
         head = Head("classes", config.classes)
     elif config.bare:

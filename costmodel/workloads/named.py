@@ -14,7 +14,7 @@ from costmodel.workloads.transformer import build
 def _fairseq(name: str, heads: int, ffn: int, source_types: int, target_types: int, source: str) -> Transformer:
     """Six layers a side, 512 wide, the decoder's embeddings tied; 0 target types: one table for both sides."""
     words = ("embed_tokens", target_types, 512) if target_types else ("embed_tokens (shared)", 0, 512)
-    trained: dict[str, Any] = {"activation": "relu", "dropout": True}
+    trained: dict[str, Any] = {"activation": "relu", "dropout": True, "post_norm": True}
     return Transformer(
         name,
         Head("lm", target_types or source_types, tied=True),
@@ -39,7 +39,7 @@ def transformer_wmt_en_de() -> Transformer:
 
 def _roberta_base(task: str, classes: int) -> Transformer:
     tables = (("word_embeddings", 50265, 768), ("position_embeddings", 514, 768), ("token_type_embeddings", 1, 768))
-    dropouts: dict[str, Any] = {"dropout": True, "attention_dropout": True}
+    dropouts: dict[str, Any] = {"dropout": True, "attention_dropout": True, "post_norm": True}
     return Transformer(
         f"roberta_base_{task}",
         Head("classes", classes, bias=True, dense=True),

@@ -61,6 +61,7 @@ class Stack:
     latent: Latent | None = None
     experts: Experts | None = None
     gated: bool = False  #: the MLP has a gate (SwiGLU, GeGLU): two up projections
+    fused_qkv: bool = False  #: one layer makes queries, keys and values
     qkv_bias: bool = True
     key_bias: bool = True  #: keys have a bias where queries and values do
     out_bias: bool = True
@@ -68,8 +69,13 @@ class Stack:
     rms: bool = False  #: norms have a scale only
     norm_bias: bool = True  #: layer norms have a shift
     norms: int = 2  #: norms a layer has, without the one of cross-attention
+    post_norm: bool = (
+        False  #: they come after the sublayers' sums, not before; of four, each sublayer has one on both sides
+    )
     first_norms: int = -1  #: and its first layer; -1: as many
     qk_norm: str = ""  #: queries and keys are normed: "head" by head, "all" heads together
+    context_copied: bool = False  #: heads lie apart in memory, so that the output projection reads a copy
+    position_bias: bool = False  #: scores of self-attention have a learned bias
     cross: bool = False  #: attends to the encoder
     final_norm: bool = False
     embedding_norm: bool = False
@@ -116,6 +122,7 @@ class Head:
     width: int = 0  #: that the layer puts out; 0: d
     norm: bool = False  #: and a norm after that
     norm_bias: bool = True
+    upcasts: bool = False  #: logits become fp32 before the loss, whatever the model's type
 
 
 @dataclass(frozen=True)

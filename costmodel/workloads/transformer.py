@@ -7,7 +7,8 @@ fused kernel).
 from dataclasses import replace
 from typing import Any
 
-from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
+from costmodel.model.ledger import BATCH
+from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Pointwise, Workload
 from costmodel.workloads.shapes import Convolution, Experts, Head, Latent, Stack, Transformer
 
 
@@ -22,9 +23,23 @@ def build(model: Transformer) -> Workload:
     last = model.decoder or model.encoder
     assert last is not None
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
+    ops = _mark_stream(ops)
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
     ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
     return Workload(model.name, tuple(ops), tokens, model.source)
+
+
+#: pointwise operations whose output is of a layer's branch
+_BRANCH = ("activation", "relu", "gate", "expert gate")
+
+
+def _mark_stream(ops: list[Operation]) -> list[Operation]:
+    """The layers whose x is no product's or activation's output."""
+    branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
+    return [
+        replace(op, stream=op.weight and op.input.removesuffix(" (copy)") not in branch) if isinstance(op, Gemm) else op
+        for op in ops
+    ]
 
 
 def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
@@ -41,7 +56,8 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
     ops: list[Operation] = []
     name, tokens, width = stack.name, sequences * length, stack.embedding_width or stack.d
     for index, convolution in enumerate(stack.convolutions):
-        ops += _convolution(convolution, f"{name}.{convolution.name}", sequences, x_grad=index > 0)
+        source = f"{name}.{stack.convolutions[index - 1].name}.activation" if index else BATCH
+        ops += _convolution(convolution, f"{name}.{convolution.name}", sequences, source)
     for index, (table, rows, columns) in enumerate(stack.tables):
         trained = table not in stack.frozen
         owned: dict[str, Any] = {"parameters": rows * columns, "trained": trained}
@@ -60,12 +76,10 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
     return ops
 
 
-def _convolution(made: Convolution, name: str, sequences: int, x_grad: bool) -> list[Operation]:
+def _convolution(made: Convolution, name: str, sequences: int, source: str) -> list[Operation]:
     rows, width = sequences * made.positions, made.channels * made.kernel
-    sizes: dict[str, Any] = {"bias": made.bias, "quantised": False, "x_grad": x_grad}
-    ops: list[Operation] = [
-        Gemm(name, rows, width, made.outputs, x_values=rows * made.channels * made.stride, input=f"{name}.x", **sizes)
-    ]
+    sizes: dict[str, Any] = {"bias": made.bias, "quantised": False, "x_grad": source != BATCH, "input": source}
+    ops: list[Operation] = [Gemm(name, rows, width, made.outputs, x_values=rows * made.channels * made.stride, **sizes)]
     if made.activation:
         ops.append(Pointwise(f"{name}.activation", "activation", rows, made.outputs))
     return ops
@@ -74,28 +88,35 @@ def _convolution(made: Convolution, name: str, sequences: int, x_grad: bool) -> 
 def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Operation]:
     prefix, tokens = f"{stack.name}.layers.{layer}", model.sequences * length
     ops: list[Operation] = []
+    count = (stack.first_norms if layer == 0 and stack.first_norms >= 0 else stack.norms) + stack.cross
+    norms = [_norm(f"{prefix}.norm{index}", tokens, stack.d, stack) for index in range(count)]
+    both_sides = count > 2 + stack.cross
+
+    def norm(here: bool) -> None:
+        if here and norms:
+            ops.append(norms.pop(0))
 
     def sublayer(name: str, inside: list[Operation]) -> None:
+        norm(not stack.post_norm)
         ops.extend(inside)
+        norm(both_sides)
         if stack.dropout:
-            ops.append(Pointwise(f"{prefix}.{name}_dropout", "dropout", tokens, stack.d))
+            ops.append(Pointwise(f"{prefix}.{name}.out_dropout", "dropout", tokens, stack.d))
         ops.append(Pointwise(f"{prefix}.{name}.add", "residual", tokens, stack.d))
+        norm(stack.post_norm)
 
     window = stack.windows[layer % len(stack.windows)] if stack.windows else 0
     own = (length, f"{prefix}.self_attn.x", stack.d)
-    sublayer("self_attn.out", _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window))
+    sublayer("self_attn", _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window))
     if stack.cross:
         assert model.encoder is not None
-        memory = (model.source_length, "encoder.out", model.encoder.d)
-        stack_ = replace(stack, causal=False)
-        sublayer("encoder_attn.out", _attention(f"{prefix}.encoder_attn", stack_, model.sequences, length, *memory))
-    experts = stack.experts
-    if experts and layer not in experts.dense_layers:
-        sublayer("mlp.out", _experts(prefix, stack, experts, tokens))
+        memory = (model.source_length, ENCODER_OUT, model.encoder.d)
+        cross = replace(stack, causal=False, position_bias=False)
+        sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+    if stack.experts and layer not in stack.experts.dense_layers:
+        sublayer("mlp", _experts(prefix, stack, stack.experts, tokens))
     else:
-        sublayer("mlp.out", _mlp(f"{prefix}.", stack, tokens, stack.ffn, f"{prefix}.mlp.x"))
-    norms = stack.first_norms if layer == 0 and stack.first_norms >= 0 else stack.norms
-    ops += [_norm(f"{prefix}.norm{i}", tokens, stack.d, stack) for i in range(norms + stack.cross)]
+        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, stack.ffn, f"{prefix}.mlp.x"))
     if stack.layer_parameters:
         ops.append(Pointwise(f"{prefix}.extra", "parameters", 1, 1, parameters=stack.layer_parameters))
     if stack.shared_layers and layer >= stack.shared_layers:
@@ -147,24 +168,32 @@ def _attention(
         ops += _latent_projections(prefix, stack, stack.latent, queries)
     else:
         bias = stack.qkv_bias
-        ops += [
-            linear("q_proj", queries, stack.d, heads * head_dim, query_input, bias),
-            linear("k_proj", keys, key_width, kv_heads * head_dim, key_input, bias and stack.key_bias),
-            linear("v_proj", keys, key_width, kv_heads * head_dim, key_input, bias),
-        ]
+        fused = linear("qkv_proj", queries, stack.d, (heads + 2 * kv_heads) * head_dim, query_input, bias)
+        ops += (
+            [fused]
+            if stack.fused_qkv
+            else [
+                linear("q_proj", queries, stack.d, heads * head_dim, query_input, bias),
+                linear("k_proj", keys, key_width, kv_heads * head_dim, key_input, bias and stack.key_bias),
+                linear("v_proj", keys, key_width, kv_heads * head_dim, key_input, bias),
+            ]
+        )
     for name, tokens, count in (("q_norm", queries, heads), ("k_norm", keys, kv_heads)):
         if stack.qk_norm:
             rows_, width = (tokens * count, head_dim) if stack.qk_norm == "head" else (tokens, count * head_dim)
             ops.append(Pointwise(f"{prefix}.{name}", "rms", rows_, width, parameters=width))
+    context = f"{prefix}.context" + (" (copy)" if stack.context_copied else "")
     dropout = [Pointwise(f"{prefix}.dropout", "dropout", batch * rows, key_length, cls="attention")]
     dropout = dropout if stack.attention_dropout else []
     ops += [
         product("scores", head_dim, key_length),
-        Pointwise(f"{prefix}.scale", "scale", batch * rows, key_length, cls="attention"),
+        Pointwise(
+            f"{prefix}.scale", "bias" if stack.position_bias else "scale", batch * rows, key_length, cls="attention"
+        ),
         Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
         *dropout,
         product("context", key_length, value_dim, "" if dropout else f"{prefix}.softmax"),
-        linear("out_proj", queries, heads * value_dim, stack.d, f"{prefix}.context", stack.out_bias),
+        linear("out_proj", queries, heads * value_dim, stack.d, context, stack.out_bias),
     ]
     return ops
 
@@ -219,9 +248,9 @@ def _experts(prefix: str, stack: Stack, experts: Experts, tokens: int) -> list[O
         router,
         Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),
         Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **ours),
-        Pointwise(f"{name}.activation", "gate", rows, experts.width),
+        Pointwise(f"{name}.activation", "expert gate", rows, experts.width),
         Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", **ours),
-        Pointwise(f"{name}.weighted", "activation", rows, stack.d),
+        Pointwise(f"{name}.weighted", "expert weights", rows, stack.d),
     ]
     if experts.shared:
         ops += _mlp(f"{prefix}.shared_", stack, tokens, experts.shared, source)
@@ -231,14 +260,18 @@ def _experts(prefix: str, stack: Stack, experts: Experts, tokens: int) -> list[O
 
 def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
     rows, width = tokens if head.kind == "lm" else sequences, head.width or d
+    whole = 0 if head.kind == "lm" else tokens * d  # a view of all positions is read
     ops: list[Operation] = []
     if head.dense:
-        ops.append(Gemm("head.dense", rows, d, width, bias=head.dense_bias, input="head.x"))
+        ops.append(Gemm("head.dense", rows, d, width, bias=head.dense_bias, input="head.x", x_values=whole))
+        whole = 0
         ops.append(Pointwise("head.activation", "activation", rows, width))
     if head.norm:
         ops.append(Pointwise("head.norm", "norm", rows, width, parameters=width * (1 + head.norm_bias)))
     if head.kind != "none":
         name = "output_projection"
-        ops.append(Gemm(name, rows, width, head.outputs, bias=head.bias, tied=head.tied, input=f"{name}.x"))
-        ops.append(Pointwise("loss", "loss", rows, head.outputs))
+        ops.append(
+            Gemm(name, rows, width, head.outputs, bias=head.bias, tied=head.tied, input=f"{name}.x", x_values=whole)
+        )
+        ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
     return ops
