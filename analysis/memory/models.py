@@ -5,6 +5,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,10 @@ def _transformers(name: str) -> Case:
 
 
 def _fairseq() -> Case:
+    import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel, base_architecture
     from fairseq.modules import MultiheadAttention
-
-    import fairseq_plugin.shims  # noqa: F401, fairseq needs them
 
     words = Dictionary()
     for word in range(WORDS - len(words)):
@@ -136,13 +136,14 @@ def _fairseq() -> Case:
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
 
     shape = transformer_iwslt_de_en()
-    assert shape.encoder is not None and shape.decoder is not None
+    assert shape.encoder is not None
+    assert shape.decoder is not None
     tables = (("embed_tokens", WORDS, WIDTH),)
     sizes: dict[str, Any] = {"layers": 4, "d": WIDTH, "heads": 4, "ffn": 4 * WIDTH, "tables": tables, "dropout": False}
     workload = build(
         replace(
             shape,
-            head=replace(shape.head, outputs=WORDS),
+            head=replace(shape.head, outputs=WORDS, upcasts=True),
             encoder=replace(shape.encoder, **sizes),
             decoder=replace(shape.decoder, **sizes),
             sequences=SEQUENCES,

@@ -34,7 +34,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor as it is stored: widths "q0".."q3" are packed codes, "a" the container, "r" the residual stream, "state"...."""
+    """One tensor as it is stored: widths "q0".."q3" are packed codes, others those of traffic.widths_of."""
 
     name: str
     shape: str  #: its two axes, of M, K, N (matrix products); or "values", "rows", "parameters" (pointwise)

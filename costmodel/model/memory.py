@@ -36,6 +36,7 @@ class Method:
     setup: Setup
     stash: Stash | None = None  #: a policy of dsq.stash
     recompute: bool = False  #: a layer keeps its input alone and runs its forward again
+    in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
     zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
     devices: int = 1
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
@@ -108,6 +109,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         _add(held, step.entering if method.recompute and step.layer else step.kept)
         note(f"forward of {step.op.name}", step.made, summed / share)
     saved = sum(held.values())
+    for name, size in list(held.items()):
+        held[name] = size * method.in_flight
     gradients, layer, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     for step in reversed(steps):
@@ -135,6 +138,11 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         _add(held, step.kept, -1)
     timeline.append(Moment("update", state | {"gradients": gradients / share}))
     return Memory(tuple(timeline), saved)
+
+
+def in_layer(op: Operation) -> bool:
+    """Whether it belongs to one of the alike layers, which recomputation runs again."""
+    return _LAYER.match(op.name) is not None
 
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
@@ -215,7 +223,7 @@ def _steps(workload: Workload, method: Method) -> Iterator[_Step]:
 
 
 def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
-    """Codes are multiplied as floats: copies of both operands, beyond scratch memory, where tensors are 16 bits wide."""
+    """Codes are multiplied as floats: where tensors are 16 bits wide, copies of both operands beyond scratch memory."""
     return (
         op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
     )

@@ -189,7 +189,7 @@ class Workload:
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
-    """A softmax comes before the next matrix product, and no learned bias before it, which fused kernels do not take."""
+    """A softmax comes before the next matrix product, and before it no learned bias: fused kernels take none."""
     for op in operations:
         if isinstance(op, Gemm) or op.kind in ("softmax", "bias"):
             return not isinstance(op, Gemm) and op.kind == "softmax"

@@ -50,7 +50,7 @@ POLICIES = {
         Stash("bfp 4", 4 + 8 / 16, masks=True),  # a box of 16 values shares 8 bits
         Stash("bfp 2", 2 + 8 / 16, masks=True),
         Stash("mesa", 8, masks=False),
-        Stash("gact 4", 4 + 64 / 256, 8 + 64 / 256, masks=True, packing=2),  # 256 values share two floats
+        Stash("gact 4", 4 + 64 / 256, 4 + 64 / 256, masks=True, packing=2),  # 256 values share two floats
         Stash("wtacrs 0.3", ratio=0.3),
         Stash("wtacrs 0.3 + bfp 4", 4 + 8 / 16, masks=True, ratio=0.3),
     )
