@@ -1,6 +1,6 @@
 """Memory as the ledger predicts it and as running models have it, on this machine's CPU.
 
-python -m analysis.memory.check [MODEL...] [--markdown] [--measured FILE]
+python -m analysis.memory.check [MODEL...] [--markdown] [--measured analysis/results/memory.json]
 
 Saved: what malloc has given out between forward and backward. Peak: the most during both. Every malloc of the process
 is counted (analysis.stash.allocator); parameters, gradients and batch are there before. Small models (models.py),
@@ -10,6 +10,8 @@ dropout off.
 import argparse
 import json
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +46,7 @@ def main() -> None:
                 print(f"{column}, {title}: median {median(errors):.1%}, worst {errors[-1]:.1%} of {len(errors)}")
 
 
-def measurements(names: list[str], path: Path | None) -> dict[str, Any]:
+def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:
     """Bytes of each model and method: a process for each model."""
     known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +56,7 @@ def measurements(names: list[str], path: Path | None) -> dict[str, Any]:
                 library = library or counted.build(Path(folder))
                 known[name] = json.loads(counted.run(library, ["-m", "analysis.memory.held", name]).splitlines()[-1])
     if path:
-        path.write_text(json.dumps(known))
+        path.write_text(json.dumps(known, indent=1))
     return known
 
 
@@ -64,12 +66,14 @@ def compare(name: str, held: dict[str, Any]) -> list[Record]:
 
 
 def _record(name: str, method: Method, workload: Workload, held: dict[str, int]) -> Record:
-    memory = peak_memory(workload, method.predicted, gradients_stay=True)
+    memory = peak_memory(workload, replace(method.predicted, accumulates=True))  # gradients are there before
+    between = memory.timeline[-1].total
+    above = memory.peak - between
     return {
         **{"model": name, "method": method.name, "saved_MB": held["stash"] / MEGA},
         **{"predicted_MB": memory.saved / MEGA, "off": memory.saved / held["stash"] - 1},
-        **{"peak_MB": held["peak"] / MEGA, "predicted_peak_MB": memory.step / MEGA},
-        **{"peak_off": memory.step / held["peak"] - 1, "peak_at": memory.cause},
+        **{"peak_MB": held["peak"] / MEGA, "predicted_peak_MB": above / MEGA},
+        **{"peak_off": above / held["peak"] - 1, "peak_at": memory.cause},
     }
 
 

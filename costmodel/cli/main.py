@@ -110,7 +110,9 @@ def parser() -> OneLineParser:
     plan.add_argument("--gpus", type=int, metavar="N", help=text)
     text = "micro-batches of a step, for --gpus (default: 8)"
     plan.add_argument("--micro-batches", type=int, default=8, metavar="N", help=text)
-    plan.add_argument("--picture", metavar="FILE", help="write memory over the step as .png or .svg")
+    plan.add_argument(
+        "--picture", metavar="FILE", help="memory over the step of bf16, or of the first precision, as .png or .svg"
+    )
     text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
     plan.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
 

@@ -13,9 +13,12 @@ from costmodel.model.operations import Workload
 from costmodel.model.parallel import Plan, fitting, layouts
 from costmodel.model.planning import communication_bytes, largest_batch, step_time, usual_methods
 from dsq.arguments import whole_number
+from dsq.command.files import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 GIGA = 1e9
+#: the method of the picture, where no precision is given
+PICTURED = "bf16"
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -42,6 +45,12 @@ def run(arguments: argparse.Namespace) -> Report:
     if sized:
         for record, method in zip(records, methods, strict=True):
             record["largest_batch"] = largest_batch(build, method, budget)
+    if arguments.picture:
+        from costmodel.cli.memory_picture import draw_memory
+
+        drawn = methods[0] if arguments.precision else next(m for m in methods if m.name == PICTURED)
+        title, memory = f"{workload.name}, {drawn.name}", peak_memory(workload, drawn)
+        write_whole(arguments.picture, lambda path: draw_memory(path, title, memory, budget))
     shown = {"method": "", **dict.fromkeys(_SHORT.values(), ".2f"), "peak_GB": ".2f", "fits": ""}
     shown |= {"largest_batch": ","} if sized else {}
     times = {"method": "", "step_ms": ",.1f", "compute_ms": ",.1f", "communication_ms": ",.1f", "bound": ""}
