@@ -29,10 +29,10 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     """Run `model(*inputs, **keywords)` once and describe the training step it stands for.
 
     Every matrix product is recorded with its shapes, from nn.Linear modules and from below (attention's products, fused
-    attention, packed projections), with whether each side needs a gradient; norms, softmax, activations, residual sums,
-    embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
+    attention, packed projections, convolutions, those of a scan), with whether each side needs a gradient; norms,
+    softmax, activations, residual sums, embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
     tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer,
-    those that `dsq.convert` would convert. Convolutions are not described. The model's buffers stay as they are.
+    those that `dsq.convert` would convert. The model's buffers stay as they are.
 
     Args:
         model: the module, in the mode (train or eval) to be described.
@@ -188,6 +188,26 @@ def _addmm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     _product(recorder, name, args[1], args[2], args[0] if recorder._parameter(args[0]) else None)
 
 
+def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    """x_BC..., w_OC...: a product of its patches (positions, channels * kernel), each group of channels by itself."""
+    x, weight, bias, groups = args[0], args[1], args[2], args[8]
+    transposed, kernel = args[6], math.prod(weight.shape[2:])
+    rows = x.shape[0] * math.prod((x if transposed else out).shape[2:])
+    inside, outputs = x.shape[1] // groups, out.shape[1] // groups
+    width, outputs = (inside, outputs * kernel) if transposed else (inside * kernel, outputs)
+    known = recorder._parameter(weight)
+    if known:
+        name = recorder._names[weight.untyped_storage().data_ptr()]
+    recorder.add_gemm(
+        name,
+        (1, rows * groups, width, outputs),
+        weight if known else None,
+        bias if recorder._parameter(bias) and not transposed else None,
+        **{"quantised": False, "weights": groups, "x_values": x.numel()},
+        **{"x_grad": x.requires_grad, "w_grad": weight.requires_grad},
+    )
+
+
 def _fused_attention(recorder: _Recorder, name: str, args: Any, out: Any) -> None:
     """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward."""
     q, k, v = args[:3]
@@ -240,6 +260,7 @@ _RECORD: dict[Any, Callable[..., None]] = {
     aten.bmm: _mm,
     aten.addmm: _addmm,
     aten.baddbmm: _addmm,
+    aten.convolution: _convolution,
     aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
     aten._scaled_dot_product_flash_attention: _fused_attention,
     aten._scaled_dot_product_efficient_attention: _fused_attention,

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 
-from costmodel.cli.pictures import new_figure, save
 from costmodel.model.memory import CATEGORIES, Memory
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own
@@ -22,7 +25,8 @@ GIGA = 1e9
 
 def draw_memory(path: Path, title: str, memory: Memory, budget: float) -> None:
     """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
-    figure, axes = new_figure()
+    figure, axes = plt.subplots(figsize=(9, 6), dpi=150)
+    axes.spines[["top", "right"]].set_visible(False)
     moments = memory.timeline
     bands = [name for name in COLOURS if any(moment.categories.get(name, 0) for moment in moments)]
     assert set(COLOURS) == set(CATEGORIES)
@@ -40,4 +44,5 @@ def draw_memory(path: Path, title: str, memory: Memory, budget: float) -> None:
     axes.set_xticks([0, backward, len(moments) - 1], ["forward", "backward", "update"])
     axes.set(ylabel="memory of a device (GB)", xlim=(0, len(moments) - 1), ylim=(0, 1.25 * top), title=title)
     axes.legend(loc="upper right", ncols=4, fontsize=8, frameon=False)
-    save(figure, path)
+    figure.savefig(path)
+    plt.close(figure)
