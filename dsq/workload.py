@@ -30,9 +30,10 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
 
     Every matrix product is recorded with its shapes, from nn.Linear modules and from below (attention's products, fused
     attention, packed projections, convolutions, those of a scan), with whether each side needs a gradient; norms,
-    softmax, activations, residual sums, embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
-    tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer,
-    those that `dsq.convert` would convert. The model's buffers stay as they are.
+    softmax, activations, residual sums, embeddings and the loss as passes over their tensors; one Adam update at the
+    end. Linear layers that share one input tensor name the same input. Layers are marked quantised if they are
+    converted; in a model with no converted layer, those that `dsq.convert` would convert. The model's buffers stay as
+    they are.
 
     Args:
         model: the module, in the mode (train or eval) to be described.
