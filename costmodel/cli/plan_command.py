@@ -24,13 +24,14 @@ PICTURED = "bf16"
 def run(arguments: argparse.Namespace) -> Report:
     workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
     devices = whole_number("devices", arguments.devices, 1)
-    if arguments.zero and devices == 1:
-        raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
     budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
     if not budget:
         raise ValueError(f"hardware {hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
     if arguments.gpus:
         return _search(arguments, workload, hardware, budget)
+    refuse_idle(arguments, ("micro_batches",), "without --gpus")
+    if arguments.zero and devices == 1:
+        raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
     methods = usual_methods(arguments.zero, devices)
     if arguments.precision:
         alone = [_method(arguments, text) for text in arguments.precision]

@@ -61,12 +61,26 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("case", CASES)
-def test_forward_products(case):
-    model, inputs = CASES[case]()
+def test_forward_products(case, device):
+    with torch.device(device):
+        model, inputs = CASES[case]()
+    inputs = {name: x.to(device) for name, x in inputs.items()}
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**inputs)
     data = dsq.workload.trace(model, **inputs)
     workload = workload_file.parse(json.loads(json.dumps(data)), "traced")
     assert 2 * sum(gemm.macs for gemm in workload.gemms) == counter.get_total_flops()
+    assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_frozen_weights_are_not_updated():
+    """As under LoRA: the optimiser's pass has the trained parameters alone."""
+    model, inputs = convolutions()
+    model[0].requires_grad_(False)
+    workload = workload_file.parse(dsq.workload.trace(model, **inputs), "traced")
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert workload.trained == trained
+    assert [op.rows for op in workload.operations if getattr(op, "kind", "") == "adam"] == [trained]
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
