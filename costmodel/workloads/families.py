@@ -45,8 +45,8 @@ def _experts(count: str, chosen: str, width: str, **more: Any) -> Reader:
     """A mixture of experts with its numbers in these fields, each with its other names behind a blank."""
 
     def read(config: ConfigJson) -> Experts:
-        sizes = (config.size(*field.split()) for field in (count, chosen, width))
-        return Experts(*sizes, **read_fields(config, more))
+        experts, ours, wide = (config.size(*field.split()) for field in (count, chosen, width))
+        return Experts(experts, ours, wide, **read_fields(config, more))
 
     return read
 

@@ -21,7 +21,7 @@ _ACTIVATION = ("hidden_act", "activation_function", "activation")
 class Family:
     """How to read one model_type."""
 
-    kind: Callable[[ConfigJson, "Family"], Any]
+    kind: Callable[[ConfigJson, "Family"], Transformer]
     stack: Fields  #: fields of Stack
     tables: Fields = field(default_factory=dict)  #: name of an embedding -> its rows
     decoder: Fields = field(default_factory=dict)  #: what an encoder-decoder's decoder has otherwise

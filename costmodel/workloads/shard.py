@@ -34,7 +34,7 @@ def _part(model: Transformer, shard: Shard) -> Transformer:
     """The model with 1 / tensor of its heads, MLP widths, tables and logits."""
     if shard.tensor == 1:
         return model
-    cut = {side: _cut(stack, shard.tensor) for side in ("encoder", "decoder") if (stack := getattr(model, side))}
+    cut: Any = {side: _cut(stack, shard.tensor) for side in ("encoder", "decoder") if (stack := getattr(model, side))}
     return replace(model, head=replace(model.head, outputs=-(-model.head.outputs // shard.tensor)), **cut)
 
 
