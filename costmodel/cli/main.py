@@ -28,6 +28,7 @@ EXAMPLES = {
         "--workload opt_1.3b --hardware h100",
         "--workload path/to/config.json --sequences 8 --fit 24GB --fused-attention",
         "--workload opt_1.3b --devices 8 --zero 3 --json",
+        "--workload path/to/config.json --fit 80GB --gpus 16 --fused-attention",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
     "roofline": (
@@ -115,6 +116,13 @@ def parser() -> OneLineParser:
     plan.add_argument("--fit", metavar="SIZE", help="memory of a device, e.g. 80GB or 24GiB (default: the hardware's)")
     plan.add_argument(
         "--devices", type=int, default=1, metavar="N", help="devices, each with its own batch (default: 1)"
+    )
+    text = "find the cheapest of all ways to use so many devices: ZeRO, tensor parallel, pipeline, with each method"
+    plan.add_argument("--gpus", type=int, metavar="N", help=text)
+    text = "micro-batches of a step, for --gpus (default: 8)"
+    plan.add_argument("--micro-batches", type=int, default=8, metavar="N", help=text)
+    plan.add_argument(
+        "--picture", metavar="FILE", help="memory over the step of bf16, or of the first precision, as .png or .svg"
     )
     text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
     plan.add_argument("--zero", type=int, choices=range(4), default=0, help=text)

@@ -7,14 +7,26 @@ from costmodel.cli.format_options import template
 from costmodel.cli.output import Record
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.operations import Workload
+from costmodel.model.parallel import Shard
 from costmodel.model.quantisation import PrecisionGrid, Setup
 from costmodel.model.roofline import Floor
-from costmodel.workloads.named import load_workload
+from costmodel.workloads.named import load_shapes, load_workload
+from costmodel.workloads.shard import stages
 from dsq.precision import Precision, parse_named_precision
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
     workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
+    return _as_asked(workload, arguments)
+
+
+def stages_of(arguments: argparse.Namespace, shard: Shard) -> tuple[Workload, ...]:
+    """A device's part of the workload. Raises ValueError where it cannot be cut so."""
+    model = load_shapes(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
+    return tuple(_as_asked(stage, arguments) for stage in stages(model, shard))
+
+
+def _as_asked(workload: Workload, arguments: argparse.Namespace) -> Workload:
     if arguments.quantise_attention:
         workload = _changed(workload, workload.quantising_attention(), "--quantise-attention")
     if arguments.exclude:

@@ -43,6 +43,7 @@ class Setup:
     precision: Precision | PrecisionGrid
     box_axis: str = "contraction"  #: "contraction": the axis the consuming GEMM sums over; "last": the last axis
     container: int = 0  #: bits of what no quantiser touches; 0: as few as the precision allows
+    autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     def __post_init__(self) -> None:
         if self.box_axis not in BOX_AXES:
