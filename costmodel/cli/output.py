@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsq.command.table import table
+from dsq.command.table import as_csv, table
 
 Record = dict[str, Any]
 #: columns of a terminal
@@ -47,17 +47,12 @@ class Report:
         return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
     def csv(self) -> str:
+        if not self.columns:
+            return as_csv(self.sections[0].records, "")
         text = io.StringIO()
-        if self.columns:
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(self.columns)
-            writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
-        else:
-            records = self.sections[0].records
-            names = dict.fromkeys(name for record in records for name in record)
-            rows = csv.DictWriter(text, list(names), lineterminator="\n")
-            rows.writeheader()
-            rows.writerows(records)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
         return text.getvalue()
 
 
