@@ -1,7 +1,6 @@
 """The machine as a hardware file: what it says of itself, and what was measured."""
 
 import os
-import platform
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from dsq.calibration.clock import seconds
 from dsq.calibration.passes import passes
 from dsq.calibration.products import units
+from dsq.command.machine import processor
 
 #: float32 values of the copy: 256 MiB read and as many written, beyond any cache
 COPIED = 1 << 26
@@ -40,12 +40,7 @@ def measure(device: torch.device) -> dict[str, Any]:
 
 
 def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def _memory(device: torch.device) -> int:

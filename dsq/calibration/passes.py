@@ -5,6 +5,7 @@ in it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def _packing(device: torch.device) -> Iterator[dict[str, Any]]:
         for size in SIZES:
             x = torch.randn(*size, device=device)
             packed = pack(x, BFP(bits))
-            times[0].append(seconds(lambda x=x, bits=bits: pack(x, BFP(bits))))
+            times[0].append(seconds(partial(pack, x, BFP(bits))))
             times[1].append(seconds(packed.unpack))
         for phase, taken in zip(("forward", "backward"), times, strict=True):
             yield _pass("pack", bits, phase, counts, taken)
