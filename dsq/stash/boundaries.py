@@ -21,11 +21,12 @@ from dsq.stash.saved_tensors.hooks import op_hooks
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
 from dsq.stash.saved_tensors.storages import StorageCache, is_plain, storage_key, weak
 
+FOUR_BITS = BFP(4)
 #: an input of many segments (the encoder's output, to a decoder's blocks) is packed once
 _made: StorageCache[SharedCode] = StorageCache()
 
 
-def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = BFP(4), **kwargs: Any) -> Any:
+def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FOUR_BITS, **kwargs: Any) -> Any:
     """``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)`` that keeps hidden states in the bits of ``fmt``.
 
     Packed are the first of ``args`` and those of its rank and width, where they need a gradient: 4.5 bits a value at 4

@@ -51,9 +51,9 @@ def trained(folder, steps, resume=False):
 
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     whole, callback = trained(tmp_path / "whole", 8)
-    assert callback.scheduler.level == 1
+    assert callback.dynamic.scheduler.level == 1
     assert {str(layer.quantizers.precision) for layer in dsq.converted(whole).values()} == {"[16,4,4,16]"}
     trained(tmp_path / "broken", 4)
     resumed, callback = trained(tmp_path / "broken", 8, resume=True)
-    assert [work.updates for work in callback.scheduler.work] == [4, 4]
+    assert [work.updates for work in callback.dynamic.scheduler.work] == [4, 4]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
