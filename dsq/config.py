@@ -35,6 +35,7 @@ class DSQConfig:
     stash: Stash = "linears"
     #: quantise attention's two products too, in nn.MultiheadAttention and in models of transformers (dsq.ops.attention)
     attention: bool = False
+    adapters: bool = False  #: convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
@@ -53,7 +54,7 @@ class DSQConfig:
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
-        for name in ("attention", "eval_full_precision"):
+        for name in ("attention", "adapters", "eval_full_precision"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for level in range(len(self.levels)):

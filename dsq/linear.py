@@ -215,6 +215,10 @@ class Quantised:
         """``linear`` at the layer's level; in floating point where it evaluates so."""
         if self.evaluates_plain:
             return F.linear(x, weight, bias)
+        if type(weight) not in (nn.Parameter, Tensor) and hasattr(weight, "device_mesh"):
+            from dsq.tensor_parallel import sharded_linear  # half a second
+
+            return sharded_linear(x, weight, bias, self.quantizers)
         return linear(x, weight, bias, self.quantizers)
 
     def attend(

@@ -21,10 +21,13 @@ class Observation:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
+        self._seen = 0
+        self._before_that: dict[str, float] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was seen, and look again."""
+        """Look again; until then ``metrics`` tells what was seen before."""
+        self._before_that = self.metrics()
         self._remove(*self._handles)
         self._scale = Scale(parameter_storages(self.model))
         self._first_node: dict[nn.Module, int] = {}
@@ -34,9 +37,9 @@ class Observation:
 
     def metrics(self) -> dict[str, float]:
         """"stash_mib": MiB that the layers keep, a tensor that several read once; "stash_error": |Q1(x) - x| / |x| over
-        all their inputs; "POLICY_mib": what each stash policy reports. Empty where nothing was seen."""
+        all their inputs; "POLICY_mib": what each stash policy reports. Empty before the first forward."""
         if not self._seen:
-            return {}
+            return self._before_that
         found = {"stash_mib": sum(held.nbytes for held in self._scale.held) / 2**20}
         found["stash_error"] = (self._errors / self._squares) ** 0.5 if self._squares else 0.0
         for module in self.model.modules():

@@ -1,0 +1,64 @@
+"""Layers whose weight ColwiseParallel or RowwiseParallel sharded: the passes of dsq.linear on each rank's shard.
+
+    column-wise, w (N/ranks, K): y = Q0(x) Q0(w)^T is sharded like w; dx is a sum over ranks, and Q3 comes after it
+    row-wise, w (N, K/ranks):    y is a sum over ranks, and the bias comes after it; dx is sharded like w
+
+Boxes stay whole, and numbers those of one process but for the order of sums, where a rank's share of N and K is a
+multiple of the box.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from dsq.kernels.backend import MatMul
+from dsq.kernels.dispatch import quantize
+from dsq.linear import Quantizers, _Linear, _seed
+
+
+def sharded_linear(x: Tensor, weight: DTensor, bias: DTensor | None, quantizers: Quantizers) -> DTensor:
+    """``dsq.functional.linear`` of a sharded ``weight``. Raises ValueError where it is sharded in another way."""
+    mesh, (placement, *others) = weight.device_mesh, weight.placements
+    if others or placement not in (Shard(0), Shard(1)):
+        raise ValueError(f"weight must be sharded as Shard(0) or Shard(1) over one axis, got {weight.placements}")
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    matmuls, seed = quantizers.matmuls, _seed(quantizers)
+    if placement == Shard(1):
+        x_local = _local(x, Shard(x.dim() - 1))
+        y = _Linear.apply(x_local, _local(weight, placement), None, matmuls, seed)
+        total = DTensor.from_local(y, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
+        return total if bias is None else cast(DTensor, total + bias)
+    dx = matmuls.input_gradient
+    x_local = _RoundedGradient.apply(x.redistribute(placements=[Replicate()]), dx, seed).to_local(
+        grad_placements=[Partial()]
+    )
+    unrounded = matmuls._replace(input_gradient=replace(dx, result=None))
+    bias_local = None if bias is None else _local(bias, Shard(0))
+    y = _Linear.apply(x_local, _local(weight, placement), bias_local, unrounded, seed)
+    return DTensor.from_local(y, mesh, [Shard(y.dim() - 1)], run_check=False)
+
+
+def _local(x: DTensor, placement: Placement) -> Tensor:
+    return x.redistribute(placements=[placement]).to_local()
+
+
+class _RoundedGradient(torch.autograd.Function):
+    """``x`` itself; its gradient, summed over the ranks, at q3."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, matmul: MatMul, seed: int | None) -> DTensor:
+        ctx.matmul, ctx.seed = matmul, seed
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: DTensor) -> tuple[DTensor, None, None]:
+        matmul, seed = ctx.matmul, ctx.seed
+        dx = dx.redistribute(placements=[Replicate()])
+        if matmul.result is None:
+            return dx, None, None
+        rounded = quantize(dx.to_local(), matmul.result, -1, None if seed is None else seed + matmul.result_seed)
+        return DTensor.from_local(rounded, dx.device_mesh, [Replicate()], run_check=False), None, None
