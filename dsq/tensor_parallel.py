@@ -8,13 +8,14 @@ multiple of the box.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from dsq.kernels.backend import MatMul
+from dsq.kernels.backend import LinearMatMuls, MatMul
 from dsq.kernels.dispatch import quantize
 from dsq.linear import Quantizers, _Linear, _seed
 
@@ -36,10 +37,15 @@ def sharded_linear(x: Tensor, weight: DTensor, bias: DTensor | None, quantizers:
     x_local = _RoundedGradient.apply(x.redistribute(placements=[Replicate()]), dx, seed).to_local(
         grad_placements=[Partial()]
     )
-    unrounded = matmuls._replace(input_gradient=replace(dx, result=None))
     bias_local = None if bias is None else _local(bias, Shard(0))
-    y = _Linear.apply(x_local, _local(weight, placement), bias_local, unrounded, seed)
+    y = _Linear.apply(x_local, _local(weight, placement), bias_local, _unrounded(matmuls), seed)
     return DTensor.from_local(y, mesh, [Shard(y.dim() - 1)], run_check=False)
+
+
+@lru_cache
+def _unrounded(matmuls: LinearMatMuls) -> LinearMatMuls:
+    """Without Q3 of dx."""
+    return matmuls._replace(input_gradient=replace(matmuls.input_gradient, result=None))
 
 
 def _local(x: DTensor, placement: Placement) -> Tensor:
