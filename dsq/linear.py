@@ -216,9 +216,10 @@ class Quantised:
         if self.evaluates_plain:
             return F.linear(x, weight, bias)
         if type(weight) not in (nn.Parameter, Tensor) and hasattr(weight, "device_mesh"):
-            from dsq.tensor_parallel import sharded_linear  # half a second
+            from dsq.ops.tensor_parallel import sharded_linear  # torch.distributed.tensor takes half a second
 
-            return sharded_linear(x, weight, bias, self.quantizers)
+            q = self.quantizers
+            return sharded_linear(_Linear.apply, x, weight, bias, q.matmuls, _seed(q))
         return linear(x, weight, bias, self.quantizers)
 
     def attend(

@@ -122,13 +122,14 @@ def test_tensor_parallel_layers_are_those_of_one_process(found, level):
 
 
 def test_other_shardings_are_refused(tmp_path):
-    from dsq.tensor_parallel import sharded_linear
-
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1,))
-        weight = distributed.tensor.distribute_tensor(torch.randn(32, 32), mesh, [distributed.tensor.Replicate()])
+        layer = dsq.Linear(32, 32)
+        whole = distributed.tensor.distribute_tensor(
+            layer.weight.detach(), init_device_mesh("cpu", (1,)), [distributed.tensor.Replicate()]
+        )
+        layer.weight = nn.Parameter(whole)
         with pytest.raises(ValueError, match=r"weight must be sharded as Shard\(0\) or Shard\(1\)"):
-            sharded_linear(torch.randn(16, 32), weight, None, dsq.Quantizers.of("[4,4,4,16]"))
+            layer(torch.randn(16, 32))
     finally:
         distributed.destroy_process_group()
