@@ -9,6 +9,8 @@ from .precision import Precision, parse_levels
 from .scheduler import PrecisionScheduler
 from .state import DynamicPrecision, load_state_dict, state_dict
 
+__version__: str
+
 __all__ = [
     "BFP",
     "Coverage",

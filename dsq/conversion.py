@@ -31,10 +31,10 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
 
     nn.Linear becomes dsq.Linear, and nn.MultiheadAttention and transformers' Conv1D their quantised selves. Only the
     class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose name matches
-    ``config.exclude``, subclasses of these three and PEFT's adapters are left alone. Fused paths that would read the weights past the
-    layers are switched off. Warns where nothing was converted, where under half of the parameters that are multiplied
-    were (``dsq.report`` says what was left), or where ``config.exclude`` matches nothing that would have been. With
-    ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
+    ``config.exclude``, subclasses of these three and PEFT's adapters are left alone. Fused paths that would read the
+    weights past the layers are switched off. Warns where nothing was converted, where under half of the parameters that
+    are multiplied were (``dsq.report`` says what was left), or where ``config.exclude`` matches nothing that would have
+    been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -178,7 +178,7 @@ def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:
 
 def _adapters(model: nn.Module) -> set[nn.Module]:
     """The low-rank layers that PEFT put beside others."""
-    tuners = (module for module in model.modules() if hasattr(module, "adapter_layer_names"))
+    tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
     return {
         adapter
         for tuner in tuners

@@ -33,18 +33,23 @@ class Observation:
         self._first_node: dict[nn.Module, int] = {}
         self._seen, self._squares, self._errors = 0, 0.0, 0.0
         for layer in converted(self.model).values():
-            self._handles[layer] = layer.register_forward_pre_hook(self._before), layer.register_forward_hook(self._after)
+            self._handles[layer] = (
+                layer.register_forward_pre_hook(self._before),
+                layer.register_forward_hook(self._after),
+            )
 
     def metrics(self) -> dict[str, float]:
-        """"stash_mib": MiB that the layers keep, a tensor that several read once; "stash_error": |Q1(x) - x| / |x| over
-        all their inputs; "POLICY_mib": what each stash policy reports. Empty before the first forward."""
+        """The latest figures by name; none before the first forward.
+
+        stash_mib: MiB that the layers keep, a tensor that several read once. stash_error: |Q1(x) - x| / |x| over all
+        their inputs. POLICY_mib: what each stash policy of the model reports.
+        """
         if not self._seen:
             return self._before_that
         found = {"stash_mib": sum(held.nbytes for held in self._scale.held) / 2**20}
         found["stash_error"] = (self._errors / self._squares) ** 0.5 if self._squares else 0.0
-        for module in self.model.modules():
-            for name, controller in module.__dict__.get("_dsq_stash", {}).items():
-                found[f"{name}_mib"] = controller.report().kept_bytes / 2**20
+        for name, controller in applied(self.model).items():
+            found[f"{name}_mib"] = controller.report().kept_bytes / 2**20
         return found
 
     def _before(self, layer: nn.Module, args: Any) -> None:

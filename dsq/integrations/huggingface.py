@@ -82,9 +82,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.dynamic.record(updates=1)
         self._note()
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Take note of the evaluation's loss. Raises ValueError where the evaluation gave none."""
         metrics: dict[str, float] = kwargs["metrics"]
         if "eval_loss" not in metrics:

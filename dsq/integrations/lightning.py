@@ -2,8 +2,8 @@
 
     trainer = lightning.Trainer(..., callbacks=[PrecisionCallback(DSQConfig(), monitor="val_loss")])
 
-The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the level
-is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
+The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
+level is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
 
 Where ModelCheckpoint saves every N steps and N falls on a validation, Lightning saves first and does not validate again
 when it resumes: that loss is lost. Save at the end of the validation, which is its default, or between validations.
@@ -59,8 +59,10 @@ class PrecisionCallback(Callback):
         if trainer.sanity_checking or self.dynamic is None:
             return
         if self.monitor not in trainer.callback_metrics:
-            raise ValueError(f"monitor must be a value the module logs, {self.monitor!r} is not among "
-                             f"{', '.join(sorted(trainer.callback_metrics))}")
+            raise ValueError(
+                f"monitor must be a value the module logs, {self.monitor!r} is not among "
+                f"{', '.join(sorted(trainer.callback_metrics))}"
+            )
         self.dynamic.step(float(trainer.callback_metrics[self.monitor]))
 
     def state_dict(self) -> dict[str, Any]:

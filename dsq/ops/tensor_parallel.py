@@ -19,14 +19,13 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from dsq.kernels.backend import LinearMatMuls, MatMul
 from dsq.kernels.dispatch import quantize
 
-
 Layer = Callable[[Tensor, Tensor, Tensor | None, LinearMatMuls, int | None], Tensor]
 
 
 def sharded_linear(
-    layer: Layer, x: Tensor, weight: DTensor, bias: DTensor | None, matmuls: LinearMatMuls, seed: int | None
+    layer: Layer, x: Tensor, weight: Any, bias: Any, matmuls: LinearMatMuls, seed: int | None
 ) -> DTensor:
-    """``layer(x, weight, bias, matmuls, seed)`` of a sharded ``weight``, by ``layer`` on the shards.
+    """``layer(x, weight, bias, matmuls, seed)`` of DTensors ``weight`` and ``bias``, by ``layer`` on the shards.
 
     Raises ValueError where ``weight`` is sharded in another way.
     """
@@ -64,13 +63,12 @@ class _RoundedGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: DTensor, matmul: MatMul, seed: int | None) -> DTensor:
         ctx.matmul, ctx.seed = matmul, seed
-        return x.view_as(x)
+        return cast(DTensor, x.view_as(x))
 
     @staticmethod
     def backward(ctx: Any, dx: DTensor) -> tuple[DTensor, None, None]:
         matmul, seed = ctx.matmul, ctx.seed
-        dx = dx.redistribute(placements=[Replicate()])
-        if matmul.result is None:
-            return dx, None, None
-        rounded = quantize(dx.to_local(), matmul.result, -1, None if seed is None else seed + matmul.result_seed)
+        total = _local(dx, Replicate())
+        seed = None if seed is None else seed + matmul.result_seed
+        rounded = total if matmul.result is None else quantize(total, matmul.result, -1, seed)
         return DTensor.from_local(rounded, dx.device_mesh, [Replicate()], run_check=False), None, None

@@ -49,8 +49,8 @@ def test_lora_on_a_converted_base_is_a_converted_lora():
     assert all("lora" in name and torch.equal(p, q) for name, p, q in trained)
 
 
-@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa", "checkpoint"])
-def test_policies_under_lora(policy):
+@pytest.mark.parametrize("policy, share", [("bfp", 0.5), ("gact", 0.5), ("mesa", 0.8), ("checkpoint", 0.5)])
+def test_policies_under_lora(policy, share):
     model = with_lora(gpt())
     model.enable_input_require_grads()
     exact = loss(model)
@@ -62,4 +62,4 @@ def test_policies_under_lora(policy):
     loss(model).backward()
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
     assert (found - gradient).norm() < 0.3 * gradient.norm()
-    assert dsq.stash.measure(lambda: loss(model)).nbytes < 0.5 * plain
+    assert dsq.stash.measure(lambda: loss(model)).nbytes < share * plain

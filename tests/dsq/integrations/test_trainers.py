@@ -6,8 +6,21 @@ import pytest
 import torch
 
 import dsq
-from tests.dsq.integrations.training import BATCH, EVERY, HALF, OPTIONS, UPDATES, Net, Rows, config, loader
-from tests.dsq.integrations.training import optimizer, plain_loop, updates_from, weights
+from tests.dsq.integrations.training import (
+    BATCH,
+    EVERY,
+    HALF,
+    OPTIONS,
+    UPDATES,
+    Net,
+    Rows,
+    config,
+    loader,
+    optimizer,
+    plain_loop,
+    updates_from,
+    weights,
+)
 from tests.threads import threads
 
 
