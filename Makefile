@@ -2,6 +2,7 @@
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: what policies claim against what malloc holds
 # make lint    ruff, mypy and the contracts of imports
+# make docs    the documentation site, in site/
 # make env     .venv with everything; the targets above make it by themselves, once
 #
 # With an environment that is ready (torch 2.13, fairseq 0.12.2, the extras in pyproject.toml):
@@ -21,7 +22,7 @@ RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 endif
 
-.PHONY: demo test soak lint env
+.PHONY: demo test soak lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -40,6 +41,9 @@ lint: $(DEV)
 	$(PYTHON) -m mypy
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
+docs: $(DEV)
+	$(PYTHON) -m mkdocs build --quiet
+
 env: $(DEV)
 
 # torch first, so that nothing later chooses another; fairseq's own metadata no longer resolves, hence --no-deps, and it
@@ -49,7 +53,7 @@ $(VENV)/.run: pyproject.toml $(wildcard setup.py kernels/cpu/*.py kernels/cpu/sr
 	$(BASE_PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip wheel -qq --no-deps --wheel-dir $(VENV)/wheels fairseq==0.12.2 & fairseq=$$!; \
 	$(VENV)/bin/python -m pip install -qq $(TORCH) && \
-	$(VENV)/bin/python -m pip install -qq -e ".[fairseq]" && \
+	$(VENV)/bin/python -m pip install -qq -e ".[fairseq,plots]" && \
 	wait $$fairseq && \
 	$(VENV)/bin/python -m pip install -qq --no-deps $(VENV)/wheels/fairseq-*.whl
 	touch $@

@@ -215,6 +215,11 @@ class Quantised:
         """``linear`` at the layer's level; in floating point where it evaluates so."""
         if self.evaluates_plain:
             return F.linear(x, weight, bias)
+        if type(weight) not in (nn.Parameter, Tensor) and hasattr(weight, "device_mesh"):
+            from dsq.ops.tensor_parallel import sharded_linear  # torch.distributed.tensor takes half a second
+
+            q = self.quantizers
+            return sharded_linear(_Linear.apply, x, weight, bias, q.matmuls, _seed(q))
         return linear(x, weight, bias, self.quantizers)
 
     def attend(
