@@ -16,7 +16,7 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Gemm, Groups, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64
 
@@ -155,6 +155,47 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong
 
 
+#: (values, groups) of affine codes: runs that tiles divide and that they do not, several groups a tile, a short last run
+_AFFINE = (
+    (1, Groups(1, 1)),
+    (4096, Groups(64, 8)),
+    (4096, Groups(512, 8)),
+    (3 * 7 * 24, Groups(24, 7)),
+    (900, Groups(1, 300)),
+    (5000, Groups(256, 20)),
+    (20000, Groups(100, 200)),
+    (16500, Groups(3, 5500)),
+)
+
+
+def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference."""
+    for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*FLOATS, torch.float64)):
+        seed = None if bits % 3 == 0 else 2**33 + bits
+        x = edges(Case((count,), -1, BFP(4, 16), dtype))
+        low, high = REFERENCE.affine_extents(x, groups)
+        given = low + (high - low) / 8, (high - low) / (4 * 2**bits)  # narrower than the values
+        ranges = None if groups.run * groups.count >= count else given
+        packed = REFERENCE.affine_pack(x, bits, groups, ranges, seed)
+        found = backend.affine_pack(
+            x.to(device), bits, groups, None if ranges is None else (given[0].to(device), given[1].to(device)), seed
+        )
+        moved = AffineCodes(*(part.to(device) for part in packed))
+        names = ("low", "high", "codes", "low kept", "step", "unpack")
+        expected = (low, high, *packed, REFERENCE.affine_unpack(packed, bits, groups, count, dtype))
+        got = (
+            *backend.affine_extents(x.to(device), groups),
+            *found,
+            backend.affine_unpack(moved, bits, groups, count, dtype),
+        )
+        pairs = zip(names, expected, got, strict=True)
+        # +0.0: which of a group's zeros is its smallest value is not said
+        wrong = " ".join(
+            n for n, a, b in pairs if not same_bits(a + 0 if a.is_floating_point() else a, b.cpu() + 0)
+        )
+        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", wrong
+
+
 _SIGNED = ((SignedBFP, SignedBFP), (SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, BFP), (BFP, SignedBFP))
 #: formats of the two operands of products, and their widths
 _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...] = (
@@ -209,7 +250,11 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         wrong = disagreements(backend, case, device)
         if wrong:
             yield f"{case}: {' '.join(wrong)}"
-    for trials in (mask_disagreements(backend, device), gemm_disagreements(backend, device)):
+    for trials in (
+        mask_disagreements(backend, device),
+        affine_disagreements(backend, device),
+        gemm_disagreements(backend, device),
+    ):
         yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
 
 

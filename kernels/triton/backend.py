@@ -8,6 +8,7 @@ import importlib.util
 
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels.backend import Backend
+from dsq.kernels.reference import affine
 from dsq.kernels.triton import codec, gemm, masks
 
 TRITON = Backend(
@@ -20,6 +21,9 @@ TRITON = Backend(
     unpack_mask=masks.unpack_mask,
     apply_mask=masks.apply_mask,
     relu=masks.relu,
+    affine_extents=affine.extents,
+    affine_pack=affine.pack,
+    affine_unpack=affine.unpack,
     gemms=gemm.GEMMS,
 )
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from dsq.kernels.backend import Groups
 from dsq.stash.mesa.running_modules import RunningModules
-from dsq.stash.mesa.running_ranges import HeadCodes, RunningRanges
+from dsq.stash.mesa.running_ranges import RunningRanges
+from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.bit_rules import SENSITIVE
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
@@ -69,7 +71,7 @@ class ObservedForward(TorchFunctionMode):
     def pack(self, tensor: Tensor) -> Saved:
         return self.stash.keep(tensor) if self.kind is None else self.stash.pack(tensor)
 
-    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> HeadCodes | None:
+    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> AffineGroups | None:
         path = self.running.path()
         key = f"{path}:{self.made[path]}"
         self.made[path] += 1  # an empty tensor's too: those after it keep theirs
@@ -78,9 +80,9 @@ class ObservedForward(TorchFunctionMode):
         axis, (outer, groups, inner) = self._grouping(tensor)
         position = order.axes.index(axis)
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
-            outer, groups, inner = 1, values.shape[position], 1
-        values = values.unflatten(position, (outer, groups, inner))
-        return self.ranges.quantize(key, values, position + 1)
+            groups, inner = values.shape[position], 1
+        run = inner * math.prod(values.shape[position + 1 :])
+        return self.ranges.quantize(key, values, Groups(run, groups))
 
     def _grouping(self, tensor: Tensor) -> tuple[int, tuple[int, int, int]]:
         """(axis, its sizes as outer x groups x inner): where the groups of a saved tensor lie."""
