@@ -34,6 +34,19 @@ struct GroupCursor {
   }
 };
 
+INLINE float least_lane(F x) {
+  typedef VECTOR(float, 4) Four;
+  float lane[LANES];
+  store(lane, x);
+  Four four = read<Four>(lane);
+  for (int i = 4; i < LANES; i += 4) {
+    const Four more = read<Four>(lane + i);
+    four = more < four ? more : four;
+  }
+  const float a = four[0] < four[1] ? four[0] : four[1], b = four[2] < four[3] ? four[2] : four[3];
+  return a < b ? a : b;
+}
+
 // The smallest and the largest of values; not a number if one of them is none.
 struct Extent {
   F low, high;
@@ -53,12 +66,9 @@ struct Extent {
     add(load(few));
   }
   void write_to(float* lowest, float* highest) const {
-    *lowest = low[0], *highest = high[0];
-    for (int i = 1; i < LANES; i++) {
-      if (low[i] < *lowest) *lowest = low[i];
-      if (high[i] > *highest) *highest = high[i];
-    }
-    if (any(nan)) *lowest = *highest = __builtin_nanf("");
+    const bool number = !any(nan);
+    *lowest = number ? least_lane(low) : __builtin_nanf("");
+    *highest = number ? -least_lane(-high) : __builtin_nanf("");
   }
 };
 
