@@ -57,6 +57,14 @@ def test_rows_measured_before_are_kept_in_the_order_of_the_setups(few, tmp_path)
     assert list(pd.read_csv(tmp_path / "compare_stash.csv")["setup"]) == ["plain", "bfp 4"]
 
 
+def test_times_join_the_sizes_measured_before(few, tmp_path):
+    for what in ("sizes", "times"):
+        assert compare.main(["--out", str(tmp_path), "--steps", "1", "--measure", what, "--only", "bfp"]) == 0
+        (row,) = pd.read_csv(tmp_path / "compare_stash.csv").to_dict("records")
+        assert pd.isna(row["time"]) == (what == "sizes")
+    assert row["held, MiB"] * 2**20 == pytest.approx(3 * BATCH)
+
+
 def test_bad_input(tmp_path, capsys):
     assert compare.main(["--out", str(tmp_path), "--only", "nothing"]) == 2
     assert "--only nothing: no setup has that in its name" in capsys.readouterr().err
