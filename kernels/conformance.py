@@ -155,7 +155,7 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong
 
 
-#: (values, groups) of affine codes: runs that tiles divide and that they do not, several groups a tile, a short last run
+#: (values, groups) of affine codes: runs that tiles divide and others, several groups a tile, a short last run
 _AFFINE = (
     (1, Groups(1, 1)),
     (4096, Groups(64, 8)),
@@ -169,30 +169,29 @@ _AFFINE = (
 
 
 def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference."""
+    """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference ("" for
+    none)."""
     for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*FLOATS, torch.float64)):
-        seed = None if bits % 3 == 0 else 2**33 + bits
-        x = edges(Case((count,), -1, BFP(4, 16), dtype))
+        x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
         low, high = REFERENCE.affine_extents(x, groups)
-        given = low + (high - low) / 8, (high - low) / (4 * 2**bits)  # narrower than the values
-        ranges = None if groups.run * groups.count >= count else given
+        ranges = None
+        if groups.run * groups.count < count:  # several runs a group: in a range narrower than the values
+            ranges = low + (high - low) / 8, (high - low) / (4 * 2**bits)
         packed = REFERENCE.affine_pack(x, bits, groups, ranges, seed)
-        found = backend.affine_pack(
-            x.to(device), bits, groups, None if ranges is None else (given[0].to(device), given[1].to(device)), seed
-        )
+        y = REFERENCE.affine_unpack(packed, bits, groups, count, dtype)
+
+        on_device = x.to(device)
+        given = None if ranges is None else (ranges[0].to(device), ranges[1].to(device))
         moved = AffineCodes(*(part.to(device) for part in packed))
-        names = ("low", "high", "codes", "low kept", "step", "unpack")
-        expected = (low, high, *packed, REFERENCE.affine_unpack(packed, bits, groups, count, dtype))
-        got = (
-            *backend.affine_extents(x.to(device), groups),
-            *found,
-            backend.affine_unpack(moved, bits, groups, count, dtype),
-        )
-        pairs = zip(names, expected, got, strict=True)
-        # +0.0: which of a group's zeros is its smallest value is not said
-        wrong = " ".join(
-            n for n, a, b in pairs if not same_bits(a + 0 if a.is_floating_point() else a, b.cpu() + 0)
-        )
+        found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
+        found = backend.affine_extents(on_device, groups), backend.affine_pack(on_device, bits, groups, given, seed)
+        pairs = [
+            *zip(("low", "high"), (low, high), found[0], strict=True),
+            *zip(("codes", "low of codes", "step"), packed, found[1], strict=True),
+            ("unpack", y, found_y),
+        ]
+        # + 0: which of its zeros is a group's smallest value is not said
+        wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected + 0, got.cpu() + 0))
         yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", wrong
 
 

@@ -6,8 +6,10 @@ low is the group's minimum, or what the caller says. u is 1/2 for nearest; for s
 with k the 16-bit number that philox.py draws for the value's position in one long row: on that grid q + u is exact in
 float32 for every q of 8 bits, so a value on a code stays there, and P(up) differs from the fraction by less than 2^-16.
 
-low and step are float32, or float64 for float64 values. A group without spread has step 0 and comes back exact. One that
-holds a NaN or an infinity, or whose spread overflows, comes back as NaN, all of it. Shape suffixes: N values, G groups.
+low and step are float32, or float64 for float64 values. A group without spread has step 0 and comes back exact. One
+that holds a NaN or an infinity, or whose spread overflows, comes back as NaN, all of it.
+
+Shape suffixes: N values; G groups; A, B the runs of a group and their values.
 """
 
 import math
@@ -31,9 +33,7 @@ def extents(x_N: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     return x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
 
 
-def pack(
-    x_N: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, seed: int | None
-) -> AffineCodes:
+def pack(x_N: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, seed: int | None) -> AffineCodes:
     """Codes in the ranges (low, step) given, or in the values' own."""
     if ranges is None:
         low_G, high_G = extents(x_N, groups)

@@ -1,9 +1,9 @@
-"""Per-group asymmetric quantisation with stochastic rounding, in 1 to 8 bits: the quantiser of GACT (appendix A.4; groups
-of consecutive values) and of Mesa (equations 3 to 5; groups along an axis, ranges from running estimates).
+"""Per-group asymmetric quantisation in 1 to 8 bits: the quantiser of GACT (appendix A.4; groups of consecutive values)
+and of Mesa (equations 3 to 5; groups along an axis, ranges from running estimates).
 
     step = (max - min) / (2^b - 1)        q = clip(floor((x - min) / step + u), 0, 2^b - 1)        x^ = q step + min
 
-Every detail is in kernels/reference/affine.py.
+Rounding and edge cases: kernels/reference/affine.py.
 """
 
 from dataclasses import dataclass

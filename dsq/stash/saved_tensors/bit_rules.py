@@ -133,8 +133,8 @@ POOLING: dict[Callable[..., Any], Rule] = {
 #: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
 #: zero, and lose their gradient.
 FEW_BITS = {**RELU_FAMILY, **DROPOUT, **POOLING}
-#: Functions whose saved tensors quantising policies keep exact: they are small, or are what a gradient is most sensitive
-#: to (GACT, section 6.1: a loss).
+#: Functions whose saved tensors quantising policies keep exact: they are small, or are what a gradient is most
+#: sensitive to (GACT, section 6.1: a loss).
 SENSITIVE: tuple[Callable[..., Any], ...] = (
     *(torch.rsqrt, Tensor.rsqrt, torch.logsumexp, Tensor.logsumexp),
     *(F.cross_entropy, F.nll_loss, F.log_softmax, torch.log_softmax, Tensor.log_softmax),
