@@ -11,7 +11,7 @@ other two rows train norms only and nothing but the input, with batch norm in ev
     held      MiB that the allocator holds at the end of forward and loss, above what is held between steps: malloc
               counted in a process of its own (analysis.stash.allocator), or CUDA's allocator
     least     MiB: every saved value at the policy's bits, or what was measured once
-    peak      MiB allocated at most during forward and backward, above what is there between steps (weights, gradients)
+    peak      MiB that it holds at most during forward and backward, counted likewise
     time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
     error     |g - g0| / |g0| over all gradients, g0 from the plain model; for a stochastic policy the mean over seeds
     cosine    of g and g0
@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from analysis.bench.memory import keep_freed_memory
 from analysis.bench.timer import gpu_clock, in_turns, wall_clock
 from analysis.stash.allocator.counted import build, run
+from analysis.stash.allocator.held import Held
 from analysis.stash.picture import draw
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach
 from dsq import stash
@@ -55,6 +56,7 @@ SHOWN = {
     "peak, MiB": ".0f",
     "time": ".2f",
 }
+MEASURED = ["sizes", "gradients", "times"]
 SHOWN |= {"error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 
 
@@ -64,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, required=True, help="folder for the table, the CSV and the picture")
     made.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
     made.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
-    made.add_argument("--measure", nargs="+", default=["sizes", "times"], choices=["sizes", "times"])
+    made.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
     made.add_argument("--seeds", type=int, default=8, help="draws of a stochastic policy's gradient (default 8)")
     made.add_argument("--steps", type=int, default=5, help="timed steps of each setup (default 5)")
     made.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
@@ -118,7 +120,10 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     bench.step(model)  # estimates and caches exist, gact has adapted
     made: dict[str, Any] = {"model": setup.case.split(",")[0], "setup": row_name(setup, bench.case)}
     if "sizes" in args.measure:
-        made |= sizes(setup, model, bench, plain.gradient, args.seeds)
+        made |= sizes(setup, model, bench)
+    if "gradients" in args.measure:
+        draws = [bench.step(model) for _ in range(args.seeds if setup.stochastic else 1)]
+        made |= against(plain.gradient, draws)
     if "times" in args.measure:
         calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
         clock = gpu_clock if bench.x.is_cuda else wall_clock
@@ -134,21 +139,25 @@ def row_name(setup: Setup, case: TrainingCase) -> str:
     return setup.name + (f" ({case.note})" if case.note else "")
 
 
-def sizes(setup: Setup, model: nn.Module, bench: Bench, exact: Tensor, seeds: int) -> dict[str, Any]:
-    """Bytes of a model under a setup, and its gradient against the exact one."""
-    draws = [bench.step(model) for _ in range(seeds if setup.stochastic else 1)]
+def sizes(setup: Setup, model: nn.Module, bench: Bench) -> dict[str, Any]:
+    """Bytes of a model under a setup."""
+    step = held(setup, bench, model)
+    return {
+        "stash, MiB": stash.measure(lambda: model(bench.x)).nbytes / MIB,
+        "held, MiB": step.stash / MIB,
+        "least, MiB": setup.least(bench.stash),
+        "peak, MiB": step.peak / MIB,
+    }
+
+
+def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
+    """Draws of a gradient against the exact one."""
     norm = exact.norm()
     slopes = [float(g @ exact / norm**2) for g in draws]
     errors = [float((g - exact).norm() / norm) for g in draws]
     cosines = [float(g @ exact / (g.norm() * norm)) for g in draws]
-    kept = stash.measure(lambda: model(bench.x))
-    peak = stash.measure(lambda: bench.case.loss(model(bench.x), bench.y), backward=True).peak_bytes
-    noisy = setup.stochastic and seeds > 1
+    noisy = len(draws) > 1
     return {
-        "stash, MiB": kept.nbytes / MIB,
-        "held, MiB": held(setup, bench, model) / MIB,
-        "least, MiB": setup.least(bench.stash),
-        "peak, MiB": peak / MIB,
         "error": statistics.mean(errors),
         "cosine": statistics.mean(cosines),
         "slope": statistics.mean(slopes) if noisy else None,
@@ -156,17 +165,20 @@ def sizes(setup: Setup, model: nn.Module, bench: Bench, exact: Tensor, seeds: in
     }
 
 
-def held(setup: Setup, bench: Bench, model: nn.Module) -> int:
-    """Bytes that the allocator holds for a step at the end of its forward and loss."""
+def held(setup: Setup, bench: Bench, model: nn.Module) -> Held:
+    """Bytes that the allocator holds for a step."""
     if bench.x.is_cuda:
         before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
         loss = bench.case.loss(model(bench.x), bench.y)
         after = torch.cuda.memory_allocated()
+        loss.backward()
         del loss
-        return after - before
+        peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+        return Held(after - before, peak - before, left - before)
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
-        return int(run(build(Path(folder)), program).split()[-1])
+        return Held(*map(int, run(build(Path(folder)), program).split()[-3:]))
 
 
 def compare(args: argparse.Namespace) -> None:

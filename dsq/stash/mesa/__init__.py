@@ -17,7 +17,8 @@ own body, so that its parts can be seen.
 
 Beyond the paper, the channel groups serve every other operation of the forward (products, SiLU, group norm, ...). Masks
 of the ReLU family and of dropout take one bit, exact; max-pool's indices their narrowest integers; average pooling
-nothing. Tensors that need no gradient and are only multiplied with stay exact, as does a loss inside the model.
+nothing. Tensors that need no gradient and are only multiplied with stay exact, as do 1/std of an RMS norm that is
+written out and the log-probabilities of a cross entropy inside the model.
 """
 
 from collections.abc import Collection

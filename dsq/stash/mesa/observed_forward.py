@@ -75,7 +75,7 @@ class ObservedForward(TorchFunctionMode):
         path = self.running.path()
         key = f"{path}:{self.made[path]}"
         self.made[path] += 1  # an empty tensor's too: those after it keep theirs
-        if values.numel() == 0:
+        if tensor.dim() == 0 or values.numel() == 0:
             return None
         axis, (outer, groups, inner) = self._grouping(tensor)
         position = order.axes.index(axis)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from analysis.stash import compare
+from analysis.stash.allocator.held import Held
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, bits_a_value
 
 
@@ -28,7 +29,8 @@ ROWS = (
 def few(monkeypatch):
     monkeypatch.setattr(compare, "CASES", TINY)
     monkeypatch.setattr(compare, "SETUPS", ROWS)
-    monkeypatch.setattr(compare, "held", lambda *_: 3 * BATCH)  # measured in a process of its own: test_allocator.py
+    measured = Held(3 * BATCH, 4 * BATCH, 0)
+    monkeypatch.setattr(compare, "held", lambda *_: measured)  # in a process of its own: test_allocator.py
 
 
 def test_table_csv_and_picture(few, tmp_path, capsys):

@@ -251,6 +251,7 @@ LAYERS = {
     "instance norm": lambda y, w: F.instance_norm(y.transpose(1, 2)),
     "rms norm": lambda y, w: F.rms_norm(y, (WIDTH,)),
     "tanh": lambda y, w: torch.tanh(y),
+    "temperature": lambda y, w: y * torch.exp(w[0, 0]),
     "average pooling": lambda y, w: F.avg_pool1d(y.transpose(1, 2), 3),
 }
 
