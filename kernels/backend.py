@@ -29,12 +29,12 @@ class Codes(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % count``. All
+    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``. All
     runs but the last are whole; if that one is short, it is of the last group.
     """
 
     run: int
-    count: int
+    number: int
 
 
 class AffineCodes(NamedTuple):

@@ -165,7 +165,7 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
         low, high = REFERENCE.affine_extents(x, groups)
         ranges = None
-        if groups.run * groups.count < count:  # several runs a group: in a range narrower than the values
+        if groups.run * groups.number < count:  # several runs a group: in a range narrower than the values
             ranges = low + (high - low) / 8, (high - low) / (4 * 2**bits)
         packed = REFERENCE.affine_pack(x, bits, groups, ranges, seed)
         y = REFERENCE.affine_unpack(packed, bits, groups, count, dtype)

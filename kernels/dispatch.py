@@ -167,7 +167,7 @@ def affine_pack(
     """
     _check_types(x.dtype)
     if x.numel() == 0:
-        none = x.new_zeros(groups.count, dtype=torch.promote_types(x.dtype, torch.float32))
+        none = x.new_zeros(groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
         return AffineCodes(x.new_empty(0, dtype=torch.uint8), none, none)
     if ranges is not None:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -188,8 +188,8 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
 
 
 def _check_ranges(low: Tensor, step: Tensor, groups: Groups) -> None:
-    if low.shape != (groups.count,) or step.shape != low.shape or low.dtype != step.dtype:
-        raise ValueError(f"low and step must have the shape ({groups.count},) and one dtype")
+    if low.shape != (groups.number,) or step.shape != low.shape or low.dtype != step.dtype:
+        raise ValueError(f"low and step must have the shape ({groups.number},) and one dtype")
 
 
 def _backend_of(*tensors: Tensor) -> Backend:

@@ -33,7 +33,7 @@ class Affine:
         fields = {
             "count": count,
             "run": groups.run,
-            "groups": groups.count,
+            "groups": groups.number,
             "bits": bits,
             "dtype": self._dtypes[dtype],
             "stochastic": stochastic,
@@ -80,4 +80,4 @@ class Affine:
 
 
 def _numbers(groups: Groups) -> Tensor:
-    return torch.empty(groups.count, dtype=torch.float32, device="cpu")
+    return torch.empty(groups.number, dtype=torch.float32, device="cpu")

@@ -27,8 +27,8 @@ assert _CHUNK % BLOCK == 0
 
 def extents(x_N: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of each group, (G,)."""
-    short = -x_N.numel() % (groups.run * groups.count)  # the last run, of the last group, may be short
-    x_AGB = torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.count, groups.run)
+    short = -x_N.numel() % (groups.run * groups.number)  # the last run, of the last group, may be short
+    x_AGB = torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
     wide = torch.promote_types(x_N.dtype, torch.float32)
     return x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
 
@@ -68,7 +68,7 @@ def unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: to
 
 def _groups_of(groups: Groups, begin: int, values: Tensor) -> Tensor:
     index = torch.arange(begin, begin + values.numel(), device=values.device)
-    return index.div_(groups.run, rounding_mode="floor").remainder_(groups.count)
+    return index.div_(groups.run, rounding_mode="floor").remainder_(groups.number)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
