@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off"]
 FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns of its own AVX-512 header
 #: each source with the flags of its own
-SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
+SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DDSQ_X86")
     # chosen at run time, so a wheel runs on any x86-64 machine

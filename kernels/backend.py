@@ -28,6 +28,23 @@ class Codes(NamedTuple):
     shape: torch.Size
 
 
+class Groups(NamedTuple):
+    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``. All
+    runs but the last are whole; if that one is short, it is of the last group.
+    """
+
+    run: int
+    number: int
+
+
+class AffineCodes(NamedTuple):
+    """Codes between a low and a step of each group (kernels/reference/affine.py)."""
+
+    codes: Tensor  #: uint8, a bitstream: (ceil(values * bits / 8),)
+    low: Tensor  #: (groups,)
+    step: Tensor  #: (groups,), distance of neighbouring codes
+
+
 def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
     """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
     shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
@@ -178,6 +195,13 @@ class Backend:
     apply_mask: Callable[[Tensor, Tensor], Tensor]
     #: (values, in place) -> ReLU of them, bits of the result's mask
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
+    #: (values (N,), groups) -> smallest and largest value of each group
+    affine_extents: Callable[[Tensor, Groups], tuple[Tensor, Tensor]]
+    #: (values (N,), bits, groups, (low, step), seed) -> codes; None for low and step: each group is one run, of a range
+    #: of its own
+    affine_pack: Callable[[Tensor, int, Groups, tuple[Tensor, Tensor] | None, int | None], AffineCodes]
+    #: (codes, bits, groups, N, dtype) -> values (N,)
+    affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
     #: the ways it can multiply, those to be preferred first; the last fits any product
     gemms: tuple[Gemm, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first

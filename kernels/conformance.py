@@ -15,7 +15,7 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import Backend, Codes, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Groups, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64
 from dsq.kernels.tuning import prepared
@@ -144,6 +144,46 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong
 
 
+#: (values, groups) of affine codes: runs that tiles divide and others, several groups a tile, a short last run
+_AFFINE = (
+    (1, Groups(1, 1)),
+    (4096, Groups(64, 8)),
+    (4096, Groups(512, 8)),
+    (3 * 7 * 24, Groups(24, 7)),
+    (900, Groups(1, 300)),
+    (5000, Groups(256, 20)),
+    (20000, Groups(100, 200)),
+    (16500, Groups(3, 5500)),
+)
+
+
+def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference ("" for
+    none)."""
+    for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*FLOATS, torch.float64)):
+        x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
+        low, high = REFERENCE.affine_extents(x, groups)
+        ranges = None
+        if groups.run * groups.number < count:  # several runs a group: in a range narrower than the values
+            ranges = low + (high - low) / 8, (high - low) / (4 * 2**bits)
+        packed = REFERENCE.affine_pack(x, bits, groups, ranges, seed)
+        y = REFERENCE.affine_unpack(packed, bits, groups, count, dtype)
+
+        on_device = x.to(device)
+        given = None if ranges is None else (ranges[0].to(device), ranges[1].to(device))
+        moved = AffineCodes(*(part.to(device) for part in packed))
+        found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
+        found = backend.affine_extents(on_device, groups), backend.affine_pack(on_device, bits, groups, given, seed)
+        pairs = [
+            *zip(("low", "high"), (low, high), found[0], strict=True),
+            *zip(("codes", "low of codes", "step"), packed, found[1], strict=True),
+            ("unpack", y, found_y),
+        ]
+        # + 0: which of its zeros is a group's smallest value is not said
+        wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected + 0, got.cpu() + 0))
+        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", wrong
+
+
 _SIGNED = ((SignedBFP, SignedBFP), (SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, BFP), (BFP, SignedBFP))
 #: formats of the two operands of products, and their widths
 _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...] = (
@@ -231,9 +271,8 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         wrong = disagreements(backend, case, device)
         if wrong:
             yield f"{case}: {' '.join(wrong)}"
-    for what, wrong_masks in mask_disagreements(backend, device):
-        if wrong_masks:
-            yield f"{what}: {wrong_masks}"
+    for trials in (mask_disagreements(backend, device), affine_disagreements(backend, device)):
+        yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
     for product in products():
         wrong = product_disagreements(backend, product, device)
         if wrong:

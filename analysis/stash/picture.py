@@ -1,4 +1,4 @@
-"""The picture of analysis.stash.compare: stash, step time and gradient error of each setup, a panel a model."""
+"""The picture of analysis.stash.compare: bytes held, step time and gradient error of each setup, a panel a model."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
 
 @look()
 def draw(results: pd.DataFrame, path: Path) -> None:
-    """Write the picture: bars of the stash with a tick at the least possible, then dots of time and error."""
+    """Write the picture: bars of the bytes held with a tick at the least possible, then dots of time and error."""
     groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]
     heights = [len(rows) + 2 for _, rows in groups]
     figure, grid = plt.subplots(
@@ -37,14 +37,14 @@ def draw(results: pd.DataFrame, path: Path) -> None:
 
 def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     places = range(len(rows))
-    axes.barh(places, rows["stash, MiB"], color=BLUE, height=0.62, label="kept at the end of the forward")
+    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62, label="held at the end of forward and loss")
     least = rows["least, MiB"]
     axes.plot(least, places, linestyle="", marker="|", markersize=11, markeredgewidth=2, color=ORANGE, label="least")
-    ends = rows[["stash, MiB", "least, MiB"]].max(axis=1)
-    for place, value, end in zip(places, rows["stash, MiB"], ends, strict=True):
+    ends = rows[["held, MiB", "least, MiB"]].max(axis=1)
+    for place, value, end in zip(places, rows["held, MiB"], ends, strict=True):
         axes.annotate(f"{value:.1f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(places, rows["setup"], fontsize=9)
-    axes.set_xlabel("stash, MiB")
+    axes.set_xlabel("held, MiB")
     axes.set_title(name, loc="left", fontweight="bold")
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
 

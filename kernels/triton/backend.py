@@ -7,6 +7,7 @@ same kernels on CPU tensors, slowly (that is how they are tested where there is 
 import importlib.util
 
 from dsq.kernels.backend import Backend
+from dsq.kernels.reference import affine
 from dsq.kernels.triton import codec, gemm, masks
 
 TRITON = Backend(
@@ -19,6 +20,9 @@ TRITON = Backend(
     unpack_mask=masks.unpack_mask,
     apply_mask=masks.apply_mask,
     relu=masks.relu,
+    affine_extents=affine.extents,
+    affine_pack=affine.pack,
+    affine_unpack=affine.unpack,
     gemms=gemm.GEMMS,
     tuned=True,
     device_type="cuda",
