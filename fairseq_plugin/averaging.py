@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq import checkpoint_utils
+import torch
 from torch import Tensor
 
+from dsq.command.files import check_writable
 from dsq.command.parser import OneLineParser
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import InputError
@@ -34,7 +35,7 @@ def average(paths: Sequence[Path]) -> dict[str, Any]:
 def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"--inputs: {path} does not exist: give checkpoints that dsq-train wrote")
-    state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    state: dict[str, Any] = checkpoints.checked(torch.load)(str(path), map_location="cpu")
     return state
 
 
@@ -44,4 +45,8 @@ def cli_main() -> None:
     parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints of one run, the last one last")
     parser.add_argument("--output", required=True, metavar="FILE", help="where the checkpoint goes")
     arguments = parser.parse_args()
+    try:
+        check_writable(arguments.output)
+    except ValueError as error:
+        raise InputError(f"--output: {error}") from None
     checkpoints.save(average(arguments.inputs), arguments.output)

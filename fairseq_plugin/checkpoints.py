@@ -53,7 +53,7 @@ def checked(load: Callable) -> Callable:
                 why = error
         whole = next((it for it in _newest_first(Path(path).parent) if it != Path(path) and is_whole(it)), None)
         raise InputError(
-            f"--restore-file/--path: {path} cannot be read: it is damaged, or no checkpoint of dsq-train; "
+            f"checkpoint {path} cannot be read: it is damaged, or no checkpoint of dsq-train; "
             + (f"the newest whole one beside it is {whole}" if whole else "there is no whole one beside it")
         ) from why
 

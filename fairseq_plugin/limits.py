@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsq.arguments import number, whole_number
+from fairseq.data.encoders import TOKENIZER_REGISTRY
+
+from dsq.arguments import choice, number, whole_number
+from dsq.command.files import check_writable
 from fairseq_plugin.flags import InputError
 
 _AT_LEAST_1 = """max_tokens max_tokens_valid batch_size batch_size_valid beam nbest log_interval save_interval
 validate_interval update_freq encoder_embed_dim decoder_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim
 encoder_attention_heads decoder_attention_heads max_source_positions max_target_positions padding_factor workers
-encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample upsample_primary max_valid_steps"""
+encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample max_valid_steps"""
 _AT_LEAST_0 = """num_workers seed save_interval_updates validate_interval_updates max_update max_epoch warmup_updates
 min_len prefix_size no_repeat_ngram_size thresholdsrc thresholdtgt data_buffer_size
 curriculum shard_id"""
@@ -23,7 +26,7 @@ diverse_beam_groups"""
 _POSITIVE = "temperature adam_eps"
 _NOT_NEGATIVE = "lr clip_norm weight_decay max_len_a max_len_b stop_time_hours"
 _FRACTIONS = """dropout attention_dropout activation_dropout relu_dropout label_smoothing encoder_layerdrop
-decoder_layerdrop"""
+decoder_layerdrop quant_noise_pq quant_noise_scalar"""
 _FINITE = "lenpen unkpen stop_min_lr"
 
 
@@ -43,6 +46,20 @@ def _betas(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be two numbers in [0, 1), as in '(0.9, 0.98)', got {value!r}") from None
 
 
+def _dictionary(name: str, value: Any) -> None:
+    """A dictionary in Python's or JSON's words; fairseq has read some by now."""
+    try:
+        if isinstance(ast.literal_eval(value) if isinstance(value, str) else value, dict):
+            return
+    except (ValueError, SyntaxError):
+        pass
+    raise ValueError(f"{name} must be a dictionary, as in '{{\"beam\": 4}}', got {value!r}")
+
+
+def _detokenizer(name: str, value: Any) -> None:
+    choice(name, value, TOKENIZER_REGISTRY)
+
+
 def _each(names: str, check: Callable[[str, Any], object]) -> dict[str, Callable[[str, Any], object]]:
     return dict.fromkeys(names.split(), check)
 
@@ -58,14 +75,11 @@ LIMITS = {
     **_each(_FINITE, functools.partial(number, above=-math.inf, below=math.inf)),
     "patience": _patience,
     "adam_betas": _betas,
+    "optimizer_overrides": _dictionary,
+    "model_overrides": _dictionary,
+    "eval_bleu_args": _dictionary,
+    "eval_bleu_detok": _detokenizer,
     "sampling_topp": functools.partial(number, above=-math.inf, most=1),
-}
-
-#: options that a training must be given, and the accepted form
-_REQUIRED = {
-    "data": "a directory that dsq-preprocess wrote",
-    "arch": "an architecture, as --arch transformer_iwslt_de_en",
-    "optimizer": "an optimizer, as --optimizer adam",
 }
 
 #: options that name files which have to be there
@@ -92,6 +106,12 @@ def strict(get_parser: Callable[..., argparse.ArgumentParser]) -> Callable[..., 
     return get
 
 
+def require_architecture(parser: argparse.ArgumentParser) -> None:
+    """Have the parser of a training say that --arch is missing."""
+    for action in parser._actions:
+        action.required |= action.dest == "arch"
+
+
 def check(options: dict[str, Any]) -> None:
     """Raise InputError, naming the flag and the accepted form, for values that no command of fairseq's can use."""
     for name in LIMITS.keys() & options.keys():
@@ -103,9 +123,11 @@ def check(options: dict[str, Any]) -> None:
         _check_file(name, options.get(name))
     if options.get("restore_file") != _LAST:
         _check_file("restore_file", options.get("restore_file"))
-    if not options.get("only_source") and (options.get("source_lang") is None) != (options.get("target_lang") is None):
+    if "trainpref" not in options and (options.get("source_lang") is None) != (options.get("target_lang") is None):
         raise InputError("--source-lang and --target-lang go together: give both, or none")
-    if "optimizer" in options and "save_dir" in options:
+    if options.get("log_file"):
+        _check_output("log_file", options["log_file"])
+    if "restore_file" in options:
         _check_training(options)
     if "path" in options and "beam" in options:
         _check_generation(options)
@@ -129,10 +151,26 @@ def _check_file(name: str, value: Any) -> None:
         raise InputError(f"{_flag(name)}: there is no file {value}")
 
 
+def _check_output(name: str, value: str) -> None:
+    try:
+        check_writable(value)
+    except ValueError as error:
+        raise InputError(f"{_flag(name)}: {error}") from None
+
+
+def _check_data(value: str | None) -> None:
+    if not value:
+        raise InputError("data is missing: give a directory that dsq-preprocess wrote")
+    for folder in value.split(":"):
+        if not Path(folder).is_dir():
+            why = "is no directory" if Path(folder).exists() else "does not exist"
+            raise InputError(f"data: {folder} {why}: give a directory that dsq-preprocess wrote")
+
+
 def _check_training(options: dict[str, Any]) -> None:
-    for name, accepted in _REQUIRED.items():
-        if not options.get(name, accepted):
-            raise InputError(f"{_flag(name)} is missing: give {accepted}")
+    _check_data(options.get("data", "."))
+    if not options["optimizer"]:
+        raise InputError("--optimizer is missing: give an optimizer, as --optimizer adam")
     if options.get("max_tokens") is None and options.get("batch_size") is None:
         raise InputError("--max-tokens and --batch-size are missing: give the size of a batch by one of them")
     if not options["save_dir"]:
@@ -142,8 +180,12 @@ def _check_training(options: dict[str, Any]) -> None:
 def _check_generation(options: dict[str, Any]) -> None:
     if not options["path"]:
         raise InputError("--path is missing: give a checkpoint that dsq-train wrote")
-    if not options.get("data", "there"):
-        raise InputError("data is missing: give a directory that dsq-preprocess wrote")
+    _check_data(options.get("data", "."))
+    if options.get("results_path"):
+        try:
+            Path(options["results_path"]).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--results-path {options['results_path']}: {error.strerror}: give another directory") from None
 
 
 def _check_preprocessing(options: dict[str, Any]) -> None:
@@ -152,9 +194,12 @@ def _check_preprocessing(options: dict[str, Any]) -> None:
         raise InputError("--source-lang is missing: give the suffix of the source's texts")
     if not options["target_lang"] and not options["only_source"]:
         raise InputError("--target-lang is missing: give the suffix of the target's texts, or --only-source")
+    if options["source_lang"] == options["target_lang"] and not options["only_source"]:
+        raise InputError(f"--target-lang must be another than --source-lang, got {options['target_lang']} for both")
     if not options["trainpref"] and not options["srcdict"]:
         raise InputError("--trainpref is missing: give PREFIX of texts PREFIX.LANGUAGE")
     languages = [options["source_lang"]] if options["only_source"] else [options["source_lang"], options["target_lang"]]
+    languages += [options["align_suffix"]] if options["align_suffix"] else []
     for name in ("trainpref", "validpref", "testpref"):
         for prefix in filter(None, (options[name] or "").split(",")):
             _check_texts(_flag(name), [f"{prefix}.{language}" if language else prefix for language in languages])

@@ -19,6 +19,7 @@ class Mistake:
 
 
 _DATA = "give a directory that dsq-preprocess wrote"
+_DICTIONARY = "give a dictionary that dsq-preprocess wrote"
 _PREFIX = "give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
 
 MISTAKES = (
@@ -35,6 +36,12 @@ MISTAKES = (
         "The dataset is empty",
         "--max-tokens: no sentence of the training data fits: give more, or --batch-size",
     ),
+    Mistake(Exception, "Could not infer language pair", f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}"),
+    Mistake(AssertionError, "Index file doesn't match", f"data: an .idx file in it is damaged: {_DATA}"),
+    Mistake(ValueError, "offset must be non-negative", f"data: a .bin file in it is cut short: {_DATA}"),
+    Mistake(ValueError, "malformed node", "an option that takes a Python value, as \"{{'lr': [1]}}\", has other text"),
+    Mistake(ValueError, r"Incorrect dictionary format.*: (\".*)", f"--srcdict or --tgtdict: no word and count in {{0}}: {_DICTIONARY}"),
+    Mistake(RuntimeError, r"(Duplicate word found .*?)\.", f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}"),
     Mistake(ValueError, r"(--finetune-from-model[^:]*)", "{0}"),
     Mistake(ValueError, "Cannot combine --fp16", "--fp16 and --bf16 exclude each other: give one"),
     Mistake(

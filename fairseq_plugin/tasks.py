@@ -23,7 +23,7 @@ import dsq
 from fairseq_plugin import checkpoints, stash
 from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of
 from fairseq_plugin.history import set_aside, write_history, write_workload
-from fairseq_plugin.limits import strict
+from fairseq_plugin.limits import require_architecture, strict
 from fairseq_plugin.model import prepare, state_of
 from fairseq_plugin.state import DSQState
 
@@ -36,6 +36,7 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False
     dsq_save_dir = ""
+    dsq_metric = ""
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _validation_is_new = False
@@ -49,6 +50,7 @@ class DSQTask(FairseqTask):
         task.dsq_reset = getattr(cfg, "dsq_reset", False)
         # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
         task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
+        task.dsq_metric = getattr(cfg, "dsq_metric", None) or getattr(cfg, "best_checkpoint_metric", "")
         return task
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
@@ -102,6 +104,8 @@ class DSQTask(FairseqTask):
     def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)
+        if self.dsq_metric and self.dsq_metric not in stats:
+            raise InputError(f"--best-checkpoint-metric must be one of {', '.join(stats)}, got {self.dsq_metric!r}")
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
@@ -137,6 +141,7 @@ def extend_fairseq() -> None:
         _extend_task(name)
     options.get_parser = strict(options.get_parser)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
+    options.add_model_args = _and_then(options.add_model_args, lambda group, parser: require_architecture(parser))
     checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = checkpoints.save

@@ -116,7 +116,7 @@ def test_sizes_that_no_model_can_have(capsys, data: Path, tmp_path: Path, given:
 def test_a_file_that_is_no_checkpoint(capsys, data: Path, tmp_path: Path, content: bytes) -> None:
     junk = tmp_path / "junk.pt"
     junk.write_bytes(content)
-    expected = f"--restore-file/--path: {junk} cannot be read"
+    expected = f"checkpoint {junk} cannot be read"
     assert expected in refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path, "--restore-file", junk)
     assert expected in refusal(capsys, "generate", data, "--path", junk)
 
