@@ -127,7 +127,7 @@ def check(options: dict[str, Any]) -> None:
         raise InputError("--source-lang and --target-lang go together: give both, or none")
     if options.get("log_file"):
         _check_output("log_file", options["log_file"])
-    if "restore_file" in options:
+    if "clip_norm" in options:  # of a training
         _check_training(options)
     if "path" in options and "beam" in options:
         _check_generation(options)
@@ -180,6 +180,13 @@ def _check_training(options: dict[str, Any]) -> None:
 def _check_generation(options: dict[str, Any]) -> None:
     if not options["path"]:
         raise InputError("--path is missing: give a checkpoint that dsq-train wrote")
+    for path in options["path"].split(":"):
+        if Path(path).is_dir():
+            raise InputError(f"--path: {path} is a directory: give a checkpoint that dsq-train wrote")
+    if options["nbest"] > options["beam"]:
+        raise InputError(f"--nbest must be --beam, {options['beam']}, at most, got {options['nbest']}")
+    if options["shard_id"] >= options["num_shards"]:
+        raise InputError(f"--shard-id must be below --num-shards, {options['num_shards']}, got {options['shard_id']}")
     _check_data(options.get("data", "."))
     if options.get("results_path"):
         try:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf.errors import InterpolationKeyError
+
 from fairseq_plugin.flags import InputError
 
 
@@ -39,6 +41,10 @@ MISTAKES = (
     Mistake(Exception, "Could not infer language pair", f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}"),
     Mistake(AssertionError, "Index file doesn't match", f"data: an .idx file in it is damaged: {_DATA}"),
     Mistake(ValueError, "offset must be non-negative", f"data: a .bin file in it is cut short: {_DATA}"),
+    Mistake(AssertionError, r"((?:--sampling|--replace-unk) requires .*)", "{0}"),
+    Mistake(AssertionError, "min_len cannot be larger", "--min-len must not be above the longest output of --max-len-b"),
+    Mistake(ValueError, "DiverseBeamSearch requires", "--diverse-beam-groups must divide --beam"),
+    Mistake(InterpolationKeyError, r"Interpolation key '(\w+)\.(\w+)'", "--task needs a --{0} that has {1}: give one"),
     Mistake(ValueError, "malformed node", "an option that takes a Python value, as \"{{'lr': [1]}}\", has other text"),
     Mistake(ValueError, r"Incorrect dictionary format.*: (\".*)", f"--srcdict or --tgtdict: no word and count in {{0}}: {_DICTIONARY}"),
     Mistake(RuntimeError, r"(Duplicate word found .*?)\.", f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}"),
