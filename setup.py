@@ -17,6 +17,10 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off"]
 FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns of its own AVX-512 header
+LINK = ["-s"]
+if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
+    FLAGS += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
+    LINK = [f"-fsanitize={sanitizers}"]
 #: each source with the flags of its own
 SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -56,7 +60,7 @@ class BuildLibrary(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [path for paths in pool.map(compiled, sources) for path in paths]
         target = self.get_ext_fullpath(extension.name)
-        self.compiler.link_shared_object(objects, target, extra_postargs=["-s"])
+        self.compiler.link_shared_object(objects, target, extra_postargs=LINK)
 
 
 class PlatformWheel(bdist_wheel):

@@ -116,7 +116,9 @@ def as_plain(model: nn.Module) -> Iterator[None]:
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
-    """The converted layers of ``model`` by name: each has ``quantizers``."""
+    """The converted layers of ``model`` by name: each has ``quantizers``. Raises TypeError where it is no module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
 
 

@@ -77,6 +77,8 @@ def _check(x: Tensor, fmt: Format, dim: int, rounding: Rounding, seed: int) -> i
     """``dim`` as an int. Raises what ``quantize`` promises; only the kernel knows whether ``dim`` is in range."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.layout != torch.strided:
+        raise TypeError(f"x must be a dense tensor, got one of {x.layout}")
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
     if fmt.scale_bits != 8:

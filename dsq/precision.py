@@ -57,7 +57,7 @@ def parse_named_precision(text: str) -> tuple[str | None, Precision]:
 
 def parse_levels(text: str) -> tuple[Precision, ...]:
     """The schedule written ``[2,2,2,16] [16,4,4,16]`` (spaces, commas or semicolons between). Raises ValueError."""
-    if not re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])*\s*", text):
+    if not isinstance(text, str) or not re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])*\s*", text):
         raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
     return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))
 

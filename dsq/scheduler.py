@@ -105,6 +105,8 @@ class PrecisionScheduler:
         """
         if self.rise_at:
             return False
+        if isinstance(loss, str) or not hasattr(loss, "__float__"):
+            raise TypeError(f"loss must be a number, got {loss!r}")
         loss = _mean_over_processes(float(loss))  # a tensor would bring its graph into the checkpoint
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if loss < self.best - margin:

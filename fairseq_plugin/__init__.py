@@ -6,9 +6,12 @@ flags.py    the --dsq-* flags
 tasks.py    the hooks into fairseq's tasks
 model.py    conversion of a model, loading of checkpoints
 state.py    what a checkpoint carries of a run
+checkpoints.py writes checkpoints whole, and checks them; a folder is one run's
 stash.py    measures the stash
-history.py  writes dsq_history.json
-commands.py dsq-preprocess, dsq-train, dsq-generate
+history.py  writes dsq_history.json and dsq_workload.json
+commands.py dsq-preprocess, dsq-train, dsq-hydra-train, dsq-generate, dsq-average
+averaging.py the last of them
+mistakes.py what users get wrong, and what they are told
 """
 
 import importlib.util

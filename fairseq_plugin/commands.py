@@ -1,24 +1,33 @@
-"""dsq-preprocess, dsq-train and dsq-generate: fairseq's own commands on this Python, with the --dsq-* flags.
+"""fairseq's own commands on this Python, with the --dsq-* flags: dsq-preprocess, dsq-train, dsq-generate and the rest.
 
-Also ``python -m fairseq_plugin.commands preprocess|train|generate``. What a user got wrong ends in one line and exit
-status 2; what went wrong inside, in a traceback.
+Also ``python -m fairseq_plugin.commands train`` and so on. What a user got wrong ends in one line and exit status 2;
+what went wrong inside, in a traceback.
 """
 
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
-from dsq.command.parser import OneLineParser
+from dsq.command.parser import fail
 
 INSTALL = (
     'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
     "(fairseq's metadata names a version that pip no longer takes, hence --no-deps)"
 )
-COMMANDS = ("preprocess", "train", "generate")
+#: command -> the module that has its cli_main()
+COMMANDS = {
+    "preprocess": "fairseq_cli.preprocess",
+    "train": "fairseq_cli.train",
+    "hydra-train": "fairseq_cli.hydra_train",
+    "generate": "fairseq_cli.generate",
+    "average": "fairseq_plugin.averaging",
+}
+_WITH_USER_DIR = ("preprocess", "train", "generate")
+INTERRUPTED = 130  #: the exit status of a command that Ctrl-C stopped, as a shell has it
 
 
 def preprocess() -> None:
@@ -34,6 +43,16 @@ def train() -> None:
 def generate() -> None:
     """fairseq-generate; a checkpoint trained with DSQ generates at the level it was trained at."""
     _run("generate")
+
+
+def hydra_train() -> None:
+    """fairseq-hydra-train: --dsq-x is task.dsq_x=... there."""
+    _run("hydra-train")
+
+
+def average() -> None:
+    """The mean of several checkpoints' weights."""
+    _run("average")
 
 
 def check_training(arguments: list[str]) -> None:
@@ -59,71 +78,46 @@ def _installed() -> bool:
 
 def _run(command: str) -> None:
     prog = f"dsq-{command}"
+    if not _installed():
+        fail(prog, INSTALL)
+    from fairseq_plugin import checkpoints
+    from fairseq_plugin.mistakes import explain
+
     sys.argv[0] = prog
-    argparse.ArgumentParser.error = OneLineParser.error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
+    argparse.ArgumentParser.error = _error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
     try:
         _fairseq_main(command)()
+    except KeyboardInterrupt:
+        print(f"{prog}: stopped; a training goes on from its last checkpoint by the same command", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        message = next(filter(None, (_explain(cause, command) for cause in _causes(error))), None)
+        message = explain(error, command)
         if message is None:
             raise
-        print(f"{prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(2) from None
+        fail(prog, message)
+    finally:
+        checkpoints.release()
+
+
+def _error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """One line; fairseq reads numbers by functions without a name."""
+    fail(parser.prog, message.replace("invalid <lambda> value:", "must be a number, or some as in 1,2, got"))
 
 
 def _fairseq_main(command: str) -> Callable[[], None]:
     import fairseq_plugin
 
-    if not _installed():
-        print(f"dsq-{command}: error: {INSTALL}", file=sys.stderr)
-        raise SystemExit(2)
-    if not any(argument.split("=")[0] == "--user-dir" for argument in sys.argv[1:]):
-        sys.argv[1:1] = ["--user-dir", str(Path(fairseq_plugin.__file__).parent)]
-    return importlib.import_module(f"fairseq_cli.{command}").cli_main
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what it came of, the first cause first."""
-    if error is not None:
-        yield from _causes(error.__cause__ or error.__context__)
-        yield error
-
-
-def _explain(error: BaseException, command: str) -> str | None:
-    """What to tell the user of ``error``; None if it is no mistake of theirs."""
-    from fairseq_plugin.flags import InputError
-
-    text = str(error)
-    if isinstance(error, InputError):
-        return text
-    if isinstance(error, OSError) and _is_of_output(error):
-        return f"--save-dir or --destdir: {error.filename} cannot be written to: give another directory"
-    if isinstance(error, FileNotFoundError) and command == "preprocess":
-        return f"{error.filename or text} does not exist: give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
-    if isinstance(error, FileNotFoundError):
-        missing = f"{error.filename} does not exist" if error.filename else text
-        return f"data: {missing}: give a directory that dsq-preprocess wrote"
-    if text.startswith("Model file not found: "):
-        return f"--path: {text.partition(': ')[2]} does not exist: give a checkpoint that dsq-train wrote"
-    if "Torch not compiled with CUDA enabled" in text:
-        return "--fp16 needs a GPU; on a CPU --bf16 works, and --memory-efficient-fp16, and --fp16-no-flatten-grads"
-    if "Error(s) in loading state_dict" in text:
-        return (
-            "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: "
-            + text.splitlines()[1].strip()
-            + "; give its own --arch and data, or another --save-dir"
-        )
-    return None
-
-
-def _is_of_output(error: OSError) -> bool:
-    """Whether --save-dir or --destdir cannot be written to; one that cannot be made, as in /proc, "does not exist"."""
-    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
-        return True
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--save-dir", "--destdir", dest="folder", type=Path)
-    folder = parser.parse_known_args()[0].folder
-    return bool(folder and error.filename) and Path(error.filename) in (folder, *folder.parents)
+    if command in _WITH_USER_DIR:
+        here = Path(fairseq_plugin.__file__).parent
+        parser = argparse.ArgumentParser(f"dsq-{command}", add_help=False, allow_abbrev=False)
+        parser.add_argument("--user-dir", type=Path)
+        given = parser.parse_known_args()[0].user_dir
+        if given is None:
+            sys.argv[1:1] = ["--user-dir", str(here)]
+        elif not given.is_dir():
+            fail(f"dsq-{command}", f"--user-dir: there is no directory {given}")
+    main: Callable[[], None] = importlib.import_module(COMMANDS[command]).cli_main
+    return main
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ class DSQFlags(FairseqDataclass):
         False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
+    dsq_metric: str = II("checkpoint.best_checkpoint_metric")  # which a validation must give; not a flag
     dsq_max_update: int = II("optimization.max_update")  # the whole of which --dsq-rise-at has fractions; not a flag
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from fairseq.modules import MultiheadAttention
@@ -28,22 +27,6 @@ def prepare(model: nn.Module, config: dsq.DSQConfig | None, *, reset: bool = Fal
     model.register_load_state_dict_post_hook(functools.partial(_after_load, inference=inference))
 
 
-def named_if_unreadable(load: Callable) -> Callable:
-    """``load``, of a checkpoint's file, with an InputError that names the file where there is no checkpoint in it."""
-
-    @functools.wraps(load)
-    def named(path: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return load(path, *args, **kwargs)
-        except Exception as error:  # other bytes than a checkpoint's end in an error of any class
-            raise InputError(
-                f"--restore-file/--path: {path} cannot be read ({type(error).__name__}): "
-                "give a checkpoint that dsq-train wrote"
-            ) from error
-
-    return named
-
-
 def state_of(model: nn.Module) -> DSQState | None:
     """The DSQ state of ``model``; None where it has not been converted."""
     return getattr(model, NAME, None)
@@ -51,6 +34,8 @@ def state_of(model: nn.Module) -> DSQState | None:
 
 def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
     dsq.convert(model, config)
+    if not dsq.converted(model):
+        raise InputError(f"--dsq-exclude {config.exclude!r} leaves no linear to quantise: give another, or no --dsq-levels")
     for module in model.modules():
         if isinstance(module, MultiheadAttention):
             # otherwise self-attention hands its weights to PyTorch's function, and its four Linears are never called

@@ -7,18 +7,15 @@ Import this before anything of fairseq, and in every process: workers that are s
    workers send each other any class.
 3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
-4. checkpoint_last.pt is copied in place: a run killed during the copy has no checkpoint to go on from.
-5. --bf16 is taken for --tpu.
-6. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
-7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
+4. --bf16 is taken for --tpu.
+5. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
+6. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
 """
 
 import argparse
 import functools
 import importlib.util
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +30,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from fairseq import options  # noqa: E402
 from fairseq.distributed import utils as distributed_utils  # noqa: E402
-from fairseq.file_io import PathManager  # noqa: E402
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding  # noqa: E402
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase  # noqa: E402
 
@@ -93,18 +89,6 @@ def _load_zero_memory(_: object, state_dict: dict[str, torch.Tensor], prefix: st
         state_dict[prefix + "_float_tensor"] = torch.zeros(1)
 
 
-def _copy_atomically(copy):
-    @functools.wraps(copy)
-    def whole_or_not(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        if not PathManager.supports_rename(dst_path):
-            return copy(src_path, dst_path, overwrite=overwrite)
-        shutil.copyfile(src_path, dst_path + ".tmp")
-        os.replace(dst_path + ".tmp", dst_path)
-        return True
-
-    return staticmethod(whole_or_not)
-
-
 def _bf16_without_tpu(parse):
     @functools.wraps(parse)
     def parse_args_and_arch(*args, **kwargs):
@@ -131,5 +115,4 @@ TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy
 for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, AdaptiveSoftmax):
     _after_init(_module, _zero_memory)
 distributed_utils.broadcast_object = _loading_anything(distributed_utils.broadcast_object)
-PathManager.copy = _copy_atomically(PathManager.copy)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)

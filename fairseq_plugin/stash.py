@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -14,13 +14,28 @@ from dsq.stash.meter import Scale
 from dsq.stash.meter.module_runs import next_node
 
 
+#: one training step of so many is measured, at each level: a batch is no sample of a corpus
+EVERY = 16
+
+
 @dataclass
 class Measured:
-    """The stash of one forward pass. A tensor that several layers share counts once, in both numbers."""
+    """The stash of training steps, summed up. A tensor that several layers share counts once, in both numbers."""
 
     stash_bytes: int = 0  #: the storages that the converted linears keep for their backward
     stash_bytes_fp32: int = 0  #: what plain linears would have saved of the same inputs: the inputs, 4 bytes a value
     linears_called: int = 0  #: converted linears that ran
+    steps: int = 0  #: training steps that were measured
+
+    def __add__(self, other: "Measured") -> "Measured":
+        return Measured(*(getattr(self, it.name) + getattr(other, it.name) for it in fields(Measured)))
+
+    def mean(self) -> dict[str, int]:
+        """The numbers a step, for the record of a run; nothing where no step was measured."""
+        if not self.steps:
+            return {}
+        each = ("stash_bytes", "stash_bytes_fp32", "linears_called")
+        return {**{name: round(getattr(self, name) / self.steps) for name in each}, "stash_steps": self.steps}
 
 
 @contextlib.contextmanager
@@ -57,3 +72,4 @@ def measured(model: nn.Module) -> Iterator[Measured]:
     result.stash_bytes = sum(held.nbytes for held in scale.held)
     result.stash_bytes_fp32 = sum(4 * numel for _, _, numel in inputs)
     result.linears_called = len(called)
+    result.steps = 1

@@ -4,12 +4,14 @@ fairseq saves the task's state but never restores it on resume; the model's stat
 generation and on fine-tuning. The state is Python data (get_extra_state): buffers would be halved by --fp16.
 """
 
+import dataclasses
 from typing import Any
 
 from torch import nn
 
 import dsq
 from fairseq_plugin.flags import InputError, flag_of, quiet
+from fairseq_plugin.stash import Measured
 
 #: the name of the submodule, and of its entry in a state dict
 NAME = "dsq"
@@ -27,7 +29,7 @@ class DSQState(nn.Module):
         self.config = config
         self.scheduler = quiet(config.scheduler)
         self.trained_level = 0  #: that of the last update: a checkpoint may already hold the level of the next
-        self.stash: list[dict[str, int] | None] = [None for _ in config.levels]  #: stash.Measured, a level
+        self.stash = [Measured() for _ in config.levels]
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
 
     def record(self, tokens: int) -> bool:
@@ -45,14 +47,14 @@ class DSQState(nn.Module):
             "config": self.config.as_dict(),
             "scheduler": self.scheduler.state_dict(),
             "trained_level": self.trained_level,
-            "stash": list(self.stash),
+            "stash": [dataclasses.asdict(measured) for measured in self.stash],
             "validations": list(self.validations),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state["scheduler"])
         self.trained_level = state["trained_level"]
-        self.stash = list(state["stash"])
+        self.stash = [Measured(**measured or {}) for measured in state["stash"]]
         self.validations = list(state["validations"])
 
 

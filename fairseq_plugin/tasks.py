@@ -13,16 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 from fairseq import checkpoint_utils, options
+from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from fairseq.trainer import Trainer
 from hydra.core.config_store import ConfigStore
 
 import dsq
-from fairseq_plugin import stash
+from fairseq_plugin import checkpoints, stash
 from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of
-from fairseq_plugin.history import write_history
-from fairseq_plugin.model import named_if_unreadable, prepare, state_of
+from fairseq_plugin.history import set_aside, write_history, write_workload
+from fairseq_plugin.limits import require_architecture, strict
+from fairseq_plugin.model import prepare, state_of
 from fairseq_plugin.state import DSQState
 
 logger = logging.getLogger(__name__)
@@ -34,9 +36,11 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False
     dsq_save_dir = ""
+    dsq_metric = ""
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _validation_is_new = False
+    _described = False
 
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> FairseqTask:
@@ -46,6 +50,7 @@ class DSQTask(FairseqTask):
         task.dsq_reset = getattr(cfg, "dsq_reset", False)
         # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
         task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
+        task.dsq_metric = getattr(cfg, "dsq_metric", None) or getattr(cfg, "best_checkpoint_metric", "")
         return task
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
@@ -67,11 +72,17 @@ class DSQTask(FairseqTask):
 
     def train_step(self, sample: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.dsq_state
-        if state is None or state.stash[state.scheduler.level] is not None:
+        if state is None:
+            return super().train_step(sample, model, *args, **kwargs)
+        if not self._described and "net_input" in sample:
+            self._described = True
+            write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
+        level = state.scheduler.level
+        if state.scheduler.work[level].updates % stash.EVERY:
             return super().train_step(sample, model, *args, **kwargs)
         with stash.measured(model) as measured:
             result = super().train_step(sample, model, *args, **kwargs)
-        state.stash[state.scheduler.level] = dataclasses.asdict(measured)
+        state.stash[level] += measured
         return result
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
@@ -93,6 +104,8 @@ class DSQTask(FairseqTask):
     def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)
+        if self.dsq_metric and self.dsq_metric not in stats:
+            raise InputError(f"--best-checkpoint-metric must be one of {', '.join(stats)}, got {self.dsq_metric!r}")
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
@@ -126,8 +139,14 @@ def extend_fairseq() -> None:
     """Give all of fairseq's tasks, its training parser and its trainer what DSQ adds."""
     for name in list(TASK_REGISTRY):
         _extend_task(name)
+    options.get_parser = strict(options.get_parser)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
-    checkpoint_utils.load_checkpoint_to_cpu = named_if_unreadable(checkpoint_utils.load_checkpoint_to_cpu)
+    options.add_model_args = _and_then(options.add_model_args, lambda group, parser: require_architecture(parser))
+    checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
+    checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.torch_persistent_save = checkpoints.save
+    PathManager.copy = staticmethod(checkpoints.copy)
+    checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 
@@ -143,6 +162,12 @@ def _extend_task(name: str) -> None:
         node._name = name
         ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
     TASK_REGISTRY[name] = extended
+
+
+def _begin(_: object, cfg: Any, trainer: Trainer) -> None:
+    state = getattr(trainer.task, "dsq_state", None)
+    if trainer.is_data_parallel_master and (state is None or not any(work.updates for work in state.scheduler.work)):
+        set_aside(cfg.save_dir)
 
 
 def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:

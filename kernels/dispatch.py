@@ -204,7 +204,7 @@ def _check_mask(bits: Tensor, count: int) -> None:
 def _check_types(*dtypes: torch.dtype) -> None:
     for dtype in dtypes:
         if dtype not in FLOATS:
-            raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype}")
+            raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype!r}")
 
 
 def signed(seed: int | None) -> int | None:

@@ -1,6 +1,7 @@
 """dsq-cost estimate: precisions, or a finished run, in one line each."""
 
 import argparse
+from pathlib import Path
 
 from costmodel.cli.output import Record, Report, Section
 from costmodel.cli.query import (
@@ -23,11 +24,15 @@ from costmodel.paper import calibrated
 def run(arguments: argparse.Namespace) -> Report:
     if bool(arguments.precision) == bool(arguments.history):
         raise ValueError("give one or more precisions, or --history FILE, and not both")
-    workload, history, excluded = workload_of(arguments), None, ""
+    history, excluded = None, ""
     setups = [setup_of(arguments, text) for text in arguments.precision]
     if arguments.history:
         history = load_history(arguments.history, vars(arguments))
         _check_options(arguments, history)
+        if history.workload and arguments.workload == arguments.parser.get_default("workload"):
+            arguments.workload = str(Path(arguments.history).with_name(history.workload))
+    workload = workload_of(arguments)
+    if history:
         setups = [level.setup for level in history.levels]
         if history.exclude and arguments.exclude is None:
             workload, excluded = _as_the_run(workload, history.exclude, arguments.profile)
@@ -37,6 +42,8 @@ def run(arguments: argparse.Namespace) -> Report:
         records.append(_mean_record(records, history))
         shown = {"setup": shown.pop("setup"), "share": ".1%"} | shown
         notes.append(f"mean: weighed by each level's share of {history.weighing}.")
+        if not history.workload:
+            notes.append(f"the history names no workload: costed as {workload.name}.")
         notes += [excluded] if excluded else []
     return Report([Section("estimates", title, records, shown)], notes, known)
 

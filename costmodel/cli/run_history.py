@@ -1,6 +1,7 @@
 """A DSQ run's record of work, as dsq.PrecisionScheduler.history() writes it, and each level's share of it.
 
 {"format": "bfp", "box": 16, "box_axis": "contraction", "exclude": "output_projection",
+ "workload": "dsq_workload.json",
  "levels": [{"precision": [2, 2, 2, 16], "updates": 120, "tokens": 98304}, ...]}
 """
 
@@ -30,6 +31,7 @@ class RunHistory:
     levels: tuple[LevelWork, ...]
     recorded: dict[str, Any]  #: the options of the format that the record itself states
     exclude: str | None = None  #: regex of the layers that the run left unconverted
+    workload: str | None = None  #: workload file of the model that was trained, beside the record
 
     @property
     def unit(self) -> str:
@@ -73,7 +75,10 @@ def _history(data: dict[str, Any], described: Mapping[str, Any]) -> RunHistory:
     exclude = data.get("exclude")
     if not isinstance(exclude, str | None):
         raise ValueError(f"field exclude must be a regular expression or null, not {exclude!r}")
-    return RunHistory(levels, recorded, exclude)
+    workload = data.get("workload")
+    if not isinstance(workload, str | None):
+        raise ValueError(f"field workload must be the name of a file beside the history or null, not {workload!r}")
+    return RunHistory(levels, recorded, exclude, workload)
 
 
 def _level(entry: Any, label: str, described: Mapping[str, Any]) -> LevelWork:

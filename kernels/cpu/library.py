@@ -4,6 +4,7 @@ It is given raw addresses and knows nothing of PyTorch; its threads are those of
 loaded. The instruction set is chosen at run time.
 """
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from cffi import FFI
 
 from dsq.kernels.cpu import abi
 
-LIBRARY = Path(__file__).parent / "_native.so"
+LIBRARY = Path(os.environ.get("DSQ_NATIVE", Path(__file__).parent / "_native.so"))  # another: one with sanitizers
 SEED_MASK = (1 << 64) - 1
 _REBUILD = "in a checkout, build them with: python setup.py build_ext --inplace"
 

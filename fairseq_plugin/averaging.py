@@ -1,0 +1,52 @@
+"""dsq-average: the mean of the weights of several checkpoints, as fairseq's scripts/average_checkpoints.py makes it.
+
+That script adds up all of a checkpoint's model, and the state of DSQ is no tensor. Here all but the weights is the last
+checkpoint's: the result generates at the level that the last one was trained at.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsq.command.files import check_writable
+from dsq.command.parser import OneLineParser
+from fairseq_plugin import checkpoints
+from fairseq_plugin.flags import InputError
+
+
+def average(paths: Sequence[Path]) -> dict[str, Any]:
+    """The last checkpoint with the mean of the weights of all. Raises InputError where they are of several models."""
+    result = _load(paths[-1])
+    weights = {name: it for name, it in result["model"].items() if isinstance(it, Tensor) and it.is_floating_point()}
+    sums = {name: tensor.double() for name, tensor in weights.items()}
+    for path in paths[:-1]:
+        model = _load(path)["model"]
+        for name, tensor in weights.items():
+            if getattr(model.get(name), "shape", None) != tensor.shape:
+                raise InputError(f"--inputs: {path} is of another model than {paths[-1]}: {name} differs")
+            sums[name] += model[name]
+    result["model"].update({name: (sums[name] / len(paths)).to(tensor.dtype) for name, tensor in weights.items()})
+    return result
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"--inputs: {path} does not exist: give checkpoints that dsq-train wrote")
+    state: dict[str, Any] = checkpoints.checked(torch.load)(str(path), map_location="cpu")
+    return state
+
+
+def cli_main() -> None:
+    """The command, with the arguments of the process."""
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints of one run, the last one last")
+    parser.add_argument("--output", required=True, metavar="FILE", help="where the checkpoint goes")
+    arguments = parser.parse_args()
+    try:
+        check_writable(arguments.output)
+    except ValueError as error:
+        raise InputError(f"--output: {error}") from None
+    checkpoints.save(average(arguments.inputs), arguments.output)

@@ -1,0 +1,127 @@
+"""Checkpoints that appear whole and are checked when they are read; a run's folder belongs to one run at a time.
+
+A checkpoint of torch.save is a zip file with a CRC-32 of every part, which torch.load does not compare. Here it is.
+"""
+
+import fcntl
+import functools
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq_plugin.flags import InputError
+
+#: descriptors of the folders that are held; a dead process holds none
+_HELD: dict[Path, int] = {}
+
+
+def is_whole(path: str | Path) -> bool:
+    """Whether every byte of the checkpoint is what was written. False of torch's older form, which has no sums."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            return parts.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError):
+        return False  # what a damaged head, directory or length of a zip file ends in
+
+
+def _has_sums(path: str | Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"  # as a zip file begins
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def checked(load: Callable) -> Callable:
+    """``load``, of a checkpoint's file, which refuses one that is damaged or none, and names one to go on from."""
+
+    @functools.wraps(load)
+    def load_whole(path: str, *args: Any, **kwargs: Any) -> Any:
+        why: Exception | None = None
+        if is_whole(path) or not _has_sums(path):
+            try:
+                return load(path, *args, **kwargs)
+            except Exception as error:  # other bytes than a checkpoint's end in an error of any class
+                why = error
+        whole = next((it for it in _newest_first(Path(path).parent) if it != Path(path) and is_whole(it)), None)
+        raise InputError(
+            f"checkpoint {path} cannot be read: it is damaged, or no checkpoint of dsq-train; "
+            + (f"the newest whole one beside it is {whole}" if whole else "there is no whole one beside it")
+        ) from why
+
+    return load_whole
+
+
+def save(state: Any, filename: str, async_write: bool = False) -> None:
+    """Write a checkpoint, whole or not at all, in place of fairseq's torch_persistent_save.
+
+    Raises InputError where there is no room for it; what was there before is untouched.
+    """
+    _put(filename, lambda temporary: torch.save(state, temporary))
+
+
+def copy(source: str, target: str, overwrite: bool = False) -> bool:
+    """Copy a checkpoint, whole or not at all, in place of fairseq's PathManager.copy. Raises as ``save`` does."""
+    _put(target, lambda temporary: shutil.copyfile(source, temporary))
+    return True
+
+
+def _put(filename: str, write: Callable[[str], object]) -> None:
+    temporary = filename + ".tmp"  # one name: what a killed run left is written over, not left for ever
+    try:
+        write(temporary)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, filename)
+    except (OSError, RuntimeError) as error:  # torch.save's errors of a full disk are RuntimeErrors
+        Path(temporary).unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        newest = next(iter(_newest_first(Path(filename).parent)), None)
+        raise InputError(
+            f"--save-dir: {filename} cannot be written ({reason}): make room, then give the same command again; "
+            + (f"it goes on from {newest}" if newest else "there is no earlier checkpoint")
+        ) from error
+
+
+def claim(folder: str) -> None:
+    """Make the folder of a run and hold it until the process ends, in place of fairseq's verify_checkpoint_directory.
+
+    Raises InputError where nothing can be written there, or another process holds it.
+    """
+    path = Path(folder).resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise InputError(
+            f"--save-dir or --destdir: {folder} cannot be written to ({error.strerror}): give another directory"
+        ) from error
+    if path in _HELD:
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(f"--save-dir: another run writes to {folder}: wait for it, or give another directory") from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return
+    _HELD[path] = descriptor
+
+
+def release() -> None:
+    """Let go of the folders that this process holds."""
+    while _HELD:
+        os.close(_HELD.popitem()[1])
+
+
+os.register_at_fork(after_in_child=release)  # a data loader's worker may outlive a killed run for some seconds

@@ -1,0 +1,106 @@
+"""What users get wrong, as fairseq, torch and Python put it, and the line that says what to do about it."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf.errors import InterpolationKeyError
+
+from fairseq_plugin.flags import InputError
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Errors of one cause."""
+
+    error: type[BaseException]
+    pattern: str  #: what their text matches, from its beginning
+    line: str  #: for the user; {0}, {1}: the groups of the pattern
+
+
+_DATA = "give a directory that dsq-preprocess wrote"
+_DICTIONARY = "give a dictionary that dsq-preprocess wrote"
+_PREFIX = "give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
+
+MISTAKES = (
+    Mistake(InputError, r"(.*)", "{0}"),
+    Mistake(OSError, r"Model file not found: (.*)", "--path: {0} does not exist: give a checkpoint that dsq-train wrote"),
+    Mistake(
+        FloatingPointError,
+        "",
+        "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits at q3 of --dsq-levels; "
+        "crash.pt in --save-dir is the state before it",
+    ),
+    Mistake(
+        Exception,
+        "The dataset is empty",
+        "--max-tokens: no sentence of the training data fits: give more, or --batch-size",
+    ),
+    Mistake(Exception, "Could not infer language pair", f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}"),
+    Mistake(AssertionError, "Index file doesn't match", f"data: an .idx file in it is damaged: {_DATA}"),
+    Mistake(ValueError, "offset must be non-negative", f"data: a .bin file in it is cut short: {_DATA}"),
+    Mistake(AssertionError, r"((?:--sampling|--replace-unk) requires .*)", "{0}"),
+    Mistake(AssertionError, "min_len cannot be larger", "--min-len must not be above the longest output of --max-len-b"),
+    Mistake(ValueError, "DiverseBeamSearch requires", "--diverse-beam-groups must divide --beam"),
+    Mistake(InterpolationKeyError, r"Interpolation key '(\w+)\.(\w+)'", "--task needs a --{0} that has {1}: give one"),
+    Mistake(ValueError, "malformed node", "an option that takes a Python value, as \"{{'lr': [1]}}\", has other text"),
+    Mistake(ValueError, r"Incorrect dictionary format.*: (\".*)", f"--srcdict or --tgtdict: no word and count in {{0}}: {_DICTIONARY}"),
+    Mistake(RuntimeError, r"(Duplicate word found .*?)\.", f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}"),
+    Mistake(ValueError, r"(--finetune-from-model[^:]*)", "{0}"),
+    Mistake(ValueError, "Cannot combine --fp16", "--fp16 and --bf16 exclude each other: give one"),
+    Mistake(
+        Exception,
+        r".*Torch not compiled with CUDA enabled",
+        "--fp16 needs a GPU; on a CPU --bf16 works, and --memory-efficient-fp16, and --fp16-no-flatten-grads",
+    ),
+    Mistake(
+        RuntimeError,
+        r"Error\(s\) in loading state_dict[^\n]*\n\s*([^\n]*)",
+        "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: {0}; "
+        "give its own --arch and data, or another --save-dir",
+    ),
+)
+
+
+def explain(error: BaseException, command: str) -> str | None:
+    """What to tell the user of ``error``, or of what it came of; None if it is no mistake of theirs."""
+    return next(filter(None, (_explain_one(cause, command) for cause in _causes(error))), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it came of, the first cause first; an InputError says by itself what it came of."""
+    if error is not None:
+        if not isinstance(error, InputError):
+            yield from _causes(error.__cause__ or error.__context__)
+        yield error
+
+
+def _explain_one(error: BaseException, command: str) -> str | None:
+    for mistake in MISTAKES:
+        found = isinstance(error, mistake.error) and re.match(mistake.pattern, str(error), re.DOTALL)
+        if found:
+            return mistake.line.format(*found.groups())
+    return _of_a_file(error, command) if isinstance(error, OSError) else None
+
+
+def _of_a_file(error: OSError, command: str) -> str | None:
+    if _is_of_output(error):
+        return f"--save-dir or --destdir: {error.filename} cannot be written to: give another directory"
+    if not isinstance(error, FileNotFoundError):
+        return None
+    if command == "preprocess":
+        return f"{error.filename or error} does not exist: {_PREFIX}"
+    missing = f"{error.filename} does not exist" if error.filename else str(error)
+    return f"data: {missing}: {_DATA}"
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether --save-dir or --destdir cannot be written to; one that cannot be made, as in /proc, "does not exist"."""
+    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
+        return True
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--save-dir", "--destdir", dest="folder", type=Path)
+    folder = parser.parse_known_args()[0].folder
+    return bool(folder and error.filename) and Path(error.filename) in (folder, *folder.parents)

@@ -1,0 +1,90 @@
+"""Every case of cases.yaml: exit status 2 and one line, or one ValueError or TypeError; never a traceback."""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import dsq
+from tests.threads import threads
+
+pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+
+from tests.fairseq_plugin.harness import LEVELS, MODEL, run, sentence_pairs, write_pairs
+
+CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
+EXPRESSIONS = CASES.pop("python")
+COMMANDS = [(program, case, line) for program, cases in CASES.items() for case, line in cases.items()]
+MODULES = {"dsq-cost": "costmodel"}
+
+
+def test_there_are_many_cases() -> None:
+    assert len(COMMANDS) + len(EXPRESSIONS) >= 300
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts, data and a checkpoint, and of each kind a damaged one."""
+    folder = tmp_path_factory.mktemp("place")
+    with contextlib.chdir(folder):
+        for name in ("text", "empty"):
+            Path(name).mkdir()
+        for seed, name in enumerate(("train", "valid", "test")):
+            write_pairs(Path("text", name), sentence_pairs(40, seed))
+        contents = {"latin.de": "für\n".encode("latin-1"), "latin.xx": b"a\n", "uneven.de": b"a\nb\n", "uneven.xx": b"a\n"}
+        for name, content in {**contents, "empty.de": b"", "empty.xx": b""}.items():
+            Path("text", name).write_bytes(content)
+        contents = {"file": b"hello\n", "file.toml": b"= [\n", "list.json": b"[]", "empty.json": b"{}", "junk.pt": b"hello\n"}
+        for name, content in {**contents, "badcount.txt": b"a x\n", "twice.txt": b"a 1\na 2\n"}.items():
+            Path(name).write_bytes(content)
+        prefixes = [f"--{name}pref=text/{name}" for name in ("train", "valid", "test")]
+        run("preprocess", "-s", "de", "-t", "xx", *prefixes, "--destdir", "data")
+        run("train", "data", *MODEL, "--max-update", 1, "--save-dir", "run", "--dsq-levels", LEVELS)
+        whole = Path("run", "checkpoint_last.pt").read_bytes()
+        Path("damaged.pt").write_bytes(whole[:3000] + bytes(100) + whole[3100:])
+        for name in ("damaged", "truncated"):
+            shutil.copytree("data", name)
+        Path("damaged", "train.de-xx.de.idx").write_bytes(b"no index" * 8)
+        Path("truncated", "train.de-xx.de.bin").write_bytes(bytes(50))
+    return folder
+
+
+@pytest.mark.parametrize(("program", "case", "line"), COMMANDS)
+def test_command(place: Path, program: str, case: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(program.replace("$MODEL", shlex.join(MODEL)) + " " + case)
+    if words[:2] == ["python", "-m"]:
+        words = words[2:]
+    elif words[0] != "dsq-cost":
+        words[:1] = ["fairseq_plugin.commands", words[0].removeprefix("dsq-")]
+    module = MODULES.get(words[0], words[0])
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", words)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), threads(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_module(module, run_name="__main__")
+    lines = [it for it in said.getvalue().splitlines() if it.strip() and " | INFO | " not in it]
+    assert exit_.value.code == 2
+    assert len(lines) == 1
+    assert re.sub(r"^.*?: error: ", "", lines[0]).startswith(line)
+    shutil.rmtree("out", ignore_errors=True)
+
+
+@pytest.mark.parametrize(("expression", "line"), EXPRESSIONS.items())
+def test_expression(expression: str, line: str) -> None:
+    names = {"torch": torch, "dsq": dsq, "x": torch.ones(4, 16), "model": torch.nn.Sequential(torch.nn.Linear(16, 4))}
+    with pytest.raises((ValueError, TypeError)) as raised, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eval(expression, names)
+    assert str(raised.value).startswith(line)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,169 @@
+"""What goes wrong with a run ends in one line, and nothing that it wrote is lost."""
+
+import fcntl
+import json
+import os
+import random
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from costmodel.cli.main import main as dsq_cost
+from fairseq_plugin import checkpoints, commands
+from fairseq_plugin.flags import InputError
+from tests.fairseq_plugin.harness import LEVELS, MODEL, run, start
+from tests.fairseq_plugin.test_errors import contents, refusal
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two updates with a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("run")
+    every = ["--save-interval-updates", 1, "--max-update", 2, "--lr", 0]
+    run("train", data, *MODEL, *every, "--save-dir", folder, "--dsq-levels", LEVELS)
+    return folder
+
+
+def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
+    path, draw = tmp_path / "checkpoint.pt", random.Random(0)
+    saved = {"weights": torch.randn(100, generator=torch.Generator().manual_seed(0)), "updates": 7, "name": "x" * 50}
+    checkpoints.save(saved, str(path))
+    load = checkpoints.checked(lambda it: torch.load(it, weights_only=True))
+    whole, refused = path.read_bytes(), 0
+    for bit in draw.sample(range(8 * len(whole)), 2000):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            loaded = load(str(path))
+        except InputError:
+            refused += 1
+        else:  # a bit of the padding, or of a date
+            assert torch.equal(loaded["weights"], saved["weights"])
+            assert {**loaded, "weights": None} == {**saved, "weights": None}
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("damage", [lambda it: it[: len(it) // 2], lambda it: it[:5000] + bytes(64) + it[5064:]])
+def test_a_damaged_checkpoint_names_the_last_whole_one(capsys, data: Path, trained: Path, damage) -> None:
+    last = trained / "checkpoint_last.pt"
+    whole = last.read_bytes()
+    try:
+        for path in (last, trained / "checkpoint_best.pt"):
+            path.write_bytes(damage(whole))
+        os.utime(trained / "checkpoint_1_2.pt")
+        said = refusal(capsys, "train", data, *MODEL, "--save-dir", trained, "--dsq-levels", LEVELS)
+        assert f"{last} cannot be read: it is damaged" in said
+        assert said.endswith(f"the newest whole one beside it is {trained / 'checkpoint_1_2.pt'}")
+    finally:
+        last.write_bytes(whole)
+
+
+def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--save-interval-updates", 1, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
+    run("train", *given, "--max-update", 1)
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # a checkpoint has more
+    try:
+        said = refusal(capsys, "train", *given, "--max-update", 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "make room, then give the same command again; it goes on from" in said
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before if name.endswith(".pt")} == {
+        name: it for name, it in before.items() if name.endswith(".pt")
+    }
+    assert not list(tmp_path.glob("*.tmp"))
+    run("train", *given, "--max-update", 2)
+
+
+def test_a_folder_that_cannot_be_written_to(capsys, data: Path) -> None:
+    assert "--save-dir or --destdir: /sys cannot be written to" in refusal(capsys, "train", data, *MODEL, "--save-dir", "/sys")
+
+
+def test_two_runs_in_one_folder(capsys, data: Path, tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    said = refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path)
+    assert f"--save-dir: another run writes to {tmp_path}: wait for it, or give another directory" in said
+    os.close(descriptor)
+    run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 1)
+
+
+def test_a_loss_that_is_not_finite(capsys, data: Path, tmp_path: Path) -> None:
+    given = ["--save-interval-updates", 1, "--max-update", 9, "--lr", 1e30, "--save-dir", tmp_path]
+    said = refusal(capsys, "train", data, *MODEL, *given, "--dsq-levels", LEVELS)
+    assert "the loss or its gradients are not finite: give a lower --lr" in said
+    assert checkpoints.is_whole(tmp_path / "crash.pt")
+
+
+def test_an_interrupted_run_goes_on(capsys, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [data, *MODEL, "--save-interval-updates", 1, "--max-update", 3, "--save-dir", tmp_path]
+    save = checkpoints.save
+
+    def interrupted(state: object, filename: str) -> None:
+        save(state, filename)
+        if filename.endswith("_2.pt"):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("fairseq.checkpoint_utils.torch_persistent_save", lambda *a, async_write: interrupted(*a))
+    with pytest.raises(SystemExit) as exit_:
+        run("train", *given)
+    assert exit_.value.code == commands.INTERRUPTED
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "dsq-train: stopped; a training goes on from its last checkpoint by the same command"
+    )
+    monkeypatch.undo()
+    run("train", *given)
+    assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 3
+
+
+def test_records_of_an_earlier_run_are_set_aside(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "dsq_history.json").write_text("{}")
+    run("train", data, *MODEL, "--max-update", 1, "--save-dir", tmp_path)
+    assert not (tmp_path / "dsq_history.json").exists()
+    assert (tmp_path / "earlier_dsq_history.json").read_text() == "{}"
+
+
+def test_average(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
+    inputs = [trained / "checkpoint_1_1.pt", trained / "checkpoint_1_2.pt"]
+    states = [torch.load(path, weights_only=True) for path in inputs]
+    states[0]["model"]["encoder.layers.0.fc1.weight"] += 1
+    torch.save(states[0], tmp_path / "other.pt")
+    run("average", "--inputs", tmp_path / "other.pt", inputs[1], "--output", tmp_path / "mean.pt")
+    mean, last = torch.load(tmp_path / "mean.pt", weights_only=True)["model"], states[1]["model"]
+    assert mean.pop("dsq._extra_state") == last.pop("dsq._extra_state")
+    torch.testing.assert_close(mean.pop("encoder.layers.0.fc1.weight"), last.pop("encoder.layers.0.fc1.weight") + 0.5)
+    assert all(torch.equal(tensor, mean[name]) for name, tensor in last.items())  # --lr 0
+    run("generate", data, "--path", tmp_path / "mean.pt", "--max-len-b", 3, "--beam", 1, "--num-workers", 0)
+
+
+def test_dsq_cost_prices_the_model_that_was_trained(capsys, trained: Path) -> None:
+    capsys.readouterr()
+    assert dsq_cost(["estimate", "--history", str(trained / "dsq_history.json"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    parameters = sum(it.numel() for it in torch.load(trained / "checkpoint_last.pt")["model"].values() if torch.is_tensor(it))
+    assert answer["workload"] == "TransformerModel"
+    assert answer["parameters"] == pytest.approx(parameters, rel=0.05)
+
+
+def test_hydra_train_takes_the_flags(data: Path, tmp_path: Path) -> None:
+    for name in ("dict.txt", "train.bin", "train.idx", "valid.bin", "valid.idx"):
+        text = "dict.de.txt" if name == "dict.txt" else name.replace(".", ".de-xx.de.")
+        (tmp_path / name).symlink_to(data / text)
+    process = start(
+        *("-m", "fairseq_plugin.commands", "hydra-train", "task=language_modeling", f"task.data={tmp_path}"),
+        *('task.dsq_levels="[4,4,4,16]"', "task.tokens_per_sample=32", "model=transformer_lm", "model.decoder_layers=1"),
+        *("model.decoder_embed_dim=32", "model.decoder_attention_heads=2", "criterion=cross_entropy", "optimizer=adam"),
+        *("optimization.lr=[0.001]", "dataset.max_tokens=256", "optimization.max_update=2", "common.cpu=true"),
+        *("lr_scheduler=fixed", f"checkpoint.save_dir={tmp_path}/run", "dataset.num_workers=0"),
+        *(f"hydra.run.dir={tmp_path}",),
+    )
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    (level,) = json.loads((tmp_path / "run" / "dsq_history.json").read_text())["levels"]
+    assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 2)

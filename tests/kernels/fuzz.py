@@ -1,0 +1,220 @@
+"""A fuzzer of the kernels: random shapes, strides, offsets, widths, types, threads and hooks against the reference.
+
+    python -m tests.kernels.fuzz --minutes 10        (make fuzz MINUTES=10)
+
+Each case is drawn from its number alone. A case that ends the process is named by the parent: --only NUMBER runs it.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+import dsq
+from dsq.formats import FORMATS, Format, format_class, options
+from dsq.functional import linear
+from dsq.kernels import dispatch
+from dsq.kernels.cpu.backend import load
+from dsq.kernels.reference.backend import REFERENCE
+from dsq.linear import Quantizers
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.0**-126, 2.0**-140, 3e38, 65504.0, 1e-8])
+
+
+def _format(draw: random.Random) -> Format:
+    name = draw.choice([name for name in FORMATS if name != "float"])
+    box = {"box": draw.choice([1, 2, 3, 8, 16, 16, 16, 32, 37, 64])} if "box" in options(name) else {}
+    point = {"fraction_bits": draw.choice([None, 0, 4, 12])} if name == "fixed" else {}
+    return format_class(name)(draw.randint(2, 16), **box, **point)
+
+
+def _values(draw: random.Random, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(draw.getrandbits(40))
+    x = torch.randn(shape, generator=generator) * 2.0 ** draw.choice([0, 0, 0, -130, -20, 20, 100])
+    if draw.random() < 0.3:
+        edges = EDGES[torch.randint(len(EDGES), shape, generator=generator)]
+        x = torch.where(torch.rand(shape, generator=generator) < 0.3, edges, x)
+    if draw.random() < 0.1:
+        x = torch.where(torch.rand(shape, generator=generator) < 0.02, torch.tensor(draw.choice([torch.nan, torch.inf])), x)
+    return x
+
+
+def _view(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of this shape that need not be contiguous, nor begin where its memory does."""
+    kind = draw.choice(["plain", "offset", "step", "permuted", "expanded"])
+    if kind == "offset":
+        count = 1
+        for size in shape:
+            count *= size
+        return _values(draw, count + 3).to(dtype)[draw.randint(0, 3) :][:count].view(shape)
+    if kind == "step":
+        return _values(draw, *(2 * size for size in shape)).to(dtype)[tuple(slice(0, None, 2) for _ in shape)]
+    if kind == "permuted":
+        order = draw.sample(range(len(shape)), len(shape))
+        inverse = sorted(range(len(shape)), key=order.__getitem__)
+        return _values(draw, *(shape[axis] for axis in order)).to(dtype).permute(inverse)
+    if kind == "expanded" and len(shape) > 1:
+        return _values(draw, 1, *shape[1:]).to(dtype).expand(shape)
+    return _values(draw, *shape).to(dtype)
+
+
+def _check(name: str, ours: Tensor, theirs: Tensor) -> None:
+    if not torch.equal(ours.nan_to_num(7e30), theirs.nan_to_num(7e30)) or not torch.equal(ours.isnan(), theirs.isnan()):
+        raise AssertionError(f"{name} differs from the reference")
+
+
+def codec(draw: random.Random) -> None:
+    """Quantise, pack and unpack: the reference's bits."""
+    shape = tuple(draw.choice([0, 1, 2, 3, 7, 16, 17, 33, 64, 129]) for _ in range(draw.randint(1, 3)))
+    x, fmt, dim = _view(draw, shape, draw.choice(DTYPES)), _format(draw), draw.randrange(-len(shape), len(shape))
+    how = (draw.choice(["nearest", "stochastic"]), draw.getrandbits(63))
+    ours, quantised = dsq.pack(x, fmt, dim, *how), dsq.quantize(x, fmt, dim, *how)
+    with dispatch.use_backend(REFERENCE):
+        theirs = dsq.pack(x, fmt, dim, *how)
+    _check("codes", ours.codes, theirs.codes)
+    _check("scales", ours.scales, theirs.scales)
+    out = draw.choice(DTYPES)
+    with dispatch.use_backend(REFERENCE):
+        expected = theirs.unpack(out), theirs.unpack()
+    _check("unpack", ours.unpack(out), expected[0])
+    _check("quantize", quantised, expected[1])
+
+
+def masks(draw: random.Random) -> None:
+    """Packed masks and ReLU: the reference's bits."""
+    x = _view(draw, (draw.randint(0, 300), draw.randint(1, 9)), draw.choice(DTYPES)).contiguous()
+    bounds = (draw.choice([0.0, -1.0, -torch.inf]), draw.choice([1.0, 6.0, torch.inf]), draw.random() < 0.5)
+    ours = dispatch.pack_mask(x, *bounds), *dispatch.relu(x)
+    with dispatch.use_backend(REFERENCE):
+        theirs = dispatch.pack_mask(x, *bounds), *dispatch.relu(x)
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        _check(f"mask {index}", one, other)
+    _check("apply_mask", dispatch.apply_mask(ours[0], x), torch.where(dispatch.unpack_mask(ours[0], x.numel(), 0.0, 1.0, x.dtype).view(x.shape) > 0, x, 0))
+
+
+def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantizers]:
+    T, K, N = (draw.choice([1, 2, 5, 16, 31, 64, 100, 130]) for _ in range(3))
+    dtype = draw.choice(DTYPES) if draw.random() < 0.3 else torch.float32
+    x, w = (_view(draw, shape, torch.float32).clamp(-1e4, 1e4).to(dtype) for shape in ((T, K), (N, K)))
+    bias = torch.randn(N).to(dtype) if draw.random() < 0.5 else None
+    name = draw.choice(["bfp", "bfp", "sbfp", "snvint", "fixed"])
+    box = {} if name == "fixed" else {"box": draw.choice([1, 8, 16, 16, 16, 32, 64])}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = dsq.DSQConfig(
+            [dsq.Precision(*(draw.randint(2, 20) for _ in range(4)))],
+            format=name,
+            box_axis=draw.choice(["contraction", "last"]),
+            **box,
+        )
+    return x.detach(), w.detach(), bias, config.at(0)
+
+
+def layers(draw: random.Random) -> None:
+    """A linear layer: y and dw as the reference has them, to the rounding of the sums."""
+    x, w, bias, q = _layer(draw)
+    x.requires_grad_(), w.requires_grad_()
+    y = linear(x, w, bias, q)
+    dy = torch.randn(y.shape).to(y.dtype)
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    with dispatch.use_backend(REFERENCE):
+        expected = linear(x, w, bias, q)
+        edx, edw = torch.autograd.grad(expected, (x, w), dy)
+    slack = 1e-5 if x.dtype == torch.float32 else 2e-2
+    axes = (-1, 0)
+    for name, ours, theirs, scale in (
+        ("y", y, expected, x.abs().float().amax() * w.abs().float().amax() * x.shape[1]),
+        ("dw", dw, edw, dy.abs().float().amax() * x.abs().float().amax() * x.shape[0]),
+    ):
+        if theirs.isfinite().all() and (ours.float() - theirs.float()).abs().amax(axes).item() > slack * scale.item() + 1e-30:
+            raise AssertionError(f"{name} differs from the reference by more than the rounding of its sums")
+    assert dx.shape == edx.shape
+
+
+_CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "fewer rows": lambda t: t[: len(t) // 2],
+    "none": lambda t: t[:0],
+    "another dtype": lambda t: t.to(torch.int16),
+    "transposed": lambda t: t.T if t.dim() == 2 else t,
+    "copied with strides": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "same": lambda t: t.clone(),
+    "other bytes": lambda t: torch.randint_like(t, 256),
+    "flat": lambda t: t.flatten(),
+    "no tensor": lambda t: None,
+}
+
+
+def hooks(draw: random.Random) -> None:
+    """Saved-tensor hooks that give back something else: a result or an error, never a read out of bounds."""
+    x, w, bias, q = _layer(draw)
+    change = _CHANGES[draw.choice(sorted(_CHANGES))]
+    with saved_tensors_hooks(lambda t: t.detach(), lambda t: change(t) if t.dtype == torch.uint8 else t):
+        y = linear(x, w.requires_grad_(), bias, q)
+    try:
+        y.sum().backward()
+    except (ValueError, RuntimeError, TypeError):
+        return
+
+
+KINDS = (codec, codec, codec, masks, layers, layers, hooks)
+
+
+def run_case(number: int) -> str:
+    """The kind of the case, which it has passed. Raises AssertionError where a kernel differs."""
+    draw = random.Random(number)
+    torch.manual_seed(number)
+    torch.set_num_threads(draw.choice([1, 1, 2, 3, 8]))
+    kind = draw.choice(KINDS)
+    kind(draw)
+    return kind.__name__
+
+
+def _work(first: int, seconds: float, mark: Path) -> None:
+    load()  # an ImportError where there are no kernels to try
+    counts, end = Counter[str](), time.monotonic() + seconds
+    with mark.open("r+") as file:
+        number = first
+        while time.monotonic() < end:
+            file.seek(0)
+            file.write(f"{number:20}")
+            file.flush()
+            counts[run_case(number)] += 1
+            number += 1
+    print(f"{sum(counts.values()):,} cases from {first}: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items())))
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--only", type=int, help="the number of the one case to run")
+    parser.add_argument("--mark", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.only is not None:
+        print(run_case(arguments.only))
+        return 0
+    if arguments.mark:
+        _work(arguments.first, 60 * arguments.minutes, arguments.mark)
+        return 0
+    mark = Path(f"/tmp/dsq-fuzz-{time.time_ns()}")
+    mark.touch()
+    done = subprocess.run([sys.executable, "-m", "tests.kernels.fuzz", *sys.argv[1:], "--mark", str(mark)])
+    if done.returncode:
+        print(f"case {mark.read_text().strip()} ended the process with status {done.returncode}", file=sys.stderr)
+    mark.unlink()
+    return min(abs(done.returncode), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

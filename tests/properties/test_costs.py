@@ -1,0 +1,46 @@
+"""The cost model of any workload: parts add up to the whole, and fewer bits never move more."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.estimate import evaluate
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import Setup
+from costmodel.model.traffic import transfers
+from dsq.formats import BFP
+from dsq.precision import Precision
+from tests.costmodel.model.test_ledger import random_setup, random_workload
+
+seeds = st.integers(0, 2**32).map(random.Random)
+A100 = load_hardware("a100-80gb")
+
+
+@given(seeds)
+def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) -> None:
+    workload, setup = random_workload(rng), random_setup(rng)
+    cost = evaluate(workload, setup, A100)
+    assert float(cost.dram_bytes) == pytest.approx(sum(float(it.total) for it in transfers(workload, setup, A100.on_chip_bytes)))
+    assert float(cost.total.bytes) == pytest.approx(float(cost.dram_bytes))
+
+
+@given(seeds, st.lists(st.sampled_from([2, 3, 4, 8, 16, 32]), min_size=4, max_size=4), st.integers(0, 3))
+def test_fewer_bits_never_cost_more(rng: random.Random, widths: list[int], point: int) -> None:
+    workload = random_workload(rng)
+    narrower = [max(2, width // 2) if index == point else width for index, width in enumerate(widths)]
+    more, less = (evaluate(workload, Setup(BFP(32), Precision(*bits), "contraction"), A100) for bits in (widths, narrower))
+    assert less.arithmetic <= more.arithmetic
+    assert less.multiplier_work <= more.multiplier_work
+    assert less.stash_bytes <= more.stash_bytes
+
+
+@given(seeds)
+def test_a_model_twice_costs_twice(rng: random.Random) -> None:
+    workload, setup = random_workload(rng), random_setup(rng)
+    twice = Workload(workload.name, workload.operations * 2, workload.tokens, workload.source)
+    one, two = evaluate(workload, setup, A100), evaluate(twice, setup, A100)
+    assert float(two.arithmetic) == pytest.approx(2 * float(one.arithmetic))
+    assert float(two.multiplier_work) == pytest.approx(2 * float(one.multiplier_work))

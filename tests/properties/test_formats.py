@@ -1,0 +1,87 @@
+"""Formats: what packing and rounding promise of any tensor."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import dsq
+from dsq.formats import BFP, FixedPoint, Format, options
+from dsq.kernels import dispatch
+from dsq.kernels.reference.backend import REFERENCE
+from tests.properties.drawn import finite, formats, same, tensors
+
+seeds = st.integers(0, 2**64 - 1)
+roundings = st.sampled_from(["nearest", "stochastic"])
+
+
+@given(tensors(), formats, st.integers(-1, 0), roundings, seeds)
+def test_unpacking_gives_the_quantised_values(x: Tensor, fmt: Format, dim: int, rounding: str, seed: int) -> None:
+    assert same(dsq.pack(x, fmt, dim, rounding, seed).unpack(), dsq.quantize(x, fmt, dim, rounding, seed))
+
+
+@given(tensors(), formats, st.integers(-1, 0), roundings, seeds)
+def test_the_backend_gives_the_bits_of_the_reference(x: Tensor, fmt: Format, dim: int, rounding: str, seed: int) -> None:
+    ours = dsq.pack(x, fmt, dim, rounding, seed)
+    with dispatch.use_backend(REFERENCE):
+        theirs = dsq.pack(x, fmt, dim, rounding, seed)
+    assert torch.equal(ours.codes, theirs.codes)
+    assert torch.equal(ours.scales, theirs.scales)
+
+
+@given(tensors(finite), st.integers(2, 16), st.integers(1, 40))
+def test_rounding_twice_is_rounding_once(x: Tensor, bits: int, box: int) -> None:
+    for fmt in (BFP(bits, box), FixedPoint(bits)):
+        once = dsq.quantize(x, fmt)
+        assert same(dsq.quantize(once, fmt), once)
+
+
+@given(tensors(finite), st.integers(2, 16), st.integers(1, 40), st.integers(-60, 60))
+def test_bfp_follows_signs_and_powers_of_two(x: Tensor, bits: int, box: int, power: int) -> None:
+    fmt, scale = BFP(bits, box), 2.0**power
+    if (x * scale / scale != x).any():
+        return  # a value leaves the range of float32
+    assert same(dsq.quantize(-x * scale, fmt), -dsq.quantize(x, fmt) * scale)
+
+
+@given(tensors(finite), st.integers(2, 16), st.integers(1, 40), roundings, seeds)
+def test_no_value_moves_by_more_than_its_step(x: Tensor, bits: int, box: int, rounding: str, seed: int) -> None:
+    q = dsq.quantize(x, BFP(bits, box), -1, rounding, seed).double()
+    rows, width = x.double().reshape(-1, x.shape[-1]), x.shape[-1]
+    for row, rounded in zip(rows, q.reshape(-1, width), strict=True):
+        for start in range(0, width, box):
+            values, got = row[start : start + box], rounded[start : start + box]
+            largest = values.abs().max().item()
+            step = 2.0 ** (math.frexp(largest)[1] - 1 - (bits - 2)) if largest else 0.0
+            limit = (2 ** (bits - 1) - 1) * step  # values beyond it are clipped
+            assert ((got - values.clamp(-limit, limit)).abs() <= step * (0.5 if rounding == "nearest" else 1)).all()
+
+
+@given(tensors(), formats, st.integers(-1, 0))
+def test_bytes_are_those_of_the_bitstream(x: Tensor, fmt: Format, dim: int) -> None:
+    packed = dsq.pack(x, fmt, dim)
+    boxes = x.numel() // x.shape[dim] * math.ceil(x.shape[dim] / fmt.box) if "box" in options(fmt.name) else 1
+    assert packed.scales.numel() == boxes + fmt.tensor_bytes
+    rows = x.numel() // x.shape[-1]  # each begins a byte of its own
+    assert 0 <= packed.codes.numel() - x.numel() * fmt.bits / 8 <= rows * 7 / 8
+    assert packed.nbytes == packed.codes.numel() + packed.scales.numel()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_every_value_of_16_bits(dtype: torch.dtype, bits: int) -> None:
+    """Alone in its box, and with each other value of one box: 65,536 values."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype)
+    for fmt in (BFP(bits, 1), BFP(bits, 16), FixedPoint(bits, 4)):
+        for seed in (None, 1):
+            rounding = ("nearest", 0) if seed is None else ("stochastic", seed)
+            ours = dsq.pack(x, fmt, -1, *rounding)
+            with dispatch.use_backend(REFERENCE):
+                theirs = dsq.pack(x, fmt, -1, *rounding)
+            assert torch.equal(ours.codes, theirs.codes)
+            assert torch.equal(ours.scales, theirs.scales)
+            assert same(ours.unpack(torch.float32), theirs.unpack(torch.float32))

@@ -1,0 +1,54 @@
+"""The quantised linear layer and product of any shapes and widths against their equations in float64."""
+
+import warnings
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import dsq
+from dsq.functional import linear
+from dsq.linear import Quantizers
+from tests.properties.drawn import precisions
+
+sizes = st.integers(1, 40)
+boxes = st.integers(1, 33)
+
+
+def agrees(got: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Whether ``got`` is a @ b to float32's rounding of the sums; b is (K, N)."""
+    exact, largest = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    return bool(((got.double() - exact).abs() <= 1e-5 * largest + 1e-30).all())
+
+
+@settings(max_examples=60)
+@given(sizes, sizes, sizes, precisions, boxes, st.sampled_from(["bfp", "sbfp", "snvint", "fixed"]), st.integers(0, 2**32))
+def test_linear(T: int, K: int, N: int, precision: dsq.Precision, box: int, name: str, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x, w = torch.randn(T, K, generator=draw).requires_grad_(), torch.randn(N, K, generator=draw).requires_grad_()
+    b, dy = torch.randn(N, generator=draw).requires_grad_(), torch.randn(T, N, generator=draw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        q: Quantizers = dsq.DSQConfig([precision], format=name, **({} if name == "fixed" else {"box": box})).at(0)
+    y = linear(x, w, b, q)
+    y.backward(dy)
+
+    def rounded(tensor: Tensor, fmt: dsq.formats.Format, dim: int) -> Tensor:
+        return dsq.quantize(tensor.detach(), fmt, dim)
+
+    x_and_1 = torch.cat([rounded(x, q.q0, 1), torch.ones(T, 1)], 1)
+    assert agrees(y.detach(), x_and_1, torch.cat([rounded(w, q.q0, 1).T, b.detach()[None]]))
+    assert agrees(w.grad, rounded(dy, q.q3, 0).T, rounded(x, q.q1, 0))
+    if precision.q3 > 16:  # else dx is rounded again, and a sum near a tie may go either way
+        assert agrees(x.grad, rounded(dy, q.q2, 1), rounded(w, q.q1, 0))
+    torch.testing.assert_close(b.grad, dy.sum(0), rtol=1e-5, atol=1e-5)
+
+
+@given(sizes, sizes, sizes, st.sampled_from([1, 2, 5]))
+def test_rows_are_independent(T: int, K: int, N: int, parts: int) -> None:
+    """A batch in parts gives the rows of the whole batch, to the order of sums."""
+    draw = torch.Generator().manual_seed(T + 41 * K + 1681 * N)
+    x, w = torch.randn(T, K, generator=draw), torch.randn(N, K, generator=draw)
+    whole = linear(x, w, None, "[4,4,4,16]")
+    torch.testing.assert_close(torch.cat([linear(part, w, None, "[4,4,4,16]") for part in x.chunk(parts)]), whole)
