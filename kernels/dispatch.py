@@ -71,7 +71,7 @@ def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend)
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
     if 0 in sizes or not backend.tuned:
         return fitting[0]
-    return fastest(fitting, matmul, sizes, backend)
+    return fastest(fitting, matmul, dtype, sizes, backend)
 
 
 _PLAIN = (Tensor, Parameter)

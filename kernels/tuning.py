@@ -45,17 +45,19 @@ class Timed(NamedTuple):
     seconds: float
 
 
-def fastest(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> Gemm:
+def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
     """The kernel to multiply with, of ``gemms``, which all fit ``matmul`` and stand in the order of preference."""
     wanted = os.environ.get("DSQ_GEMM")
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
     shape = size_class(sizes)
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
+    if dtype is not torch.float32:
+        key += f"; {dtype}"
     kept = _kept()
     known = next((gemm for gemm in gemms if gemm.name == kept.get(key)), None)
     if known is None:
-        known = preferred(timed(gemms, matmul, shape, backend))
+        known = preferred(timed(gemms, matmul, dtype, shape, backend))
         _keep(key, known.name)
     return known
 
@@ -69,19 +71,20 @@ def preferred(times: Sequence[Timed]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> list[Timed]:
-    """The best time of each kernel over ROUNDS in turns, on random float32 operands."""
+def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[Timed]:
+    """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = sizes
     a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
+    a, b = (x.to(dtype) for x in (a, b))
     a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
     best = [float("inf")] * len(gemms)
     for _ in range(ROUNDS):
         for i, gemm in enumerate(gemms):
             start = time.perf_counter()
             left, right = (
-                _operand(gemm, dtype, operand, x, backend)
-                for dtype, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
+                _operand(gemm, own, operand, x, backend)
+                for own, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
             )
             gemm.run(matmul, left, right, None)
             best[i] = min(best[i], time.perf_counter() - start)

@@ -11,7 +11,14 @@ from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, guarded
 
 #: part -> its module, imported when asked for: one that races has races(rounds) -> iterable of Race, another run(out)
-PARTS = {"kernels": "kernels", "step": "step", "tiny": "tiny", "stash": "stash_peak", "cost": "cost"}
+PARTS = {
+    "kernels": "kernels",
+    "step": "step",
+    "narrow": "narrow",
+    "tiny": "tiny",
+    "stash": "stash_peak",
+    "cost": "cost",
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -61,7 +61,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
 
 
 def _exact(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return matmul.exact and dtype is torch.float32
+    return matmul.exact and dtype is not torch.float64
 
 
 def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
