@@ -118,8 +118,8 @@ class Gemm(NamedTuple):
     """One way to multiply: a kernel, and what it takes."""
 
     name: str
-    #: (product, dtype that a kernel without one of its own multiplies in) -> whether this kernel can do it, with exact
-    #: products of values
+    #: (product, dtype of a, or of the result where that is narrower) -> whether this kernel can do it, with exact
+    #: products of values; those of a wide format are rounded to a narrow dtype first
     fits: Callable[[MatMul, torch.dtype], bool]
     #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32, or in the operands' dtype; values come
     #: quantised, and transposed where the product says so; codes come as they were packed
