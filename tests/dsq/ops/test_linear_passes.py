@@ -82,6 +82,25 @@ def check_one_call(matmuls, dtypes, seed):
                 assert torch.equal(passes.backward(matmuls, dtypes, dy, None, x1, seed)[1], expected[1])
 
 
+@pytest.mark.parametrize("kernel", ["bfloat16", "integer"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_rounded_as_pytorch_rounds(kernel, dtype, monkeypatch):
+    monkeypatch.setenv("DSQ_GEMM", kernel)
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (4099,), generator=generator).int()
+    bits[::2] &= -(2**12)  # ties among them
+    bits[:4] = torch.tensor([0x7FFFFFFF, 0x7F800001, 0x7F800000, 0x477FF000])
+    bias = bits.view(torch.float32)
+    with torch.autocast("cpu", dtype):
+        y, _ = passes.forward(
+            dsq.Quantizers.of("[4,4,4,16]").matmuls, torch.zeros(3, 16), torch.zeros(4099, 16), bias, None, False
+        )
+    assert torch.equal(y.isnan(), bias.isnan().expand(3, -1))
+    assert torch.equal(
+        y.nan_to_num(0.5, torch.inf, -torch.inf), bias.to(dtype).nan_to_num(0.5, torch.inf, -torch.inf).expand(3, -1)
+    )
+
+
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
 def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
     monkeypatch.setattr(scratch, "KEPT", 0)
