@@ -220,8 +220,10 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         same = stash is not None and all(map(same_bits, expected, (stash.codes.cpu(), stash.scales.cpu())))
         wrong = [] if same else ["stash"]
         products = (("y", y, x, w, bias), ("dx", dx, dy, w, None), ("dw", dw, dy, x, None))
-        for (name, found, *operands), matmul, dtype in zip(products, matmuls, (dtypes.y, *dtypes[:2]), strict=True):
-            if found is None or found.dtype != dtype or not _is_product(found.cpu(), matmul, *operands):
+        for (name, found, left, right, offset), matmul, dtype in zip(
+            products, matmuls, (dtypes.y, *dtypes[:2]), strict=True
+        ):
+            if found is None or found.dtype != dtype or not _is_product(found.cpu(), matmul, left, right, offset):
                 wrong.append(name)
         yield f"layer of {dtypes} at [{q0},{q1},{q2},{q3}] by {gemm.name}", " ".join(wrong)
 
