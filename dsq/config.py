@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from dsq import formats
-from dsq.arguments import choice, pattern
+from dsq.arguments import choice, flag, pattern
 from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
 from dsq.precision import Precision, check_levels
@@ -54,8 +54,7 @@ class DSQConfig:
         if self.exclude is not None:
             pattern("exclude", self.exclude)
         for name in ("attention", "eval_full_precision"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            flag(name, getattr(self, name))
         for level in range(len(self.levels)):
             self.at(level)
         low = " ".join(str(level) for level in self.levels if level.q3 < 16)

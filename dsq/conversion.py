@@ -13,9 +13,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
+from dsq.layers.multihead import MultiheadAttention, OutProjection
 from dsq.left import left, quantised_parameters
 from dsq.linear import Linear, Quantised
-from dsq.multihead import MultiheadAttention, OutProjection
 from dsq.stash.policy import applied
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -171,7 +171,7 @@ def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
         return OutProjection
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and kind is transformers.Conv1D:
-        from dsq.conv1d import Conv1D  # needs transformers
+        from dsq.layers.conv1d import Conv1D  # needs transformers
 
         return Conv1D
     return None
@@ -190,7 +190,7 @@ def _quantise_attention(model: nn.Module) -> None:
 
 
 def _attention_function(module: Any) -> None:
-    from dsq.attention_interface import NAME  # needs transformers
+    from dsq.layers.attention_interface import NAME  # needs transformers
 
     module.set_attn_implementation(NAME)
 

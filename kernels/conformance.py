@@ -19,6 +19,7 @@ from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Backend, Codes, Dtypes, Gemm, LinearMatMuls, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64, TORCH
+from dsq.kernels.tuning import prepared
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -62,15 +63,8 @@ def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> I
     for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
         yield Case(ragged, -1, format(4, box), seed=-box)
         yield Case(ragged, -2, format(3, box), torch.bfloat16)
-    for shape, dim in [
-        ((), -1),
-        ((1,), 0),
-        ((300,), 0),
-        ((rows, 1), 0),
-        ((1, columns), 0),
-        ((0, 16), -1),
-        ((16, 0), 0),
-    ]:
+    odd = (((), -1), ((1,), 0), ((300,), 0), ((rows, 1), 0), ((1, columns), 0), ((0, 16), -1), ((16, 0), 0))
+    for shape, dim in odd:
         yield Case(shape, dim, format(4, 16))
     for dim in range(3):
         yield Case((2, *ragged), dim, format(4, 16), seed=dim)
@@ -128,12 +122,8 @@ def disagreements(backend: Backend, case: Case, device: torch.device) -> list[st
     found_codes, found_scales = backend.pack(on_device, case.format, layout, case.seed)
     found_y = backend.quantize(on_device, case.format, layout, case.seed, case.out)
     found_z = backend.unpack(codes.to(device), scales.to(device), case.format, layout, case.out)
-    pairs = [
-        ("codes", codes, found_codes),
-        ("scales", scales, found_scales),
-        ("quantize", y, found_y),
-        ("unpack", z, found_z),
-    ]
+    pairs = [("codes", codes, found_codes), ("scales", scales, found_scales)]
+    pairs += [("quantize", y, found_y), ("unpack", z, found_z)]
     return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
 
 
@@ -262,15 +252,11 @@ def _is_product(found: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tenso
 
 
 def _ready(gemm: Gemm, operand: Operand, x: Tensor, device: torch.device | None = None, place: int = 0) -> Any:
-    """``x``, quantised by the reference, as ``gemm`` takes it."""
-    assert operand.format is not None
-    layout = Layout.of(x.shape, operand.axis)
-    if gemm.packed:
-        codes, scales = REFERENCE.pack(x, operand.format, layout, None)
-        return Codes(codes.to(device), scales.to(device), x.shape)
-    dtype = (gemm.a_dtype, gemm.b_dtype)[place] or x.dtype
-    values = REFERENCE.quantize(x, operand.format, layout, None, dtype).to(device)
-    return values.t() if operand.transposed else values
+    """``x``, quantised by the reference, as ``gemm`` takes it, on ``device``."""
+    made = prepared(gemm, (gemm.a_dtype, gemm.b_dtype)[place], operand, x, REFERENCE)
+    if isinstance(made, Codes):
+        return Codes(made.codes.to(device), made.scales.to(device), made.shape)
+    return made.to(device)
 
 
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:

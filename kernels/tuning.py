@@ -13,10 +13,8 @@ nothing.
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dsq.command.files import write_text
+from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
@@ -83,7 +82,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Size
         for i, gemm in enumerate(gemms):
             start = time.perf_counter()
             left, right = (
-                _operand(gemm, own, operand, x, backend)
+                prepared(gemm, own, operand, x, backend)
                 for own, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
             )
             gemm.run(matmul, left, right, None)
@@ -93,20 +92,16 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Size
 
 def size_class(sizes: Sizes) -> Sizes:
     """``sizes`` as powers of two, the largest halved until the product is one that is timed."""
-    rows, columns, depth = (1 << max(size - 1, 0).bit_length() for size in sizes)
-    while rows * columns * depth > MEASURED:
-        largest = max(rows, columns, depth)
-        rows, columns, depth = (
-            (rows // 2, columns, depth)
-            if rows == largest
-            else (rows, columns // 2, depth)
-            if columns == largest
-            else (rows, columns, depth // 2)
-        )
+    powers = [1 << max(size - 1, 0).bit_length() for size in sizes]
+    while math.prod(powers) > MEASURED:
+        powers[powers.index(max(powers))] //= 2
+    rows, columns, depth = powers
     return rows, columns, depth
 
 
-def _operand(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+def prepared(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+    """``x`` quantised by ``backend``, as ``gemm`` takes this operand: values of ``dtype`` (None: that of ``x``), or
+    packed."""
     if operand.format is None:
         return x.t() if operand.transposed else x
     layout = Layout.of(x.shape, operand.axis)
@@ -120,18 +115,8 @@ def _text(matmul: MatMul) -> str:
     return " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
 
 
-@lru_cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    fields = [line.partition(":")[2].strip() for line in lines if line.startswith(("cpu family", "model", "stepping"))]
-    return " ".join(fields[: len(set(fields)) + 1])
-
-
 def _machine(backend: Backend) -> str:
-    return f"{_processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments.configurations import Configuration, configurations
-from analysis.experiments.ledger import Row, read_ledger
+from analysis.experiments.ledger.configurations import Configuration, configurations
+from analysis.experiments.ledger.ledger import Row, read_ledger
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
@@ -83,11 +83,10 @@ def report(ledgers: Sequence[Path], out: Path) -> None:
         print(render(recipe, group, markdown=False))
         markdown.append(render(recipe, group, markdown=True))
         if any(one.mean("dram") is not None for one in group):
-            from analysis.experiments import pareto_picture
+            from analysis.experiments.ledger import picture
 
-            picture = out / f"{recipe}.png"
-            pareto_picture.draw(group, picture)
-            markdown.append(f"![cost against {group[0].first['measure']}]({picture.name})\n")
+            picture.draw(group, out / f"{recipe}.png")
+            markdown.append(f"![cost against {group[0].first['measure']}]({recipe}.png)\n")
     write_text(out / "report.md", "\n".join(markdown))
     print(f"{out / 'report.md'}, with pictures of {', '.join(groups)}")
 

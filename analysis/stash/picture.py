@@ -2,15 +2,11 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.colours import BLUE, GREEN, GREY, ORANGE
-from dsq.command.files import write_whole
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, save
 
 
 def draw(results: pd.DataFrame, path: Path) -> None:
@@ -25,7 +21,6 @@ def draw(results: pd.DataFrame, path: Path) -> None:
         width_ratios=(2.2, 1, 1),
         sharey="row",
         squeeze=False,
-        layout="constrained",
     )
     for (name, rows), panels in zip(groups, grid, strict=True):
         _stash(panels[0], rows, name)
@@ -35,11 +30,8 @@ def draw(results: pd.DataFrame, path: Path) -> None:
         panels[2].set_xscale("symlog", linthresh=1e-3)
         panels[2].set_xlim(-1e-4, None)
         for axes in panels:
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="x", linewidth=0.4)
-            axes.set_axisbelow(True)
-    write_whole(path, lambda file: figure.savefig(file, dpi=130))
-    plt.close(figure)
+            axes.grid(axis="x")
+    save(figure, path)
 
 
 def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
@@ -53,7 +45,7 @@ def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     axes.set_yticks(places, rows["setup"], fontsize=9)
     axes.set_xlabel("stash, MiB")
     axes.set_title(name, loc="left", fontweight="bold")
-    axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
 
 
 def _dots(axes: Axes, rows: pd.DataFrame, column: str, label: str, color: str, marker: str) -> None:

@@ -1,13 +1,10 @@
 """What a finished run cost by the cost model: its own model's shapes, its own work at each level."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import dsq.workload
-from analysis.experiments.fairseq_run import ROOT
+from costmodel.cli import estimate_command, main
 from dsq.command.files import write_text
 
 
@@ -33,12 +30,6 @@ def costs(history: Path, workload: Path) -> dict[str, dict[str, float]]:
 
 
 def _mean(history: Path, workload: Path, profile: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "costmodel", "estimate", "--history", str(history.resolve())]
-    command += ["--workload", str(workload.resolve()), "--profile", profile, "--json"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise RuntimeError(f"dsq-cost: {answer.stderr.strip()}")
-    tables: dict[str, Any] = json.loads(answer.stdout)
-    rows = next(rows for rows in tables.values() if isinstance(rows, list) and isinstance(rows[0], dict))
-    (mean,) = (row for row in rows if row["precision"] == "mean")
+    given = ["estimate", "--history", str(history), "--workload", str(workload), "--profile", profile]
+    mean = estimate_command.run(main.parser().parse_args(given)).sections[0].records[-1]
     return {name: mean[name] for name in ("arithmetic", "dram")}

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from analysis.experiments.ledger import Row
+from analysis.experiments.ledger.ledger import Row
+from analysis.experiments.training.flags import FLOAT
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Configuration:
 
     @property
     def is_float(self) -> bool:
-        return bool(self.first["levels"] == "none")
+        return bool(self.first["levels"] == FLOAT)
 
     @property
     def format(self) -> str:

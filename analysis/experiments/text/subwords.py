@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from analysis.experiments.parallel_text import ParallelText
+from analysis.experiments.text.parallel_text import ParallelText
 
 
 def train_bpe(sentences: Iterable[str], size: int) -> sentencepiece.SentencePieceProcessor:

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsq.arguments import choice, flag, number, whole_number
+
 KINDS = ("generated", "parallel", "labelled")
 Scalar = str | int | float | bool
 
@@ -84,9 +86,8 @@ def load_experiment(path: Path) -> Experiment:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         return _experiment(path.stem, content)
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file; recipes are in {Path(__file__).parent / 'recipes'}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as text ({error})") from None
+        recipes = Path(__file__).parents[1] / "recipes"
+        raise ValueError(f"{path}: there is no such file; recipes are in {recipes}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -104,7 +105,7 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         data=data,
         training=_training(_table(content, "training", ""), "training"),
         options=_options(_table(content, "options", ""), "options"),
-        runs=tuple(_grid(run, f"runs[{number}]") for number, run in enumerate(runs)),
+        runs=tuple(_grid(run, f"runs[{i}]") for i, run in enumerate(runs)),
         workload=_typed(content.get("workload", _WORKLOADS[data.translates]), str, "workload"),
     )
 
@@ -115,27 +116,20 @@ _WORKLOADS = {True: "transformer_iwslt_de_en", False: "roberta_base_mnli"}
 def _data(table: dict[str, Any]) -> Data:
     known = {one.name: one.type for one in dataclasses.fields(Data)}
     _only_known(table, known, "data.")
-    if table.get("kind") not in KINDS:
-        raise ValueError(f"data.kind must be one of {', '.join(KINDS)}, got {table.get('kind')!r}")
+    choice("data.kind", table.get("kind"), KINDS)
     data = Data(**{key: _typed(value, known[key], f"data.{key}") for key, value in table.items()})
     for kind, needed in (("parallel", "path"), ("labelled", "path"), ("labelled", "task")):
         if data.kind == kind and not getattr(data, needed):
             raise ValueError(f"data.{needed} must be given for data.kind = {kind!r}")
-    for key in ("vocab", "sentences", "held_out", "beam"):
-        if getattr(data, key) < 1:
-            raise ValueError(f"data.{key} must be a whole number from 1, got {getattr(data, key)}")
     return data
 
 
 def _grid(table: dict[str, Any], where: str) -> RunGrid:
     own = {"label", "paper", "training"}
-    paper = table.get("paper")
-    if paper is not None and (isinstance(paper, bool) or not isinstance(paper, (int, float))):
-        raise ValueError(f"{where}.paper must be a number, got {paper!r}")
     grid = RunGrid(
         options=_options({key: value for key, value in table.items() if key not in own}, where),
         label=_typed(table.get("label", ""), str, f"{where}.label"),
-        paper=paper,
+        paper=number(f"{where}.paper", table["paper"]) if "paper" in table else None,
         training=_training(_table(table, "training", f"{where}."), f"{where}.training"),
     )
     if grid.training and not grid.label:
@@ -154,8 +148,7 @@ def _options(table: dict[str, Any], where: str) -> dict[str, list[Scalar]]:
             raise ValueError(f"{where}.{key} must be a value, or a list of values for a run each, got {value!r}")
         options[key] = values
     for seed in options.get("seed", ()):
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"{where}.seed must be whole numbers from 0, got {seed!r}")
+        whole_number(f"{where}.seed", seed, 0)
     return options
 
 
@@ -176,9 +169,12 @@ def _table(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _typed(value: Any, kind: Any, key: str) -> Any:
-    names = {str: "a text", int: "a whole number", bool: "true or false"}
-    if type(value) is not kind:
-        raise ValueError(f"{key} must be {names[kind]}, got {value!r}")
+    if kind is int:
+        return whole_number(key, value, 0 if key == "data.corpus_seed" else 1)
+    if kind is bool:
+        return flag(key, value)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be a text, got {value!r}")
     return value
 
 

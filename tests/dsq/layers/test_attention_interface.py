@@ -14,7 +14,6 @@ from analysis.coverage import MODELS, shares
 
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "ViT"])
 def test_at_full_width_it_is_sdpa(name):
-    torch.manual_seed(0)
     model, inputs = MODELS[name]()
     plain = copy.deepcopy(model.eval())
     dsq.convert(model, dsq.DSQConfig(levels="[32,32,32,32]", attention=True))

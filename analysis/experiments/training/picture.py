@@ -3,13 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from analysis.colours import BLUE, GREY, ORANGE
-from dsq.command.files import write_whole
+from analysis.figures import BLUE, GREY, ORANGE, save
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -17,13 +13,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
     levels = results["history"]["levels"]
     names = [str(level["precision"]).replace(" ", "") for level in levels]
     ends = [sum(level["updates"] for level in levels[: n + 1]) for n in range(len(levels))]
-    figure, (top, bottom) = plt.subplots(
-        2, 1, sharex=True, figsize=(8, 5.2), height_ratios=(4, 1), layout="constrained"
-    )
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 5.2), height_ratios=(4, 1))
     top.plot(*zip(*results["train_loss"], strict=True), color=GREY, linewidth=1, label="training")
     top.plot(*zip(*results["valid_loss"], strict=True), color=BLUE, marker="o", markersize=4, label="validation")
     top.set_ylabel("loss (bits a subword, smoothed)")
-    top.legend(frameon=False)
+    top.legend()
     starts = [0, *ends[:-1]]
     bottom.stairs(range(1, len(levels) + 1), [0, *ends], color=ORANGE, linewidth=2.5, baseline=None, zorder=3)
     bottom.set_yticks(range(1, len(levels) + 1), names)
@@ -38,14 +32,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for row, (level, start, end) in enumerate(zip(levels, starts, ends, strict=True), start=1):
         if level.get("stash_bytes_fp32") and end > start:
             share = f"stash {level['stash_bytes'] / level['stash_bytes_fp32']:.1%} of fp32"
-            if row == 1:
-                bottom.annotate(share, (start, row), (0, 4), textcoords="offset points")
-            else:
-                bottom.annotate(share, (end, row), (0, -4), textcoords="offset points", ha="right", va="top")
+            x, y, ha, va = (start, 4, "left", "baseline") if row == 1 else (end, -4, "right", "top")
+            bottom.annotate(share, (x, row), (0, y), textcoords="offset points", ha=ha, va=va)
     for axes in (top, bottom):
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", linewidth=0.4)
+        axes.grid(axis="y")
     figure.suptitle(f"BLEU {results['bleu']:.1f} after {ends[-1]:,} updates", x=0.02, ha="left")
-    write_whole(path, lambda file: figure.savefig(file, dpi=150))
-    plt.close(figure)
+    save(figure, path)

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from analysis.colours import BLUE, GREEN, GREY, ORANGE
-from analysis.experiments.configurations import Configuration
-from dsq.command.files import write_whole
+from analysis.experiments.ledger.configurations import Configuration
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, save
+from costmodel.model.sweep import pareto
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
 _OTHER = ("black", "X")
@@ -21,25 +19,21 @@ Point = tuple[float, float]  #: cost, score
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats: none costs as little or less and scores more. Rising in both."""
-    best: list[Point] = []
-    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not best or score > best[-1][1]:
-            best.append((cost, score))
-    return best
+    """Those that no other point beats, rising in cost and score."""
+    costs, scores = np.transpose(points)
+    return sorted(point for point, best in zip(points, pareto([costs, -scores]), strict=True) if best)
 
 
 def draw(group: Sequence[Configuration], path: Path) -> None:
     """Write the picture of a recipe's configurations to path (.png or .svg)."""
-    figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6), layout="constrained")
+    figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6))
     for axes, cost in zip(panels, _COSTS, strict=True):
         _panel(axes, group, cost)
     panels[0].set_ylabel(f"{group[0].first['measure']}, mean of seeds; bars: smallest to largest")
     handles, labels = panels[0].get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
-    panels[0].legend(named.values(), named.keys(), frameon=False, loc="lower right")
-    write_whole(path, lambda file: figure.savefig(file, dpi=150))
-    plt.close(figure)
+    panels[0].legend(named.values(), named.keys(), loc="lower right")
+    save(figure, path)
 
 
 def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
@@ -65,6 +59,4 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
     for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         ticks(FuncFormatter(lambda value, _: f"{value:.2g}"))
     axes.margins(x=0.15, y=0.12)
-    axes.grid(linewidth=0.4)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid()

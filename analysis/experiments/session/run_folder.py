@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments import data_folder
-from analysis.experiments.experiment import Data
-from analysis.experiments.plan import PlannedRun
-from analysis.experiments.run_results import write_json
+from analysis.experiments.plan.experiment import Data
+from analysis.experiments.plan.runs import PlannedRun
+from analysis.experiments.session import data_folder
+from analysis.experiments.training.results import write_json
 
 _UPDATES = re.compile(r'"(?:valid_)?num_updates": "(\d+)"')
 _EPOCHS = re.compile(r'"update": ([\d.]+)')
@@ -88,7 +88,7 @@ class RunFolder:
 
 
 def _wanted(run: PlannedRun) -> dict[str, Any]:
-    """What makes the run's numbers; label and paper do not."""
+    """The settings that the run's numbers depend on."""
     return {key: value for key, value in asdict(run).items() if key in ("options", "seed", "training")}
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.experiments.fairseq_run import LEVELS
+from analysis.experiments.training.flags import LEVELS
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,6 @@ from typing import IO
 
 SPLITS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 _OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
-_ACCEPTED = (
-    "train, valid (or val, dev) and test, each as NAME.{source} with NAME.{target} or as NAME.tsv, plain, .xz or .gz"
-)
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ def read_parallel(
 
 
 def _accepted(source: str, target: str) -> str:
-    return _ACCEPTED.format(source=source, target=target)
+    files = f"NAME.{source} with NAME.{target} or as NAME.tsv, plain, .xz or .gz"
+    return f"train, valid (or val, dev) and test, each as {files}"
 
 
 def _read_split(

@@ -7,22 +7,22 @@ from typing import Any
 
 from analysis.corpus.generate import write
 from analysis.experiments import glue, translate
-from analysis.experiments.experiment import Data
-from analysis.experiments.run_results import write_json
-from analysis.experiments.translation import Translation
+from analysis.experiments.plan.experiment import Data
+from analysis.experiments.training.results import write_json
+from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder
 
-#: of Data: says where text lies, not what it is
+#: fields of Data that say where the text lies, not what it is
 _WHEREABOUTS = ("path", "get")
 
 
 def settings(data: Data) -> dict[str, Any]:
-    """What of the data makes a run's numbers."""
+    """The settings of the data that a run's numbers depend on."""
     return {key: value for key, value in asdict(data).items() if key not in _WHEREABOUTS}
 
 
 def same(recorded: dict[str, Any], data: Data) -> bool:
-    """Whether ``recorded`` are the data's settings; a setting that came into being since counts as its default."""
+    """Whether ``recorded`` are the data's settings; one that the record is too old to have counts as its default."""
     return {**settings(Data(kind=data.kind)), **recorded} == settings(data)
 
 

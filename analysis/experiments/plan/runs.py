@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from analysis.experiments import glue, translate
-from analysis.experiments.experiment import Experiment, RunGrid, Scalar
-
-FLOAT = "none"  #: levels of a run in floating point
+from analysis.experiments.plan.experiment import Experiment, RunGrid, Scalar
+from analysis.experiments.training.flags import FLOAT
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,14 @@ def plan(experiment: Experiment, only: list[str] | None = None) -> list[PlannedR
 
 def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
     """Raise ValueError, naming the run, where dsq-train could not be given its flags."""
-    module = translate if experiment.data.translates else glue
+    check_flags = (translate if experiment.data.translates else glue).check_flags
     seen = set()
     for run in runs:
         key = str((run.options, run.training))
         if key not in seen:
             seen.add(key)
             try:
-                module.check_flags(run.levels, run.flags)
+                check_flags(run.levels, run.flags)
             except ValueError as error:
                 raise ValueError(f"run {run.name}: {error}") from None
 

@@ -26,7 +26,7 @@ def run(out: Path) -> None:
     """Print the table and write it to ``out``/stash.csv."""
     rows = []
     for precision in PRECISIONS:
-        command = [sys.executable, "-m", "analysis.bench.stash_peak", precision]
+        command = [sys.executable, "-m", "analysis.bench.stash", precision]
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
         child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
         rows.append(json.loads(child.stdout))

@@ -9,7 +9,6 @@ Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
 
 
 def test_it_is_a_linear_layer_of_the_transposed_weight():
-    torch.manual_seed(0)
     config = dsq.DSQConfig(levels="[4,4,4,16]")
     net, linear = Conv1D(48, 32), torch.nn.Linear(32, 48)
     linear.weight.data, linear.bias.data = net.weight.data.t().contiguous(), net.bias.data

@@ -8,10 +8,11 @@ from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 
-from analysis.experiments.fairseq_run import command_line, records
-from analysis.experiments.parallel_text import ParallelText
-from analysis.experiments.run_costs import costs, write_workload
-from analysis.experiments.translation import Translation
+from analysis.experiments.text.parallel_text import ParallelText
+from analysis.experiments.training.costs import costs, write_workload
+from analysis.experiments.training.fairseq_run import command_line, records
+from analysis.experiments.training.flags import FLOAT
+from analysis.experiments.training.translation import Translation
 from dsq.command.files import write_text
 from dsq.command.table import table
 
@@ -33,7 +34,7 @@ def collect(
         "sentences": {split: len(part) for split, part in text.items()},
         "bleu": round(score.score, 2),
         "signature": str(bleu.get_signature()),
-        **(_of_dsq(translation) if translation.levels != "none" else {}),
+        **(_of_dsq(translation) if translation.levels != FLOAT else {}),
         "train_loss": losses(translation.log("train"), "train_inner", ""),
         "valid_loss": losses(translation.log("train"), "valid", "valid_"),
         "seconds": {stage: round(spent, 1) for stage, spent in {**seconds, "total": sum(seconds.values())}.items()},

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from analysis.experiments.plan import FLOAT, PlannedRun, rises
+from analysis.experiments.plan.runs import PlannedRun, rises
+from analysis.experiments.training.flags import FLOAT
 from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated
 from costmodel.workloads.named import load_workload

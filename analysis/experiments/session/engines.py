@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.experiments.fairseq_run import ROOT
+from analysis.experiments.training.fairseq_run import ROOT
 
 
 class Job(Protocol):
@@ -20,8 +20,12 @@ class Job(Protocol):
         """End it and what it started."""
 
 
+#: (command, further environment, log, descriptor of the run's lock) -> what was started
+Engine = Callable[[Sequence[str], Mapping[str, str], Path, int], Job]
+
+
 class LocalJob:
-    """A process of this machine, in a group of its own. It holds ``lock`` open until it ends."""
+    """An Engine: a process of this machine, in a group of its own. It holds ``lock`` open until it ends."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, lock: int) -> None:
         with log.open("ab") as file:
@@ -58,28 +62,16 @@ class SubmititJob:
         self._job.cancel()
 
 
-class LocalEngine:
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path, lock: int) -> Job:
-        return LocalJob(command, environment, log, lock)
-
-
-class SubmititEngine:
+def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
     """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed."""
-
-    def __init__(self, folder: Path, parameters: Mapping[str, str]) -> None:
-        try:
-            import submitit  # type: ignore[import-not-found]
-        except ImportError:
-            raise ValueError("--engine submitit: submitit is not installed here: pip install submitit") from None
-        self._executor = submitit.AutoExecutor(folder=folder)
-        numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
-        self._executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
-
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path, lock: int) -> Job:
-        return SubmititJob(self._executor.submit(run_here, list(command), dict(environment), log))
-
-
-Engine = LocalEngine | SubmititEngine
+    try:
+        import submitit  # type: ignore[import-not-found]
+    except ImportError:
+        raise ValueError("--engine submitit: submitit is not installed here: pip install submitit") from None
+    executor = submitit.AutoExecutor(folder=folder)
+    numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
+    executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
+    return lambda command, environment, log, _: SubmititJob(executor.submit(run_here, command, environment, log))
 
 
 def run_here(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

@@ -1,59 +1,23 @@
 """Runs dsq-preprocess, dsq-train and dsq-generate as processes of their own, and reads what they log."""
 
-import argparse
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-#: that of dsq.DSQConfig
-LEVELS = "[4,4,4,16] [16,4,4,16]"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _RECORD = re.compile(r"\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
-#: what no recipe leaves to the user: it reads checkpoints where it had them put, and validations in the log
-OWN = ("--save-dir", "--log-format", "--disable-validation")
-
-
-def add_levels(parser: argparse.ArgumentParser, default: str = LEVELS) -> None:
-    """--dsq-levels, as ``levels``."""
-    parser.add_argument(
-        "--dsq-levels", dest="levels", default=default, help='precision schedule, or "none" (default: %(default)s)'
-    )
-
-
-def training_arguments(
-    data: Path, save: Path, fixed: Sequence[str], defaults: Mapping[str, str], levels: str, users: Sequence[str]
-) -> list[str]:
-    """dsq-train's arguments; the user's come last, so that they override the defaults."""
-    scheduled = [] if levels == "none" else ["--dsq-levels", levels]
-    flags = [word for pair in defaults.items() for word in pair]
-    return [str(data), "--save-dir", str(save), *fixed, *flags, *scheduled, *users]
 
 
 def command_line() -> str:
     """This process's own, for the record."""
     return shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
-
-
-def check_training(arguments: list[str], users: Sequence[str], own: tuple[str, ...]) -> None:
-    """Raise ValueError for flags that dsq-train would not read, before anything is written.
-
-    Args:
-        arguments: all that dsq-train will be given.
-        users: the user's part of them; may hold neither OWN nor the recipe's `own`.
-    """
-    taken = {word.partition("=")[0] for word in users}.intersection(OWN + own)
-    if taken:
-        raise ValueError(f"{', '.join(sorted(taken))}: the recipe relies on its own choice here; leave out")
-    from fairseq_plugin import commands  # takes seconds to import
-
-    commands.check_training(arguments)
 
 
 def fairseq(command: str, arguments: list[str], log: Path, watch: Callable[[str], None] | None = None) -> None:

@@ -10,11 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments.experiment import Experiment
-from analysis.experiments.fairseq_run import ROOT
-from analysis.experiments.plan import PlannedRun
-from analysis.experiments.plan_costs import level_costs, weighed
+from analysis.experiments.plan.costs import level_costs, weighed
+from analysis.experiments.plan.experiment import Experiment
+from analysis.experiments.plan.runs import PlannedRun
+from analysis.experiments.training.fairseq_run import ROOT
 from dsq.command.files import write_text
+from dsq.command.machine import processor
 from dsq.command.table import as_csv
 
 Row = dict[str, Any]
@@ -31,9 +32,13 @@ def place() -> dict[str, str]:
     """What a run is started on: commit, versions, CPU and accelerator."""
     import torch
 
-    devices = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
-    return {"commit": _commit(), "versions": ", ".join(versions), "cpu": _cpu(), "gpu": devices}
+    return {
+        "commit": _commit(),
+        "versions": ", ".join(versions),
+        "cpu": f"{processor()} x {os.cpu_count()}",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+    }
 
 
 def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settings: dict[str, Any]) -> Row:
@@ -116,12 +121,3 @@ def _commit() -> str:
         check=False,
     )
     return said.stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()} x {os.cpu_count()}"
