@@ -10,20 +10,8 @@ from analysis.bench.report import text, write
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, guarded
 
-<<<<<<< HEAD
-#: part -> its module, imported when asked for: one that races has races(rounds) -> iterable of Race, another run(out)
-PARTS = {
-    "kernels": "kernels",
-    "step": "step",
-    "narrow": "narrow",
-    "tiny": "tiny",
-    "stash": "stash_peak",
-    "cost": "cost",
-}
-=======
 #: modules of this folder, imported when asked for: each has races(rounds) -> iterable of Race, or run(out)
-PARTS = ("kernels", "step", "tiny", "stash", "cost")
->>>>>>> main
+PARTS = ("kernels", "step", "narrow", "tiny", "stash", "cost")
 
 
 def main(argv: list[str] | None = None) -> int:
