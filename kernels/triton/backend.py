@@ -6,13 +6,12 @@ same kernels on CPU tensors, slowly (that is how they are tested where there is 
 
 import importlib.util
 
-from dsq.formats import BFP, FixedPoint
 from dsq.kernels.backend import Backend
 from dsq.kernels.triton import codec, gemm, masks
 
 TRITON = Backend(
     name="triton",
-    formats=frozenset((BFP, FixedPoint)),
+    formats=frozenset(codec.GRIDS),
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,
@@ -21,6 +20,8 @@ TRITON = Backend(
     apply_mask=masks.apply_mask,
     relu=masks.relu,
     gemms=gemm.GEMMS,
+    tuned=True,
+    device_type="cuda",
 )
 
 
