@@ -29,8 +29,8 @@ class Codes(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``. All
-    runs but the last are whole; if that one is short, it is of the last group.
+    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``.
+    All runs but the last are whole; if that one is short, it is of the last group.
     """
 
     run: int
@@ -130,11 +130,20 @@ class LinearMatMuls(NamedTuple):
         return self.weight_gradient.b
 
 
+class Dtypes(NamedTuple):
+    """Those of a linear layer's tensors and of their gradients: autocast lets them differ."""
+
+    x: torch.dtype
+    w: torch.dtype
+    y: torch.dtype
+
+
 class Gemm(NamedTuple):
     """One way to multiply: a kernel, and what it takes."""
 
     name: str
-    #: (product, dtype of the tensors) -> whether this kernel can do it, with exact products of values
+    #: (product, dtype of a, or of the result where that is narrower) -> whether this kernel can do it, with exact
+    #: products of values; those of a wide format are rounded to a narrow dtype first
     fits: Callable[[MatMul, torch.dtype], bool]
     #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32, or in the operands' dtype; values come
     #: quantised, and transposed where the product says so; codes come as they were packed
@@ -144,21 +153,27 @@ class Gemm(NamedTuple):
     b_dtype: torch.dtype | None = None
 
 
-#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
+#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), and the packed x
 ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
 #: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
 BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
 
 
 class FusedLinear(Protocol):
-    """The passes of a linear layer in one call each, made for given shapes; float32 tensors.
+    """The passes of a linear layer in one call each, made for given shapes and dtypes, none of them float64.
 
     The calls trust their caller: formats are of the backend's own, codes those of the Layout, and the kernels named are
     ones that fit the products.
     """
 
     def forward(
-        self, matmuls: LinearMatMuls, gemm: str, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
+        self,
+        matmuls: LinearMatMuls,
+        gemm: str,
+        dtypes: Dtypes,
+        x_shape: torch.Size,
+        w_shape: torch.Size,
+        stochastic: bool,
     ) -> ForwardCall | None:
         """``gemm`` of y; None: the passes are to be run kernel by kernel."""
 
@@ -166,6 +181,7 @@ class FusedLinear(Protocol):
         self,
         matmuls: LinearMatMuls,
         gemms: tuple[str, str],
+        dtypes: Dtypes,
         dy_shape: torch.Size,
         w_shape: torch.Size | None,
         x_shape: torch.Size | None,

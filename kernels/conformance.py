@@ -15,9 +15,9 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import AffineCodes, Backend, Codes, Groups, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, Gemm, Groups, LinearMatMuls, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.kernels.reference.gemm import FLOAT64
+from dsq.kernels.reference.gemm import FLOAT64, TORCH
 from dsq.kernels.tuning import prepared
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -265,6 +265,77 @@ def _moved(x: Tensor | Codes, device: torch.device) -> Tensor | Codes:
     return Codes(x.codes.to(device), x.scales.to(device), x.shape) if isinstance(x, Codes) else x.to(device)
 
 
+#: of a layer's tensors: all the same, or as autocast has them
+_LAYERS = (
+    *(Dtypes(dtype, dtype, dtype) for dtype in FLOATS),
+    *itertools.starmap(Dtypes, itertools.product(FLOATS[:2], FLOATS[:1], FLOATS[1:])),
+)
+
+
+def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of the passes of a linear layer in one call: what was tried, and what is wrong ("" for nothing). The stash has to
+    be the reference's; y, dx and dw the sums of exact products, but for float32's rounding of the sums and one rounding
+    to their dtype."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (37, 600), (70, 600), (37, 70), (70,)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    kernels = [gemm for gemm in backend.gemms if gemm is not TORCH] if backend.linear else []
+    for dtypes, (q0, q1, q2, q3), gemm in itertools.product(_LAYERS, ((4, 4, 4, 16), (8, 2, 5, 9)), kernels):
+        matmuls = LinearMatMuls(
+            MatMul(Operand(BFP(q0), -1), Operand(BFP(q0), -1, transposed=True)),
+            MatMul(Operand(BFP(q2), -1), Operand(BFP(q1), 0), result=BFP(q3)),
+            MatMul(Operand(BFP(q3), 0, transposed=True), Operand(BFP(q1), 0)),
+        )
+        if not all(gemm.fits(matmul, dtypes.y) for matmul in matmuls):
+            continue
+        x, w, dy, bias = (t.to(dtype) for t, dtype in zip(given, (*dtypes, dtypes.w), strict=True))
+        y, stash, dx, dw = _passes(backend, device, matmuls, gemm, dtypes, x, w, dy, bias)
+        expected = REFERENCE.pack(x, BFP(q1), Layout.of(x.shape, 0), None)
+        same = stash is not None and all(map(same_bits, expected, (stash.codes.cpu(), stash.scales.cpu())))
+        wrong = [] if same else ["stash"]
+        products = (("y", y, x, w, bias), ("dx", dx, dy, w, None), ("dw", dw, dy, x, None))
+        for (name, found, left, right, offset), matmul, dtype in zip(
+            products, matmuls, (dtypes.y, *dtypes[:2]), strict=True
+        ):
+            if found is None or found.dtype != dtype or not _is_product(found.cpu(), matmul, left, right, offset):
+                wrong.append(name)
+        yield f"layer of {dtypes} at [{q0},{q1},{q2},{q3}] by {gemm.name}", " ".join(wrong)
+
+
+def _passes(
+    backend: Backend,
+    device: torch.device,
+    matmuls: LinearMatMuls,
+    gemm: Gemm,
+    dtypes: Dtypes,
+    *tensors: Tensor,
+) -> tuple[Tensor, Codes | None, Tensor | None, Tensor | None]:
+    """y, the stash, dx and dw of x, w, dy and a bias."""
+    assert backend.linear is not None
+    x, w, dy, bias = (t.to(device) for t in tensors)
+    forward = backend.linear.forward(matmuls, gemm.name, dtypes, x.shape, w.shape, False)
+    backward = backend.linear.backward(matmuls, (gemm.name, gemm.name), dtypes, dy.shape, w.shape, x.shape, False)
+    assert forward is not None
+    assert backward is not None
+    y, stash = forward(x, w, bias, None, True)
+    return y, stash, *backward(dy, w, stash, None)
+
+
+def _is_product(found: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    """Whether ``found`` is as near to the product in float64 as one rounding to its dtype, and to the grid of the
+    result, allow after sums in float32."""
+    operands = prepared(FLOAT64, matmul, a.float(), b.float(), REFERENCE)
+    a_MK, b_KN = (values.double() for values in operands if isinstance(values, Tensor))
+    offset = torch.zeros(b_KN.shape[1]) if bias is None else bias.double()
+    exact = a_MK @ b_KN + offset
+    bound = (a_MK.abs() @ b_KN.abs() + offset.abs()) * (a_MK.shape[1] + 2) * 2.0**-23
+    limits = torch.finfo(found.dtype)
+    bound += exact.abs() * limits.eps / 2 + limits.smallest_normal * limits.eps
+    if matmul.result is not None:  # a step of a row's largest value
+        bound += exact.abs().amax(-1, keepdim=True) * 2.0 ** (2 - matmul.result.bits)
+    return found.shape == exact.shape and bool(((found.double() - exact).abs() <= bound).all())
+
+
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:
     """Everything in which ``backend`` on ``device`` is not what a backend must be; nothing where it conforms."""
     for case in cases(backend.formats):
@@ -277,6 +348,9 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         wrong = product_disagreements(backend, product, device)
         if wrong:
             yield f"{product}: {' '.join(wrong)}"
+    for what, wrong_passes in linear_disagreements(backend, device):
+        if wrong_passes:
+            yield f"{what}: {wrong_passes}"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -69,9 +69,11 @@ def codec_for(device: torch.device, fmt: Format) -> Backend:
 def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
     """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
+    if dtype.itemsize < torch.float32.itemsize and len(fitting) > 1:
+        fitting.pop()  # PyTorch's, which rounds its sums to the dtype, also those of a gradient that is to be float32
     if 0 in sizes or not backend.tuned:
         return fitting[0]
-    return fastest(fitting, matmul, sizes, backend)
+    return fastest(fitting, matmul, dtype, sizes, backend)
 
 
 _PLAIN = (Tensor, Parameter)

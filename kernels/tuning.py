@@ -46,17 +46,19 @@ class Timed(NamedTuple):
     seconds: float
 
 
-def fastest(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> Gemm:
+def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
     """The kernel to multiply with, of ``gemms``, which all fit ``matmul`` and stand in the order of preference."""
     wanted = os.environ.get("DSQ_GEMM")
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
     shape = size_class(sizes, backend.device_type)
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
+    if dtype is not torch.float32:
+        key += f"; {dtype}"
     kept = _kept()
     known = next((gemm for gemm in gemms if gemm.name == kept.get(key)), None)
     if known is None:
-        known = preferred(timed(gemms, matmul, shape, backend))
+        known = preferred(timed(gemms, matmul, dtype, shape, backend))
         _keep(key, known.name)
     return known
 
@@ -70,13 +72,14 @@ def preferred(times: Sequence[Timed]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> list[Timed]:
-    """The best time of each kernel over ROUNDS in turns, on random float32 operands."""
+def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[Timed]:
+    """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = sizes
     a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
+    a, b = (x.to(dtype) for x in (a, b))
     a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
     a, b = a.to(device), b.to(device)
     best = [float("inf")] * len(gemms)

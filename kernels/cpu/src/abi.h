@@ -58,8 +58,9 @@ typedef struct {
 
 typedef struct {
   OperandDesc a, b;
-  CodecDesc result;       /* bits 0: the result stays as it is */
+  CodecDesc result;       /* out_dtype: of the result; bits 0: it is not quantised */
   uint64_t result_seed;
+  int64_t result_offset;  /* of scratch memory for sums in float32, where the result is narrower and quantised */
   int64_t rows, columns, depth;
   int64_t panels_offset;  /* of the GEMM's own scratch memory */
   int32_t gemm;           /* enum GemmKernel */

@@ -89,8 +89,8 @@ int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth) 
 void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
                        int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
                        address scratch, int threads) {
-  gemm_bfloat16({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride}, At{bias}, At{c},
-                {rows, columns, depth}, At{scratch}, threads);
+  gemm_bfloat16({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride}, At{bias},
+                {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
@@ -101,8 +101,8 @@ void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits,
                       address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
                       address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads) {
   gemm_integer({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
-               {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias}, At{c},
-               {rows, columns, depth}, At{scratch}, threads);
+               {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias},
+               {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,
