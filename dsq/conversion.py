@@ -137,7 +137,8 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
 
 
 def _change_classes(model: nn.Module, exclude: str | None) -> int:
-    """Give the layers of ``model`` their quantised classes; the values of the matrices that ``exclude`` left."""
+    """Give the layers of ``model`` their quantised classes. Returns how many values the matrices hold that ``exclude``
+    left."""
     pattern = None if exclude is None else re.compile(exclude)
     excluded, attentions = 0, set[str]()
     for name, module in list(model.named_modules()):
@@ -154,7 +155,7 @@ def _change_classes(model: nn.Module, exclude: str | None) -> int:
             # its fused evaluation path reads the weights and never calls the Linears
             _set(module, "activation_relu_or_gelu", 0)
         elif isinstance(module, nn.TransformerEncoder):
-            _set(module, "use_nested_tensor", False)  # they are for that path alone
+            _set(module, "use_nested_tensor", False)  # nested tensors are for that path alone
         elif getattr(module, "skip_embed_dim_check", None) is False:
             # fairseq's attention would hand its weights to PyTorch's function and never call its Linears
             _set(module, "skip_embed_dim_check", True)
@@ -184,7 +185,7 @@ def _quantise_attention(model: nn.Module) -> None:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
         elif hasattr(module, "set_attn_implementation") and module not in inside:
-            inside |= set(module.modules())  # it speaks for the models in it
+            inside |= set(module.modules())  # its setting holds for the models inside it
             _remember(module, "attention", module.config._attn_implementation)
             _attention_function(module)
 

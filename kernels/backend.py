@@ -29,8 +29,9 @@ class Codes(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``. All
-    runs but the last are whole; if that one is short, it is of the last group.
+    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``.
+
+    All runs but the last are whole; if that one is short, it is of the last group.
     """
 
     run: int
@@ -93,6 +94,13 @@ class MatMul:
     def contracted(self) -> tuple[int, int]:
         """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
+
+    def boxes_match(self) -> bool:
+        """Whether both operands have boxes of one length that run along the contraction, or one scale each."""
+        a, b = self.a, self.b
+        if a.format is None or b.format is None or a.format.box != b.format.box:
+            return False
+        return a.format.box == 0 or (a.axis % 2, b.axis % 2) == self.contracted()
 
 
 @lru_cache(maxsize=1024)
@@ -198,4 +206,5 @@ class Backend:
     #: the ways it can multiply, those to be preferred first; the last fits any product
     gemms: tuple[Gemm, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
+    device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel

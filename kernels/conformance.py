@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import AffineCodes, Backend, Codes, Gemm, Groups, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Groups, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64
 from dsq.kernels.tuning import prepared
@@ -110,10 +109,10 @@ def edges(case: Case) -> Tensor:
     return x.reshape(case.shape).to(case.dtype)
 
 
-def disagreements(backend: Backend, case: Case, device: torch.device) -> list[str]:
+def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor | None = None) -> list[str]:
     """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: empty where every bit
-    agrees."""
-    x, layout = edges(case), Layout.of(case.shape, case.dim)
+    agrees. ``x``: a tensor of the case's shape and dtype; None: ``edges``."""
+    x, layout = edges(case) if x is None else x, Layout.of(case.shape, case.dim)
     codes, scales = REFERENCE.pack(x, case.format, layout, case.seed)
     y = REFERENCE.quantize(x, case.format, layout, case.seed, case.out)
     z = REFERENCE.unpack(codes, scales, case.format, layout, case.out)
@@ -193,40 +192,77 @@ _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...]
 )
 
 
-def gemm_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of products: what was tried, and the kernels whose result is further from the sum of the exact products of the
-    quantised values than float32's rounding of the sums explains ("" for none)."""
-    generator = torch.Generator().manual_seed(0)
-    for (rows, depth, columns), transposed in itertools.product(
-        [(1, 1, 1), (5, 16, 33), (40, 100, 17), (33, 600, 70)], [(False, False), (False, True), (True, False)]
-    ):
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of quantised operands: a (rows, depth) by b (depth, columns)."""
+
+    rows: int
+    depth: int
+    columns: int
+    matmul: MatMul
+    spread: int = 0  #: binades over which neighbouring boxes lie; some boxes are zeros then, and a value is NaN
+
+    def __str__(self) -> str:
+        sizes = f"{self.rows}x{self.depth}x{self.columns}"
+        return f"product {sizes} of {self.matmul.a} and {self.matmul.b}, spread {self.spread}"
+
+
+def products() -> Iterator[Product]:
+    """Formats, widths and transposed operands, with boxes along the contraction and sizes that tiles do not divide."""
+    sizes_and_spreads = (
+        (1, 1, 1, 0),
+        (5, 16, 33, 0),
+        (40, 100, 17, 0),
+        (33, 600, 70, 0),
+        (7, 300, 9, 3),
+        (7, 300, 9, 6),
+    )
+    which = (False, False), (False, True), (True, False)
+    for (rows, depth, columns, spread), transposed in itertools.product(sizes_and_spreads, which):
         for kinds, bits in _OPERANDS:
             a, b = (
                 Operand(kind(width), 0 if moved == first else 1, transposed=moved)
                 for kind, width, moved, first in zip(kinds, bits, transposed, (True, False), strict=True)
             )
-            matmul = MatMul(a, b)
-            a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in ((rows, depth), (depth, columns)))
-            x, w = a_MK.t().contiguous() if a.transposed else a_MK, b_KN.t().contiguous() if b.transposed else b_KN
-            bias = torch.randn(columns, generator=generator)
-            left, right = (_ready(FLOAT64, operand, t) for operand, t in ((a, x), (b, w)))
-            exact = left.double() @ right.double() + bias
-            bound = (left.double().abs() @ right.double().abs() + bias.abs()) * (depth + 2) * 2.0**-23
-            wrong = []
-            for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
-                operands = [_ready(gemm, operand, t, device, i) for i, (operand, t) in enumerate(((a, x), (b, w)))]
-                found = gemm.run(matmul, operands[0], operands[1], bias.to(device)).cpu().double()
-                if found.shape != exact.shape or not bool(((found - exact).abs() <= bound).all()):
-                    wrong.append(gemm.name)
-            yield f"product {rows}x{depth}x{columns} of {a} and {b}", " ".join(wrong)
+            yield Product(rows, depth, columns, MatMul(a, b), spread)
 
 
-def _ready(gemm: Gemm, operand: Operand, x: Tensor, device: torch.device | None = None, place: int = 0) -> Any:
-    """``x``, quantised by the reference, as ``gemm`` takes it, on ``device``."""
-    made = prepared(gemm, (gemm.a_dtype, gemm.b_dtype)[place], operand, x, REFERENCE)
-    if isinstance(made, Codes):
-        return Codes(made.codes.to(device), made.scales.to(device), made.shape)
-    return made.to(device)
+def product_disagreements(backend: Backend, product: Product, device: torch.device) -> list[str]:
+    """The kernels whose result is further from the sum of the exact products of the quantised values than float32's
+    rounding of the sums explains."""
+    generator, matmul = torch.Generator().manual_seed(0), product.matmul
+    shapes = (product.rows, product.depth), (product.depth, product.columns)
+    a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in shapes)
+    if product.spread:
+        a_MK, b_KN = _spread_out(a_MK, product.spread, generator), _spread_out(b_KN.t(), product.spread, generator).t()
+        a_MK[0, 0] = torch.nan
+    operands = (matmul.a, a_MK), (matmul.b, b_KN)
+    x, w = ((t.t() if operand.transposed else t).contiguous() for operand, t in operands)
+    bias = torch.randn(product.columns, generator=generator)
+    quantized = prepared(FLOAT64, matmul, x, w, REFERENCE)
+    a_exact, b_exact = (values.double() for values in quantized if isinstance(values, Tensor))
+    exact = a_exact @ b_exact + bias
+    bound = (a_exact.abs() @ b_exact.abs() + bias.abs()) * (product.depth + 2) * 2.0**-23
+    wrong = []
+    for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
+        left, right = prepared(gemm, matmul, x, w, REFERENCE)
+        found = gemm.run(matmul, _moved(left, device), _moved(right, device), bias.to(device)).cpu().double()
+        near = ((found - exact).abs() <= bound) | (found.isnan() & exact.isnan())
+        if found.shape != exact.shape or not bool(near.all()):
+            wrong.append(gemm.name)
+    return wrong
+
+
+def _spread_out(x_VK: Tensor, binades: int, generator: torch.Generator) -> Tensor:
+    """``x``, every 16 values of a row made smaller by up to so many binades, or zero."""
+    rows, depth = x_VK.shape
+    down = torch.randint(0, binades + 1, (rows, -(-depth // 16)), generator=generator)
+    down_VK = down.repeat_interleave(16, 1)[:, :depth]
+    return torch.where(down_VK == binades, 0.0, x_VK * torch.exp2(-down_VK))
+
+
+def _moved(x: Tensor | Codes, device: torch.device) -> Tensor | Codes:
+    return Codes(x.codes.to(device), x.scales.to(device), x.shape) if isinstance(x, Codes) else x.to(device)
 
 
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:
@@ -235,12 +271,12 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         wrong = disagreements(backend, case, device)
         if wrong:
             yield f"{case}: {' '.join(wrong)}"
-    for trials in (
-        mask_disagreements(backend, device),
-        affine_disagreements(backend, device),
-        gemm_disagreements(backend, device),
-    ):
-        yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
+    for trials in (mask_disagreements(backend, device), affine_disagreements(backend, device)):
+        yield from (f"{what}: {differs}" for what, differs in trials if differs)
+    for product in products():
+        wrong = product_disagreements(backend, product, device)
+        if wrong:
+            yield f"{product}: {' '.join(wrong)}"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

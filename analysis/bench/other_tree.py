@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from analysis import ROOT
 
 
 def check_tree(tree: Path) -> Path:

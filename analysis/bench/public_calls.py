@@ -12,7 +12,6 @@ from analysis.bench.models import encoder
 from analysis.bench.step import converted, step_of
 from analysis.bench.timer import Call, in_turns
 
-THREADS = 2
 #: turns of a call, of which the quickest counts
 TURNS = 4
 PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
@@ -51,10 +50,11 @@ def tiny() -> Calls:
 PARTS: dict[str, Callable[[], Calls]] = {"step": step, "kernels": kernels, "tiny": tiny}
 
 
-def main(parts: Sequence[str]) -> None:
-    """Print {"part: call": seconds} of ``parts``, keys of PARTS."""
+def main(arguments: Sequence[str]) -> None:
+    """Print {"part: call": seconds}; ``arguments``: the number of threads, then the parts, keys of PARTS."""
+    threads, *parts = arguments
     keep_freed_memory()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(int(threads))
     torch.manual_seed(0)
     calls = ((f"{part}: {name}", call) for part in parts for name, call in PARTS[part]())
     print(json.dumps({name: min(in_turns({name: call}, TURNS)[name]) for name, call in calls}))

@@ -13,7 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from analysis.bench.other_tree import ROOT, check_tree, run_in
+from analysis import ROOT
+from analysis.bench.other_tree import check_tree, run_in
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from analysis.bench.race import TRUSTED_STRAY, Race
-from analysis.figures import BLUE, save
+from analysis.figures import BLUE, look, save
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 
@@ -61,6 +61,7 @@ def write(races: Sequence[Race], folder: Path, name: str) -> list[Path]:
     return [csv, png]
 
 
+@look()
 def picture(races: Sequence[Race], path: Path) -> None:
     """A panel a race, a bar a contestant, its length the ratio to the baseline (logarithmic)."""
     heights = [0.24 * len(race.results) + 0.9 for race in races]

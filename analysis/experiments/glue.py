@@ -25,41 +25,21 @@ from analysis.experiments.text.labelled import LabelledSentences, read_labelled
 from analysis.experiments.text.subwords import train_bpe
 from analysis.experiments.training.fairseq_run import command_line, fairseq, records, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
-from analysis.experiments.training.results import losses, write_json
+from analysis.experiments.training.results import level_table, losses, write_json
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import guarded
 
 PROG = "python -m analysis.experiments.glue"
 FLAGS = TrainingFlags(
-    fixed=(
-        *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", "256"),
-        *("--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"),
-        *("--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"),
-    ),
-    own=("--num-classes", "--criterion", "--init-token", "--separator-token"),
-    defaults={
-        "--arch": "roberta",
-        "--encoder-layers": "2",
-        "--encoder-embed-dim": "128",
-        "--encoder-ffn-embed-dim": "256",
-        "--encoder-attention-heads": "4",
-        "--dropout": "0.1",
-        "--pooler-dropout": "0.1",
-        "--optimizer": "adam",
-        "--adam-betas": "(0.9,0.98)",
-        "--weight-decay": "0.01",
-        "--clip-norm": "1.0",
-        "--lr": "0.0005",
-        "--lr-scheduler": "inverse_sqrt",
-        "--warmup-updates": "300",
-        "--batch-size": "64",
-        "--max-epoch": "4",
-        "--validate-interval-updates": "200",
-        "--dsq-patience": "3",
-        "--seed": "1",
-        "--num-workers": "0",
-        "--log-interval": "50",
-    },
+    fixed="""
+        --task sentence_prediction --criterion sentence_prediction --max-positions 256 --shorten-method truncate
+        --init-token 0 --separator-token 2 --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric""",
+    own="--num-classes --criterion --init-token --separator-token",
+    defaults="""
+        --arch roberta --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256
+        --encoder-attention-heads 4 --dropout 0.1 --pooler-dropout 0.1 --optimizer adam --adam-betas (0.9,0.98)
+        --weight-decay 0.01 --clip-norm 1.0 --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 300 --batch-size 64
+        --max-epoch 4 --validate-interval-updates 200 --dsq-patience 3 --seed 1 --num-workers 0 --log-interval 50""",
 )
 check_flags = FLAGS.check
 #: the files of a pretrained RoBERTa
@@ -184,12 +164,7 @@ def summary(results: dict[str, Any]) -> str:
         f"dev accuracy {results['accuracy']:.1f} at the end, {results['best_accuracy']:.1f} at best "
         f"(always the commonest class: {results['majority']:.1f})"
     ]
-    for level in results.get("history", {}).get("levels", []):
-        lines.append(f"  {level['precision']}: {level['updates']} updates, {level['tokens']} tokens")
-        if level.get("stash_bytes"):
-            ratio = level["stash_bytes"] / level["stash_bytes_fp32"]
-            lines[-1] += f", stash {level['stash_bytes']:,} of {level['stash_bytes_fp32']:,} bytes ({ratio:.3f})"
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", level_table(results)] if "history" in results else [])])
 
 
 def main(arguments: list[str] | None = None) -> int:

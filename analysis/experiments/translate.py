@@ -22,33 +22,14 @@ from dsq.command.parser import guarded
 PROG = "python -m analysis.experiments.translate"
 #: by default a model for two CPU cores; checkpoint_best.pt translates, in the direction of --source and --target
 FLAGS = TrainingFlags(
-    fixed=("--task", "translation", "--share-all-embeddings"),
-    own=("--task", "--source-lang", "-s", "--target-lang", "-t", "--no-save", "--checkpoint-suffix"),
-    defaults={
-        "--arch": "transformer",
-        "--encoder-layers": "3",
-        "--decoder-layers": "3",
-        "--encoder-embed-dim": "128",
-        "--decoder-embed-dim": "128",
-        "--encoder-ffn-embed-dim": "256",
-        "--decoder-ffn-embed-dim": "256",
-        "--encoder-attention-heads": "4",
-        "--decoder-attention-heads": "4",
-        "--dropout": "0.1",
-        "--criterion": "label_smoothed_cross_entropy",
-        "--label-smoothing": "0.1",
-        "--optimizer": "adam",
-        "--adam-betas": "(0.9,0.98)",
-        "--clip-norm": "1.0",
-        "--lr": "0.002",
-        "--lr-scheduler": "inverse_sqrt",
-        "--warmup-updates": "400",
-        "--max-tokens": "2048",
-        "--max-epoch": "10",
-        "--seed": "1",
-        "--num-workers": "0",
-        "--log-interval": "20",
-    },
+    fixed="--task translation --share-all-embeddings",
+    own="--task --source-lang -s --target-lang -t --no-save --checkpoint-suffix",
+    defaults="""
+        --arch transformer --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 128 --decoder-embed-dim 128
+        --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4
+        --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam
+        --adam-betas (0.9,0.98) --clip-norm 1.0 --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 400
+        --max-tokens 2048 --max-epoch 10 --seed 1 --num-workers 0 --log-interval 20""",
 )
 check_flags = FLAGS.check
 

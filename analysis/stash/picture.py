@@ -6,9 +6,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures import BLUE, GREEN, GREY, ORANGE, save
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
 
 
+@look()
 def draw(results: pd.DataFrame, path: Path) -> None:
     """Write the picture: bars of the bytes held with a tick at the least possible, then dots of time and error."""
     groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]

@@ -5,8 +5,8 @@ import re
 from functools import cache
 
 from costmodel.cli.output import Record, Report, Section
-from costmodel.cli.query import facts, heading, setup_of, workload_of
-from costmodel.hardware.hardware import Hardware, load_hardware
+from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
+from costmodel.hardware.hardware import Hardware
 from costmodel.model.memory import CATEGORIES, Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.planning import communication_bytes, largest_batch, step_time, usual_methods
@@ -17,7 +17,7 @@ GIGA = 1e9
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    workload, hardware = workload_of(arguments), hardware_of(arguments)
     devices = whole_number("devices", arguments.devices, 1)
     if arguments.zero and devices == 1:
         raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> Report:
             Section("methods", heading(workload, hardware), records, shown),
             Section("time", "Time of a step", [{name: record[name] for name in times} for record in records], times),
         ],
-        _notes(records, budget, devices, arguments.zero),
+        _notes(records, hardware, budget, devices, arguments.zero),
         facts(workload, hardware) | {"budget_bytes": budget, "devices": devices, "zero": arguments.zero},
     )
 
@@ -68,7 +68,7 @@ def _record(workload: Workload, method: Method, hardware: Hardware, budget: floa
     return record | {"tokens/s": method.devices * workload.tokens / step.seconds}
 
 
-def _notes(records: list[Record], budget: float, devices: int, zero: int) -> list[str]:
+def _notes(records: list[Record], hardware: Hardware, budget: float, devices: int, zero: int) -> list[str]:
     fitting = [record for record in records if record["fits"] == "yes"]
     notes = []
     if fitting:
@@ -83,10 +83,8 @@ def _notes(records: list[Record], budget: float, devices: int, zero: int) -> lis
     notes.append(f"the peak comes at the {'; '.join(peaks)}. fp32 master weights, gradients and moments of Adam.")
     if devices > 1:
         notes.append(f"{devices} devices, ZeRO {zero}: figures of one device; communication is not overlapped.")
-    notes.append(
-        "step: the least time at datasheet rates, estimated, not measured; real steps take longer. memory: no "
-        "fragmentation, no workspaces. batch: the most sequences a device that fit."
-    )
+    notes.append("memory: no fragmentation, no workspaces. batch: the most sequences a device that fit.")
+    notes.append(times_note(hardware))
     return notes
 
 

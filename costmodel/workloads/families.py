@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from costmodel.names import nearest
+from costmodel.names import suggestion
 from costmodel.workloads.config_json import ConfigJson
 from costmodel.workloads.transformer import Head, Stack, Transformer
 
@@ -256,6 +256,6 @@ def transformer_of(data: Any, where: str) -> Transformer:
     if not family:
         raise ValueError(f"config {where}: field model_type is missing")
     if family not in FAMILIES:
-        known = f"nearest is {nearest(family, FAMILIES)!r}; supported are {', '.join(FAMILIES)}"
+        known = f"{suggestion(family, FAMILIES)}supported are {', '.join(FAMILIES)}"
         raise ValueError(f"config {where}: model_type {family!r} is not supported; {known}")
     return FAMILIES[family](config)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.model.operations import Workload
-from costmodel.names import nearest
+from costmodel.names import suggestion
 from costmodel.workloads.transformer import Head, Stack, Transformer, build
 
 
@@ -84,7 +84,7 @@ def load_workload(
         workload = _from_file(name, given)
     else:
         known = f"{', '.join(WORKLOADS)}, or a .json file (a Hugging Face config.json or a workload file)"
-        raise ValueError(f"unknown workload {name!r}: nearest is {nearest(name, WORKLOADS)!r}; workloads are {known}")
+        raise ValueError(f"unknown workload {name!r}: {suggestion(name, WORKLOADS)}workloads are {known}")
     workload.check_size()
     return workload
 

@@ -38,7 +38,7 @@ def attention_forward(
         raise ValueError("softcap is not supported with attention=True; use DSQConfig(attention=False)")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal and attention_mask is None and query.shape[2] > 1)
-    if causal and key.shape[2] > query.shape[2]:  # a static cache that is empty yet
+    if causal and key.shape[2] > query.shape[2]:  # a static cache that is still empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     if position_bias is not None:

@@ -52,12 +52,12 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, and a
     box's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
-    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS or a.box != b.box:
+    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS:
         return False
-    box, axes = summed_as_integers(a.box), (matmul.a.axis % 2, matmul.b.axis % 2)
+    box = summed_as_integers(a.box)
     divides = box % 2 == 0 and _PANEL_DEPTH % box == 0
     fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
-    return divides and fits and (a.box == 0 or axes == matmul.contracted())
+    return divides and fits and matmul.boxes_match()
 
 
 def _exact(matmul: MatMul, dtype: torch.dtype) -> bool:

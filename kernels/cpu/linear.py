@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, LinearMatMuls, MatMul, Operand
-from dsq.kernels.cpu.codec import Codec, empty_bytes
+from dsq.kernels.cpu.codec import Codec
 from dsq.kernels.cpu.gemm import summed_as_integers
 from dsq.kernels.cpu.library import SEED_MASK, Library
-from dsq.kernels.cpu.scratch import Arena, scratch
+from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
 from dsq.kernels.reference.gemm import TORCH
 
 #: a Gemm's name in enum GemmKernel

@@ -35,6 +35,10 @@ def test_sizes_of_a_class(sizes, expected):
     assert size_class(sizes) == expected
 
 
+def test_a_gpu_is_timed_on_larger_products():
+    assert size_class((4000, 4000, 4000), "cuda") == (4096, 4096, 4096)
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("DSQ_GEMM")

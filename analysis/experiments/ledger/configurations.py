@@ -1,5 +1,6 @@
 """The rows of ledgers by configuration: runs that differ in their seeds alone."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +40,9 @@ class Configuration:
     def values(self, column: str) -> list[float]:
         return [float(row[column]) for row in self.rows if row.get(column) not in (None, "")]
 
-    def mean(self, column: str) -> float | None:
-        values = self.values(column)
-        return fmean(values) if values else None
+    def mean(self, column: str) -> float:
+        """NaN where no row has the column."""
+        return fmean(self.values(column) or [math.nan])
 
 
 def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:

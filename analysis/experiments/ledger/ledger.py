@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from analysis import ROOT
 from analysis.experiments.plan.costs import level_costs, weighed
 from analysis.experiments.plan.experiment import Experiment
 from analysis.experiments.plan.runs import PlannedRun
-from analysis.experiments.training.fairseq_run import ROOT
 from dsq.command.files import write_text
 from dsq.command.machine import processor
 from dsq.command.table import as_csv

@@ -1,5 +1,6 @@
 """Cost against score: a marker a schedule, its format by colour and shape, and the front that none lies above."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.experiments.ledger.configurations import Configuration
-from analysis.figures import BLUE, GREEN, GREY, ORANGE, save
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
 from costmodel.model.sweep import pareto
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
@@ -24,6 +25,7 @@ def front(points: Sequence[Point]) -> list[Point]:
     return sorted(point for point, best in zip(points, pareto([costs, -scores]), strict=True) if best)
 
 
+@look()
 def draw(group: Sequence[Configuration], path: Path) -> None:
     """Write the picture of a recipe's configurations to path (.png or .svg)."""
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6))
@@ -40,9 +42,9 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
     points: dict[str, list[Point]] = {}
     for one in group:
         x, y, scores = one.mean(cost), one.mean("score"), one.values("score")
-        if y is None:
+        if math.isnan(y):
             continue
-        if x is None:
+        if math.isnan(x):
             axes.axhline(y, color=GREY, linestyle="--", linewidth=1, label="fp32")
             continue
         colour, marker = _LOOKS.get(one.format, _OTHER)

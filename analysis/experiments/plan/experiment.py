@@ -3,7 +3,7 @@
     title = "what it is to show"
 
     [data]
-    kind = "generated"                     # or "parallel" or "labelled", with path and prefix or task
+    kind = "generated"                     # or "parallel", "labelled", "finetuning", with path and prefix or task
     vocab = 2000
 
     [training]                             # dsq-train's flags without their dashes; true: a flag without a value
@@ -30,7 +30,7 @@ from typing import Any
 
 from dsq.arguments import choice, flag, number, whole_number
 
-KINDS = ("generated", "parallel", "labelled")
+KINDS = ("generated", "parallel", "labelled", "finetuning")
 Scalar = str | int | float | bool
 
 
@@ -38,25 +38,26 @@ Scalar = str | int | float | bool
 class Data:
     """Where the text is from, and how it is cut into subwords."""
 
-    kind: str  #: generated: analysis.corpus; parallel: analysis.experiments.translate; labelled: ....glue
+    #: generated (by analysis.corpus), parallel (for translate.py), labelled (for glue.py), finetuning (for finetune.py)
+    kind: str
     vocab: int = 4000  #: BPE subwords
     sentences: int = 20_000  #: generated: of the training text
     held_out: int = 500  #: generated: of valid, and of test
     corpus_seed: int = 1  #: generated
-    path: str = ""  #: parallel and labelled: the folder; --data overrides it
+    path: str = ""  #: all others: the folder; --data overrides it
     prefix: str = ""  #: parallel: what the files' names begin with
     source: str = "de"  #: parallel
     target: str = "en"  #: parallel
     columns: str = "de,en"  #: parallel: of a .tsv
     lowercase: bool = False  #: parallel
     beam: int = 4  #: parallel and generated: of the search
-    task: str = ""  #: labelled: what the tables' names begin with
-    pretrained: str = ""  #: labelled: folder of fairseq's RoBERTa, whose subwords and weights are taken then
+    task: str = ""  #: labelled and finetuning: what the tables' names begin with
+    pretrained: str = ""  #: folder of fairseq's RoBERTa (labelled) or of Hugging Face's model (finetuning)
     get: str = ""  #: where a person gets the data; shown when they are absent
 
     @property
     def translates(self) -> bool:
-        return self.kind != "labelled"
+        return self.kind in ("generated", "parallel")
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,16 @@ def _data(table: dict[str, Any]) -> Data:
     _only_known(table, known, "data.")
     choice("data.kind", table.get("kind"), KINDS)
     data = Data(**{key: _typed(value, known[key], f"data.{key}") for key, value in table.items()})
-    for kind, needed in (("parallel", "path"), ("labelled", "path"), ("labelled", "task")):
+    for kind, needed in _NEEDED:
         if data.kind == kind and not getattr(data, needed):
             raise ValueError(f"data.{needed} must be given for data.kind = {kind!r}")
     return data
+
+
+_NEEDED = (
+    *(("parallel", "path"), ("labelled", "path"), ("labelled", "task")),
+    *(("finetuning", "path"), ("finetuning", "task"), ("finetuning", "pretrained")),
+)
 
 
 def _grid(table: dict[str, Any], where: str) -> RunGrid:

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from analysis.experiments import glue, translate
+from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Experiment, RunGrid, Scalar
 from analysis.experiments.training.flags import FLOAT
+
+#: kind of the data -> what checks the flags of a training on them
+_CHECKS = {
+    "generated": translate.check_flags,
+    "parallel": translate.check_flags,
+    "labelled": glue.check_flags,
+    "finetuning": finetune.check_flags,
+}
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ def plan(experiment: Experiment, only: list[str] | None = None) -> list[PlannedR
 
 
 def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
-    """Raise ValueError, naming the run, where dsq-train could not be given its flags."""
-    check_flags = (translate if experiment.data.translates else glue).check_flags
+    """Raise ValueError, naming the run, where its training could not be given its flags."""
+    check_flags = _CHECKS[experiment.data.kind]
     seen = set()
     for run in runs:
         key = str((run.options, run.training))

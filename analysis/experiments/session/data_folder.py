@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.corpus.generate import write
-from analysis.experiments import glue, translate
+from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Data
 from analysis.experiments.training.results import write_json
 from analysis.experiments.training.translation import Translation
@@ -30,7 +30,8 @@ def check_present(data: Data) -> None:
     """Raise ValueError, with where to get them, where the data are absent."""
     if data.kind != "generated" and not Path(data.path).is_dir():
         raise ValueError(f"data.path {data.path}: there is no such folder; give --data DIR. {data.get}".strip())
-    for name in glue.PRETRAINED if data.pretrained else ():
+    needed = finetune.PRETRAINED if data.kind == "finetuning" else glue.PRETRAINED
+    for name in needed if data.pretrained else ():
         if not (Path(data.pretrained) / name).is_file():
             raise ValueError(f"data.pretrained {data.pretrained}: there is no {name}. {data.get}".strip())
 
@@ -45,31 +46,25 @@ def prepare(data: Data, folder: Path) -> None:
         write(folder / "text", data.sentences, data.held_out, data.corpus_seed)
     if data.translates:
         translate.prepare(translation(data, folder))
-    elif not glue.is_prepared(folder):
+    elif data.kind == "labelled" and not glue.is_prepared(folder):
         pretrained = Path(data.pretrained) if data.pretrained else None
         glue.prepare(glue.read_tables(Path(data.path), data.task), data.vocab, folder, pretrained)
     write_json(settings(data), record)
 
 
 def translation(data: Data, folder: Path) -> Translation:
-    return Translation(
-        data=_text(data, folder),
-        out=folder,
-        source=data.source,
-        target=data.target,
-        prefix=data.prefix,
-        columns=tuple(data.columns.split(",")),
-        lowercase=data.lowercase,
-        vocab=data.vocab,
-    )
+    same = {name: getattr(data, name) for name in ("source", "target", "prefix", "lowercase", "vocab")}
+    return Translation(data=_text(data, folder), out=folder, columns=tuple(data.columns.split(",")), **same)
 
 
 def arguments(data: Data, folder: Path) -> list[str]:
     """The command of one run, up to its training flags: python -m ... with the data, as prepared in ``folder``."""
-    shared = ["--data", str(_text(data, folder).resolve()), "--prepared", str(folder.resolve()), "--resume"]
-    shared += ["--vocab", str(data.vocab)]
-    if not data.translates:
-        shared += ["--pretrained", str(Path(data.pretrained).resolve())] if data.pretrained else []
+    shared = ["--data", str(_text(data, folder).resolve()), "--resume"]
+    shared += ["--pretrained", str(Path(data.pretrained).resolve())] if data.pretrained else []
+    if data.kind == "finetuning":
+        return ["analysis.experiments.finetune", "--task", data.task, *shared]
+    shared += ["--prepared", str(folder.resolve()), "--vocab", str(data.vocab)]
+    if data.kind == "labelled":
         return ["analysis.experiments.glue", "--task", data.task, *shared]
     shared += ["--source", data.source, "--target", data.target, "--columns", data.columns, "--beam", str(data.beam)]
     shared += ["--prefix", data.prefix] if data.prefix else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.experiments.training.fairseq_run import ROOT
+from analysis import ROOT
 
 
 class Job(Protocol):

@@ -26,10 +26,9 @@ def write_workload(checkpoint: Path, binary: Path, out: Path) -> None:
 
 def costs(history: Path, workload: Path) -> dict[str, dict[str, float]]:
     """profile -> arithmetic and dram of the run, relative to fixed-point 32: `dsq-cost estimate --history ...`."""
-    return {profile: _mean(history, workload, profile) for profile in ("first-principles", "paper")}
-
-
-def _mean(history: Path, workload: Path, profile: str) -> dict[str, float]:
-    given = ["estimate", "--history", str(history), "--workload", str(workload), "--profile", profile]
-    mean = estimate_command.run(main.parser().parse_args(given)).sections[0].records[-1]
-    return {name: mean[name] for name in ("arithmetic", "dram")}
+    found = {}
+    for profile in ("first-principles", "paper"):
+        given = ["estimate", "--history", str(history), "--workload", str(workload), "--profile", profile]
+        mean = estimate_command.run(main.parser().parse_args(given)).sections[0].records[-1]
+        found[profile] = {name: mean[name] for name in ("arithmetic", "dram")}
+    return found

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from analysis import ROOT
+
 _RECORD = re.compile(r"\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
 

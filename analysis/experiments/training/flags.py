@@ -1,8 +1,7 @@
 """The flags of dsq-train that a command gives, and what it leaves to the user."""
 
 import argparse
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,8 @@ LEVELS = "[4,4,4,16] [16,4,4,16]"
 #: instead of levels: in floating point
 FLOAT = "none"
 #: what no command leaves to the user: it reads checkpoints where it had them put, and validations in the log
-_OWN = ("--save-dir", "--log-format", "--disable-validation")
-_FIXED = ("--no-epoch-checkpoints", "--no-progress-bar", "--log-format", "json")
+_OWN = "--save-dir --log-format --disable-validation"
+_FIXED = "--no-epoch-checkpoints --no-progress-bar --log-format json"
 
 
 def add_levels(parser: argparse.ArgumentParser, default: str = LEVELS) -> None:
@@ -25,21 +24,23 @@ def add_levels(parser: argparse.ArgumentParser, default: str = LEVELS) -> None:
 
 @dataclass(frozen=True)
 class TrainingFlags:
-    fixed: tuple[str, ...]  #: what the command relies on
-    own: tuple[str, ...]  #: flags that are not the user's, because the command or the data decide
-    defaults: Mapping[str, str]  #: given unless the user says otherwise
+    """Each as on a command line."""
+
+    fixed: str  #: what the command relies on
+    own: str  #: flags that are not the user's, because the command or the data decide
+    defaults: str  #: given unless the user says otherwise
 
     def arguments(
         self, data: Path, save: Path, levels: str, users: Sequence[str], more: Sequence[str] = ()
     ) -> list[str]:
         """All that dsq-train is given; the user's flags come last, so that they override the defaults."""
         scheduled = [] if levels == FLOAT else ["--dsq-levels", levels]
-        defaults = [word for pair in self.defaults.items() for word in pair]
-        return [str(data), "--save-dir", str(save), *self.fixed, *_FIXED, *more, *defaults, *scheduled, *users]
+        relied_on = [*self.fixed.split(), *_FIXED.split(), *more]
+        return [str(data), "--save-dir", str(save), *relied_on, *self.defaults.split(), *scheduled, *users]
 
     def check(self, levels: str, users: Sequence[str]) -> None:
         """Raise ValueError, before anything is written, for flags that the command or dsq-train would not take."""
-        taken = {word.partition("=")[0] for word in users}.intersection(_OWN + self.own)
+        taken = {word.partition("=")[0] for word in users}.intersection([*_OWN.split(), *self.own.split()])
         if taken:
             raise ValueError(f"{', '.join(sorted(taken))}: the recipe relies on its own choice here; leave out")
         from fairseq_plugin import commands  # takes seconds to import
@@ -53,7 +54,7 @@ class TrainingFlags:
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
-            "Unless given, these: " + shlex.join(word for pair in self.defaults.items() for word in pair),
+            "Unless given, these: " + " ".join(self.defaults.split()),
         )
         folder = "new directory for all that the run writes"
         top.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory of the text")

@@ -5,9 +5,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from analysis.figures import BLUE, GREY, ORANGE, save
+from analysis.figures import BLUE, GREY, ORANGE, look, save
 
 
+@look()
 def draw(results: dict[str, Any], path: Path) -> None:
     """Write the picture of a DSQ run's results to path (.png or .svg)."""
     levels = results["history"]["levels"]

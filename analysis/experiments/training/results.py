@@ -59,25 +59,21 @@ def write_json(results: dict[str, Any], path: Path) -> None:
     write_text(path, json.dumps(results, indent=1) + "\n")
 
 
-#: of a level that was reached: updates, tokens, a training step's stash in fp32 and with DSQ (measured)
-LEVEL_COLUMNS = {"level": "", "updates": ",", "tokens": ",", "stash fp32, KiB": ",.0f", "stash DSQ, KiB": ",.0f"}
-LEVEL_COLUMNS |= {"DSQ/fp32": ".3f"}
-
-
-def level_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row a level that was reached, with LEVEL_COLUMNS."""
-    return [
-        {
+def level_table(results: dict[str, Any]) -> str:
+    """A row a level that was reached: its work, and a training step's stash where it was measured."""
+    rows = []
+    for level in results["history"]["levels"]:
+        plain, packed = level.get("stash_bytes_fp32"), level.get("stash_bytes")
+        row = {
             "level": str(level["precision"]).replace(" ", ""),
             "updates": level["updates"],
             "tokens": level["tokens"],
-            "stash fp32, KiB": level["stash_bytes_fp32"] / 1024,
-            "stash DSQ, KiB": level["stash_bytes"] / 1024,
-            "DSQ/fp32": level["stash_bytes"] / level["stash_bytes_fp32"],
         }
-        for level in results["history"]["levels"]
-        if level["updates"]
-    ]
+        if plain:
+            row |= {"stash fp32, KiB": plain / 1024, "stash DSQ, KiB": packed / 1024, "DSQ/fp32": packed / plain}
+        rows += [row] if level["updates"] else []
+    formats = {"level": "", "updates": ",", "tokens": ",", "stash fp32, KiB": ",.0f", "stash DSQ, KiB": ",.0f"}
+    return table(rows, {**formats, "DSQ/fp32": ".3f"})
 
 
 def summary(results: dict[str, Any]) -> str:
@@ -85,13 +81,8 @@ def summary(results: dict[str, Any]) -> str:
     seconds = ", ".join(f"{stage} {spent:.0f} s" for stage, spent in results["seconds"].items())
     lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})", seconds]
     if "history" in results:
-        levels = table(level_rows(results), LEVEL_COLUMNS)
-        lines += [
-            "",
-            levels,
-            "",
-            "relative to fixed-point 32, weighed by the tokens at each level (dsq-cost estimate):",
-        ]
+        relative = "relative to fixed-point 32, weighed by the tokens at each level (dsq-cost estimate):"
+        lines += ["", level_table(results), "", relative]
         lines += [
             f"  {profile + ' profile:':26} arithmetic {cost['arithmetic']:.3f}x  DRAM {cost['dram']:.3f}x"
             for profile, cost in results["costs"].items()

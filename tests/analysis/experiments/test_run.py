@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
+from analysis import ROOT
 from analysis.experiments import report, run
 from analysis.experiments.ledger.ledger import read_ledger
 from analysis.experiments.plan.costs import expected
@@ -18,7 +19,6 @@ from analysis.experiments.plan.experiment import Data, load_experiment
 from analysis.experiments.plan.runs import plan
 from analysis.experiments.session import data_folder
 from analysis.experiments.session.run_folder import RunFolder
-from analysis.experiments.training.fairseq_run import ROOT
 
 RECIPES = sorted((Path(run.__file__).parent / "recipes").glob("*.toml"))
 HEAD = """
@@ -72,7 +72,7 @@ def recipe(folder: Path, text: str) -> Path:
     [
         ("title = 3", "title must be a text, got 3"),
         ('titel = "x"', "titel is no key here; accepted are title, data"),
-        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, got 'web'"),
+        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, finetuning, got 'web'"),
         ('[data]\nkind = "parallel"', "data.path must be given for data.kind = 'parallel'"),
         ('[data]\nkind = "generated"\nvocab = "many"', "data.vocab must be a whole number from 1, got 'many'"),
         ('[data]\nkind = "generated"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),

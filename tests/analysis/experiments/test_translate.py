@@ -13,7 +13,7 @@ from analysis.experiments.text.parallel_text import read_parallel
 from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training import picture
 from analysis.experiments.training.fairseq_run import hypotheses, progress
-from analysis.experiments.training.results import level_rows, summary
+from analysis.experiments.training.results import level_table, summary
 
 # ---- subwords and logs --------------------------------------------------------------------------------------------
 
@@ -55,28 +55,16 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-SMALL = [
-    *(
-        "--cpu",
-        "--encoder-layers",
-        "1",
-        "--decoder-layers",
-        "1",
-        "--encoder-embed-dim",
-        "16",
-        "--decoder-embed-dim",
-        "16",
-    ),
-    *("--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2"),
-    *("--decoder-attention-heads", "2", "--validate-interval-updates", "1", "--log-interval", "1"),
-    *("--dsq-patience", "1", "--lr", "0", "--max-tokens", "512"),
-]
+SMALL = """
+    --cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32
+    --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --validate-interval-updates 1
+    --log-interval 1 --dsq-patience 1 --lr 0 --max-tokens 512"""
 
 
 def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["--data", str(corpus), "--out", str(out), "--vocab", "250", "--beam", "1"]
-    assert translate.main([*arguments, *SMALL, "--max-update", "6"]) == 0
+    assert translate.main([*arguments, *SMALL.split(), "--max-update", "6"]) == 0
     results = json.loads((out / "results.json").read_text())
     first, last = results["history"]["levels"]
     # a learning rate of 0 cannot improve the loss: the level rises at the second validation
@@ -86,18 +74,21 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     assert 0 <= results["bleu"] <= 100
     assert 0 < results["costs"]["paper"]["dram"] < results["costs"]["first-principles"]["dram"] < 1
     assert [update for update, _ in results["valid_loss"]] == [1, 2, 3, 4, 5, 6]
-    assert sum(row["updates"] for row in level_rows(results)) == 6
-    assert "[16,4,4,16]" in summary(results)
+    assert [line.split()[:2] for line in level_table(results).splitlines()[-2:]] == [
+        ["[4,4,4,16]", "2"],
+        ["[16,4,4,16]", "4"],
+    ]
+    assert level_table(results) in summary(results)
     assert "valid loss" in capsys.readouterr().out
     picture.draw(results, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
     before = (out / "results.json").read_bytes()
-    assert translate.main([*arguments, *SMALL, "--max-update", "6"]) == 2
+    assert translate.main([*arguments, *SMALL.split(), "--max-update", "6"]) == 2
     assert "--resume" in capsys.readouterr().err
     assert (out / "results.json").read_bytes() == before
 
-    assert translate.main([*arguments, *SMALL, "--max-update", "8", "--resume"]) == 0
+    assert translate.main([*arguments, *SMALL.split(), "--max-update", "8", "--resume"]) == 0
     resumed = json.loads((out / "results.json").read_text())
     assert [level["updates"] for level in resumed["history"]["levels"]] == [2, 6]
 
