@@ -342,15 +342,16 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         wrong = disagreements(backend, case, device)
         if wrong:
             yield f"{case}: {' '.join(wrong)}"
-    for trials in (mask_disagreements(backend, device), affine_disagreements(backend, device)):
-        yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
+    for trials in (
+        mask_disagreements(backend, device),
+        affine_disagreements(backend, device),
+        linear_disagreements(backend, device),
+    ):
+        yield from (f"{what}: {differs}" for what, differs in trials if differs)
     for product in products():
         wrong = product_disagreements(backend, product, device)
         if wrong:
             yield f"{product}: {' '.join(wrong)}"
-    for what, wrong_passes in linear_disagreements(backend, device):
-        if wrong_passes:
-            yield f"{what}: {wrong_passes}"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -148,10 +148,14 @@ def _trainer(
         train_dataset=_encoded(tokenizer, tables["train"], classes),
         eval_dataset=_encoded(tokenizer, tables["valid"], classes),
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda output: {"accuracy": float((output.predictions.argmax(-1) == output.label_ids).mean())},
+        compute_metrics=_accuracy,
         callbacks=[callback] if callback else [],
     )
     return trainer, callback
+
+
+def _accuracy(output: Any) -> dict[str, float]:
+    return {"accuracy": float((output.predictions.argmax(-1) == output.label_ids).mean())}
 
 
 def _encoded(tokenizer: Any, table: LabelledSentences, classes: list[str]) -> list[dict[str, Any]]:

@@ -73,7 +73,9 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
     layers = replace(workload, operations=tuple(op for op in workload.operations if in_layer(op)))
     moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
-    return float(sum(floor.seconds for floor in floors(moved, multiplied, hardware).values()))
+    return float(
+        sum(floor.seconds for floor in floors(moved, multiplied, hardware, method.setup.container_bits).values())
+    )
 
 
 def communication_bytes(workload: Workload, method: Method) -> float:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.cpu.codec import empty_bytes
 from dsq.kernels.cpu.library import SEED_MASK, Library
+from dsq.kernels.cpu.scratch import empty_bytes
 from dsq.kernels.reference import affine as reference
 
 

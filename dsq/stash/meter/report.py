@@ -18,7 +18,7 @@ class Report:
     """What `measure` found."""
 
     held: tuple[Held, ...]  #: largest first
-    peak_bytes: int  #: most that PyTorch's allocators held at once, above what they held before
+    peak_bytes: int  #: most that PyTorch's allocators held at once, above what they held before; files mapped then too
 
     @property
     def nbytes(self) -> int:

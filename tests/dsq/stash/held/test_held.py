@@ -13,6 +13,7 @@ from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
 OVERHEAD = 224 * 1024
+ON_DISK = "gact L2"  # the claimed peak counts its files, which malloc does not hold
 SLOW = "gact adapted"  # a backward a saved tensor
 CASES = [f"{model}/{policies}" for model in MODELS for policies in POLICIES if policies != SLOW]
 CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
@@ -30,5 +31,6 @@ def test_claims_are_what_the_allocator_holds(claims, case):
     found = claims[case]
     assert isinstance(found, dict), found
     assert found["claimed_stash"] == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
-    assert found["claimed_peak"] == pytest.approx(found["peak"], rel=0.03, abs=OVERHEAD)
+    if not case.endswith(ON_DISK):
+        assert found["claimed_peak"] == pytest.approx(found["peak"], rel=0.03, abs=OVERHEAD)
     assert found["left"] <= OVERHEAD
