@@ -52,12 +52,17 @@ class Observation:
             found[f"{name}_mib"] = controller.report().kept_bytes / 2**20
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy: the hooks that the layers of a copied or saved model carry along do nothing."""
+        return {"model": self.model, "_handles": {}, "_seen": 0, "_before_that": self.metrics()}
+
     def _before(self, layer: nn.Module, args: Any) -> None:
-        self._first_node[layer] = next_node()
+        if layer in self._handles:
+            self._first_node[layer] = next_node()
 
     def _after(self, layer: Any, args: Any, output: Any) -> None:
         y = output[0] if isinstance(output, tuple) else output
-        if y.grad_fn is None or not layer.training:
+        if layer not in self._handles or y.grad_fn is None or not layer.training:
             return
         self._remove(layer)
         self._seen += 1

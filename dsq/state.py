@@ -18,6 +18,8 @@ from dsq.observation import Observation
 from dsq.scheduler import PrecisionScheduler
 
 _KEYS = {"config", "scheduler"}
+#: fields of DSQConfig that ``convert`` alone acts on
+_OF_CONVERSION = ("exclude", "stash", "attention", "adapters", "eval_full_precision")
 
 
 def state_dict(config: DSQConfig, scheduler: PrecisionScheduler) -> dict[str, Any]:
@@ -35,16 +37,20 @@ def load_state_dict(
     ``total_updates``: of the run, where ``rise_at`` has fractions. Raises ValueError where ``state`` is none that
     ``dsq.state_dict`` gave.
     """
-    if not isinstance(state, dict) or set(state) != _KEYS:
-        got = sorted(state) if isinstance(state, dict) else repr(state)
-        raise ValueError(f"state must have the keys {sorted(_KEYS)}, as dsq.state_dict gives it, got {got}")
-    config = DSQConfig.from_dict(state["config"])
+    config = _config(state)
     scheduler = config.scheduler(total_updates)
     scheduler.load_state_dict(state["scheduler"])
     if not converted(model):
         convert(model, config)
     set_level(model, config, scheduler.level)
     return config, scheduler
+
+
+def _config(state: dict[str, Any]) -> DSQConfig:
+    if not isinstance(state, dict) or set(state) != _KEYS:
+        got = sorted(state) if isinstance(state, dict) else repr(state)
+        raise ValueError(f"state must have the keys {sorted(_KEYS)}, as dsq.state_dict gives it, got {got}")
+    return DSQConfig.from_dict(state["config"])
 
 
 class DynamicPrecision:
@@ -88,7 +94,17 @@ class DynamicPrecision:
         return state_dict(self.config, self.scheduler)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, with its config. Raises ValueError where ``dsq.state_dict`` did not give it."""
+        """Go on from ``state``, with its config.
+
+        Raises ValueError where ``dsq.state_dict`` did not give it, or its model was converted in another way.
+        """
+        saved = _config(state)
+        for name in _OF_CONVERSION:
+            ours, theirs = getattr(self.config, name), getattr(saved, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"config must have {name}={theirs!r}, as the model of state was converted, got {ours!r}"
+                )
         self.config, self.scheduler = load_state_dict(self.model, state, self._total_updates)
 
     def _follow(self, rose: bool) -> bool:

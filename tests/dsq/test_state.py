@@ -1,6 +1,8 @@
 """Where a run stands, written as JSON and read back; ranks that agree."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -35,6 +37,33 @@ def test_a_state_that_is_none_is_named():
         dsq.DSQConfig.from_dict({"level": 1})
     with pytest.raises(TypeError, match="state_dict takes a DSQConfig and its scheduler"):
         dsq.state_dict(nn.Linear(4, 4), CONFIG.scheduler())
+
+
+def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
+    state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
+    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.raises(ValueError, match=r"config must have eval_full_precision=True, .* got False"):
+        other.load_state_dict(state)
+    assert not other.config.eval_full_precision
+
+
+def test_models_that_are_observed_are_copied_and_pickled():
+    """Also where a layer has yet to be seen: what is kept of storages is theirs alone."""
+    model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+    dynamic = dsq.DynamicPrecision(model)
+    x = torch.randn(16, 16, requires_grad=True)
+    model[0](x).sum().backward()
+    seen = dynamic.metrics()
+    assert "dsq/stash_mib" in seen
+    for copied in (copy.deepcopy(dynamic), pickle.loads(pickle.dumps(dynamic))):
+        assert copied.metrics() == seen
+        copied.model[1](x).sum().backward()
+        assert copied.metrics() == seen
+        copied.step(1.0)
+        copied.model[1](x).sum().backward()
+        assert copied.metrics()["dsq/stash_mib"] > 0
+    assert torch.equal(pickle.loads(pickle.dumps(model))[0](x), model[0](x))
+    assert dynamic.metrics() == seen
 
 
 def _validate(rank, file, results):
