@@ -108,8 +108,9 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
     parser.add_argument("--attention", action="store_true", help="quantise attention's two products too")
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL",
-                        help=f"of {', '.join(MODELS)}; default: all")
+    parser.add_argument(
+        "models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all"
+    )
     args = parser.parse_args()
     options = {"attention": True} if args.attention else {}
     rows = [shares(name, **options) for name in args.models or MODELS]

@@ -83,7 +83,15 @@ LIMITS = {
 }
 
 #: options that name files which have to be there
-_FILES = ("srcdict", "tgtdict", "alignfile", "encoder_embed_path", "decoder_embed_path", "finetune_from_model", "lm_path")
+_FILES = (
+    "srcdict",
+    "tgtdict",
+    "alignfile",
+    "encoder_embed_path",
+    "decoder_embed_path",
+    "finetune_from_model",
+    "lm_path",
+)
 _LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file: it need not be there
 
 
@@ -192,7 +200,9 @@ def _check_generation(options: dict[str, Any]) -> None:
         try:
             Path(options["results_path"]).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"--results-path {options['results_path']}: {error.strerror}: give another directory") from None
+            raise InputError(
+                f"--results-path {options['results_path']}: {error.strerror}: give another directory"
+            ) from None
 
 
 def _check_preprocessing(options: dict[str, Any]) -> None:
