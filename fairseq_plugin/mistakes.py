@@ -32,7 +32,7 @@ MISTAKES = (
     Mistake(
         FloatingPointError,
         "",
-        "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits at q3 of --dsq-levels; "
+        "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits at q3; "
         "crash.pt in --save-dir is the state before it",
     ),
     Mistake(

@@ -100,11 +100,11 @@ def test_command(place: Path, program: str, case: str, line: str, monkeypatch: p
     shutil.rmtree("out", ignore_errors=True)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("expression", "line"), EXPRESSIONS.items())
 def test_expression(expression: str, line: str) -> None:
     names = {"torch": torch, "dsq": dsq, "x": torch.ones(4, 16), "model": torch.nn.Sequential(torch.nn.Linear(16, 4))}
-    with pytest.raises((ValueError, TypeError)) as raised, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with pytest.raises((ValueError, TypeError)) as raised:
         eval(expression, names)
     assert str(raised.value).startswith(line)
     assert "\n" not in str(raised.value)

@@ -5,6 +5,7 @@ One process imports everything; each training is a fork of it.
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import random
@@ -116,7 +117,7 @@ def main(data: Path, scratch: Path, kills: int) -> None:
     for number in range(kills):
         operation = 1 + (number * operations) // kills + draw.randrange(max(1, operations // kills))
         folder = scratch / f"operation-{operation}"
-        process = train(data, folder, lambda: killer.arm(folder, operation))
+        process = train(data, folder, functools.partial(killer.arm, folder, operation))
         failures[folder.name] = survives(data, whole, folder, process)
         shutil.rmtree(folder, ignore_errors=True)
         moment = draw.uniform(0, seconds)
