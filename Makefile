@@ -4,6 +4,7 @@
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
 # make lint    ruff, mypy and the contracts of imports
+# make docs    the documentation site, in site/
 # make env     .venv with everything; the targets above make it by themselves, once
 #
 # With an environment that is ready (torch 2.13, fairseq 0.12.2, the extras in pyproject.toml):
@@ -26,7 +27,7 @@ endif
 MINUTES ?= 1
 SANITIZED := build/sanitized
 
-.PHONY: demo test soak sanitize fuzz lint env
+.PHONY: demo test soak sanitize fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -56,6 +57,9 @@ lint: $(DEV)
 	$(PYTHON) -m mypy
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
+docs: $(DEV)
+	$(PYTHON) -m mkdocs build --quiet
+
 env: $(DEV)
 
 # torch first, so that nothing later chooses another; fairseq's own metadata no longer resolves, hence --no-deps, and it
@@ -65,7 +69,7 @@ $(VENV)/.run: pyproject.toml $(wildcard setup.py kernels/cpu/*.py kernels/cpu/sr
 	$(BASE_PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip wheel -qq --no-deps --wheel-dir $(VENV)/wheels fairseq==0.12.2 & fairseq=$$!; \
 	$(VENV)/bin/python -m pip install -qq $(TORCH) && \
-	$(VENV)/bin/python -m pip install -qq -e ".[fairseq]" && \
+	$(VENV)/bin/python -m pip install -qq -e ".[fairseq,plots]" && \
 	wait $$fairseq && \
 	$(VENV)/bin/python -m pip install -qq --no-deps $(VENV)/wheels/fairseq-*.whl
 	touch $@

@@ -22,7 +22,7 @@ if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
     FLAGS += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
     LINK = [f"-fsanitize={sanitizers}"]
 #: each source with the flags of its own
-SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
+SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DDSQ_X86")
     # chosen at run time, so a wheel runs on any x86-64 machine

@@ -4,8 +4,9 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that begins with `name`, or else looks most like it."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """ "nearest is 'opt_1.3b'; ": the known name that begins with `name`, or else looks like it; "" where none does."""
     wanted, candidates = name.lower(), list(known)
     begins = [candidate for candidate in candidates if wanted and candidate.startswith(wanted)]
-    return begins[0] if begins else difflib.get_close_matches(wanted, candidates, n=1, cutoff=0.0)[0]
+    near = begins or difflib.get_close_matches(wanted, candidates, n=1)
+    return f"nearest is {near[0]!r}; " if near else ""

@@ -7,12 +7,15 @@ from .linear import Linear, Quantizers
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
 from .scheduler import PrecisionScheduler
-from .state import load_state_dict, state_dict
+from .state import DynamicPrecision, load_state_dict, state_dict
+
+__version__: str
 
 __all__ = [
     "BFP",
     "Coverage",
     "DSQConfig",
+    "DynamicPrecision",
     "FixedPoint",
     "Identity",
     "Linear",

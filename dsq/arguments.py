@@ -41,9 +41,9 @@ def number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """``value``. Raises TypeError where it is neither True nor False."""
+    """``value``. Raises ValueError where it is neither True nor False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
 
 

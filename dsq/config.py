@@ -1,17 +1,33 @@
 """What a user asks for: the schedule, the format and how it is applied."""
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dsq import formats
-from dsq.arguments import choice, pattern
+from dsq.arguments import choice, flag, pattern
 from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
-from dsq.precision import Precision, check_levels
-from dsq.scheduler import PrecisionScheduler, check_plateau, check_rise_at
+from dsq.precision import Level, Precision, check_levels
+from dsq.scheduler import PrecisionScheduler, RiseAt, check_plateau, check_rise_at
 
 Stash = Literal["linears", "all"]
+
+
+Given_contra = TypeVar("Given_contra", contravariant=True)
+Kept_co = TypeVar("Kept_co", covariant=True)
+
+
+class _Converted(Protocol[Given_contra, Kept_co]):
+    """To type checkers, a field that is given in one type and kept in another."""
+
+    def __get__(self, config: object, owner: object) -> Kept_co: ...
+    def __set__(self, config: object, value: Given_contra) -> None: ...
+
+
+_LEVELS: Any = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
+_AT_PLATEAUS: Any = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +38,7 @@ class DSQConfig:
     """
 
     #: the schedule, lowest first; one level is a static precision. A string or Precision stands for one level
-    levels: tuple[Precision, ...] = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
+    levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _LEVELS
     format: str = "bfp"  #: a name of dsq.formats.FORMATS
     box: int = formats.BOX  #: values that share an exponent (bfp)
     fraction_bits: int | None = None  #: the static binary point (fixed); None: placed by the largest value
@@ -35,11 +51,12 @@ class DSQConfig:
     stash: Stash = "linears"
     #: quantise attention's two products too, in nn.MultiheadAttention and in models of transformers (dsq.ops.attention)
     attention: bool = False
+    adapters: bool = False  #: convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
     #: when each level but the first begins, in updates or fractions of the run; none: at plateaus
-    rise_at: tuple[float, ...] = ()
+    rise_at: _Converted[RiseAt, tuple[float, ...]] = _AT_PLATEAUS
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
 
     def __post_init__(self) -> None:
@@ -53,9 +70,8 @@ class DSQConfig:
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
-        for name in ("attention", "eval_full_precision"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name in ("attention", "adapters", "eval_full_precision"):
+            flag(name, getattr(self, name))
         for level in range(len(self.levels)):
             self.at(level)
         low = " ".join(str(level) for level in self.levels if level.q3 < 16)

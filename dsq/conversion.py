@@ -13,9 +13,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
+from dsq.layers.multihead import MultiheadAttention, OutProjection
 from dsq.left import left, quantised_parameters
 from dsq.linear import Linear, Quantised
-from dsq.multihead import MultiheadAttention, OutProjection
 from dsq.stash.policy import applied
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,10 +31,10 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
 
     nn.Linear becomes dsq.Linear, and nn.MultiheadAttention and transformers' Conv1D their quantised selves. Only the
     class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose name matches
-    ``config.exclude`` and subclasses of these three are left alone. Fused paths that would read the weights past the
-    layers are switched off. Warns where nothing was converted, where under half of the parameters that are multiplied
-    were (``dsq.report`` says what was left), or where ``config.exclude`` matches nothing that would have been. With
-    ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
+    ``config.exclude``, subclasses of these three and PEFT's adapters are left alone. Fused paths that would read the
+    weights past the layers are switched off. Warns where nothing was converted, where under half of the parameters that
+    are multiplied were (``dsq.report`` says what was left), or where ``config.exclude`` matches nothing that would have
+    been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -43,7 +43,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     _check_types("convert", model, config)
     if converted(model):
         raise ValueError("model has been converted before; use dsq.set_level to change its precision")
-    excluded = _change_classes(model, config.exclude)
+    excluded = _change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision
     if converted(model):
@@ -75,7 +75,7 @@ def unconvert(model: Model) -> Model:
     for layer in layers.values():
         for name in _FIELDS:
             layer.__dict__.pop(name, None)
-        layer.__class__ = layer.plain
+        _set_class(layer, layer.plain)
     changed: list[Any] = list(model.modules())
     for module in changed:
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
@@ -138,33 +138,61 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
         module.quantizers = quantizers
 
 
-def _change_classes(model: nn.Module, exclude: str | None) -> int:
-    """Give the layers of ``model`` their quantised classes; the values of the matrices that ``exclude`` left."""
-    pattern = None if exclude is None else re.compile(exclude)
+def _change_classes(model: nn.Module, config: DSQConfig) -> int:
+    """Give the layers of ``model`` their quantised classes. Returns how many values the matrices hold that
+    ``config.exclude`` left."""
+    pattern = None if config.exclude is None else re.compile(config.exclude)
     excluded, attentions = 0, set[str]()
+    adapters = set() if config.adapters else _adapters(model)
     for name, module in list(model.named_modules()):
-        kind = _quantised_class(module)
+        kind = None if module in adapters else _quantised_class(module)
         if kind is OutProjection and name.rpartition(".")[0] not in attentions:
             continue  # that of an attention which is left: never called
         if kind is not None:
             if pattern is not None and pattern.search(name):
                 excluded += max(1, sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1))
             else:
-                module.__class__ = kind
+                _set_class(module, kind)
                 attentions |= {name} if kind is MultiheadAttention else set()
         elif isinstance(module, nn.TransformerEncoderLayer):
             # its fused evaluation path reads the weights and never calls the Linears
             _set(module, "activation_relu_or_gelu", 0)
         elif isinstance(module, nn.TransformerEncoder):
-            _set(module, "use_nested_tensor", False)  # they are for that path alone
+            _set(module, "use_nested_tensor", False)  # nested tensors are for that path alone
         elif getattr(module, "skip_embed_dim_check", None) is False:
             # fairseq's attention would hand its weights to PyTorch's function and never call its Linears
             _set(module, "skip_embed_dim_check", True)
     return excluded
 
 
+def _class(module: nn.Module) -> type[nn.Module]:
+    """The class of ``module``, without what fully_shard put before it."""
+    fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
+    return kind.__bases__[1] if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule else kind
+
+
+def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Give ``module`` another class; one that fully_shard sharded stays so."""
+    before = type(module)
+    if _class(module) is not before:  # as fully_shard makes its classes
+        kind = type(f"FSDP{kind.__name__}", (before.__bases__[0], kind), {"__deepcopy__": vars(before)["__deepcopy__"]})
+    module.__class__ = kind
+
+
+def _adapters(model: nn.Module) -> set[nn.Module]:
+    """The low-rank layers that PEFT put beside others."""
+    tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
+    return {
+        adapter
+        for tuner in tuners
+        for name in tuner.adapter_layer_names
+        if isinstance(layers := getattr(tuner, name, None), nn.Module)
+        for adapter in layers.modules()
+    }
+
+
 def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
-    kind = type(module)
+    kind = _class(module)
     if kind is nn.Linear:
         return Linear
     if kind is nn.MultiheadAttention:
@@ -173,7 +201,7 @@ def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
         return OutProjection
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and kind is transformers.Conv1D:
-        from dsq.conv1d import Conv1D  # needs transformers
+        from dsq.layers.conv1d import Conv1D  # needs transformers
 
         return Conv1D
     return None
@@ -186,13 +214,13 @@ def _quantise_attention(model: nn.Module) -> None:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
         elif hasattr(module, "set_attn_implementation") and module not in inside:
-            inside |= set(module.modules())  # it speaks for the models in it
+            inside |= set(module.modules())  # its setting holds for the models inside it
             _remember(module, "attention", module.config._attn_implementation)
             _attention_function(module)
 
 
 def _attention_function(module: Any) -> None:
-    from dsq.attention_interface import NAME  # needs transformers
+    from dsq.layers.attention_interface import NAME  # needs transformers
 
     module.set_attn_implementation(NAME)
 

@@ -30,7 +30,7 @@ class Flops:
 
     @property
     def share(self) -> float:
-        """Of all that are quantised; NaN where there are none."""
+        """The quantised share of all FLOPs; NaN where there are none."""
         return self.quantised / self.total if self.total else float("nan")
 
 

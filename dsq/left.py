@@ -57,7 +57,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
 
 
 def quantised_parameters(model: nn.Module) -> int:
-    """Values of the matrices that converted layers multiply; tied ones once."""
+    """How many values the matrices hold that converted layers multiply; tied ones count once."""
     matrices = {
         id(p): p.numel()
         for module in model.modules()

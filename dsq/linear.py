@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsq.formats import BFP, Format
-from dsq.kernels.backend import Codes, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
 from dsq.ops.attention import attention
 from dsq.ops.product import ProductMatMuls, product_matmuls
@@ -95,11 +95,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
 
     Args:
         x: (..., K) floating tensor, any number of leading dimensions.
-        weight: (N, K), of the dtype of ``x`` (autocast aside, which converts both as it does for F.linear).
+        weight: (N, K), of the dtype of ``x``. Under autocast dtypes may differ, as for F.linear; the operands are
+            quantised from the tensors as they are, not from copies in autocast's dtype.
         bias: (N,) or None.
         precision: Quantizers, or four widths (BFP, boxes of 16, nearest-even): "[16,4,4,16]".
     Returns:
-        (..., N) tensor of the dtype of ``x``.
+        (..., N) tensor of the dtype of ``x``, or of autocast's.
     Raises:
         TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
     """
@@ -133,7 +134,7 @@ class _Linear(torch.autograd.Function):
         y, stash = linear_passes.forward(matmuls, x, w_NK, bias_N, seed, stashing=w_wanted)
         codes, scales, ctx.stash_shape = stash if isinstance(stash, Codes) else (stash, None, None)
         ctx.save_for_backward(w_NK if x_wanted else None, codes, scales)
-        ctx.matmuls, ctx.seed = matmuls, seed
+        ctx.matmuls, ctx.seed, ctx.dtypes = matmuls, seed, Dtypes(x.dtype, w_NK.dtype, y.dtype)
         return y
 
     @staticmethod
@@ -143,7 +144,7 @@ class _Linear(torch.autograd.Function):
         w_NK, x1, scales = ctx.saved_tensors
         if scales is not None:
             x1 = Codes(x1, scales, ctx.stash_shape)
-        dx, dw_NK = linear_passes.backward(ctx.matmuls, dy, w_NK, x1, ctx.seed)
+        dx, dw_NK = linear_passes.backward(ctx.matmuls, ctx.dtypes, dy, w_NK, x1, ctx.seed)
         db_N = linear_passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw_NK, db_N, None, None
 
@@ -162,8 +163,8 @@ class _TransformedLinear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         x, w_NK, _, ctx.matmuls, ctx.seed = inputs
-        _, codes, scales = output
-        ctx.x_shape = linear_passes.matrix(x).shape
+        y, codes, scales = output
+        ctx.x_shape, ctx.dtypes = linear_passes.matrix(x).shape, Dtypes(x.dtype, w_NK.dtype, y.dtype)
         if codes is not None:
             ctx.mark_non_differentiable(codes, scales)
         ctx.save_for_backward(w_NK, x if codes is None else codes, scales)
@@ -173,7 +174,7 @@ class _TransformedLinear(torch.autograd.Function):
         w_NK, x1, scales = ctx.saved_tensors
         x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
         given = w_NK if x_wanted else None, x1 if w_wanted else None, scales if w_wanted else None
-        rest = ctx.x_shape, ctx.matmuls, ctx.seed
+        rest = ctx.x_shape, ctx.matmuls, ctx.dtypes, ctx.seed
         dx, dw_NK = _TransformedGradient.apply(dy, *given, *rest)  # type: ignore[no-untyped-call]
         return dx, dw_NK, linear_passes.matrix(dy).sum(0) if bias_wanted else None, None, None
 
@@ -189,10 +190,11 @@ class _TransformedGradient(torch.autograd.Function):
         scales: Tensor | None,
         shape: torch.Size,
         matmuls: LinearMatMuls,
+        dtypes: Dtypes,
         seed: int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         stash = Codes(x1, scales, shape) if x1 is not None and scales is not None else x1
-        return linear_passes.backward(matmuls, dy, w_NK, stash, seed)
+        return linear_passes.backward(matmuls, dtypes, dy, w_NK, stash, seed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -215,6 +217,11 @@ class Quantised:
         """``linear`` at the layer's level; in floating point where it evaluates so."""
         if self.evaluates_plain:
             return F.linear(x, weight, bias)
+        if type(weight) not in (nn.Parameter, Tensor) and hasattr(weight, "device_mesh"):
+            from dsq.ops.tensor_parallel import sharded_linear  # torch.distributed.tensor takes half a second
+
+            q = self.quantizers
+            return sharded_linear(_Linear.apply, x, weight, bias, q.matmuls, _seed(q))
         return linear(x, weight, bias, self.quantizers)
 
     def attend(

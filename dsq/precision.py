@@ -27,13 +27,13 @@ class Precision:
     def __post_init__(self) -> None:
         for width in self:
             if not isinstance(width, int) or isinstance(width, bool) or not NARROWEST <= width <= WIDEST:
-                raise ValueError(f"precision must be {ACCEPTED}, got {_show(self)}")
+                raise ValueError(f"precision must be {ACCEPTED}, got {self}")
 
     def __iter__(self) -> Iterator[int]:
         return iter(astuple(self))
 
     def __str__(self) -> str:
-        return _show(self)
+        return "[" + ",".join(map(str, self)) + "]"
 
     @staticmethod
     def parse(text: str) -> "Precision":
@@ -88,7 +88,3 @@ def _level(level: Any) -> Precision:
     if isinstance(level, (list, tuple)) and len(level) == 4:
         return Precision(*level)
     return level if isinstance(level, Precision) else Precision.parse(level)
-
-
-def _show(precision: Precision) -> str:
-    return "[" + ",".join(map(str, astuple(precision))) + "]"

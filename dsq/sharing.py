@@ -26,7 +26,7 @@ class _Shared(NamedTuple):
 _stashes: dict[int, _Shared] = {}
 
 
-def stash_key(source: Tensor, dtype: torch.dtype, stash: Operand, seed: int | None) -> StashKey:
+def stash_key(source: Tensor, stash: Operand, seed: int | None) -> StashKey:
     """What two stashes of ``source`` have in common where one may serve as both.
 
     Noticed are changes in place, and ``x.data = other`` where the other has memory of its own. Not noticed, while an
@@ -34,7 +34,7 @@ def stash_key(source: Tensor, dtype: torch.dtype, stash: Operand, seed: int | No
     """
     memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape, source.stride())
     # a nearest layer must not take a stochastic one's codes
-    return (source._version, memory, stash.format, stash.axis, dtype, seed is None)
+    return (source._version, memory, stash.format, stash.axis, source.dtype, seed is None)
 
 
 def shared(source: Tensor, key: StashKey) -> Codes | None:

@@ -1,17 +1,20 @@
-"""Where a run stands, for loops that write their own checkpoints: the level beside the weights.
+"""Where a run stands: a model, its config and its schedule in one hand, and their state beside the weights.
 
-    torch.save({"model": model.state_dict(), "dsq": dsq.state_dict(config, scheduler)}, path)
-    config, scheduler = dsq.load_state_dict(model, torch.load(path)["dsq"])
+    dynamic = dsq.DynamicPrecision(model, config)                                 # converts the model
+    dynamic.record(updates=1, tokens=n); dynamic.step(validation_loss)            # the level rises by itself
+    torch.save({"model": model.state_dict(), "dsq": dynamic.state_dict()}, path)  # plain data, which JSON takes too
 
-The state is plain data, which JSON takes too.
+accelerate: ``accelerator.register_for_checkpointing(dynamic)``. A loop that holds config and scheduler by itself has
+``dsq.state_dict`` and ``dsq.load_state_dict``.
 """
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dsq.config import DSQConfig
 from dsq.conversion import convert, converted, set_level
+from dsq.observation import Observation
 from dsq.scheduler import PrecisionScheduler
 
 _KEYS = {"config", "scheduler"}
@@ -42,3 +45,53 @@ def load_state_dict(
         convert(model, config)
     set_level(model, config, scheduler.level)
     return config, scheduler
+
+
+class DynamicPrecision:
+    """A model under the schedule of its config: converted, and put to each level as it comes.
+
+    Args:
+        model: converted in place, if it is not.
+        config: of the schedule; None: DSQConfig().
+        total_updates: of the run, where ``rise_at`` has fractions.
+    Raises:
+        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do.
+    """
+
+    def __init__(self, model: nn.Module, config: DSQConfig | None = None, total_updates: int | None = None) -> None:
+        self.model = model
+        self.config = DSQConfig() if config is None else config
+        if not converted(model):
+            convert(model, self.config)
+        self._total_updates = total_updates
+        self.scheduler = self.config.scheduler(total_updates)
+        set_level(model, self.config, 0)
+        self._observation = Observation(model)
+
+    def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
+        """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then."""
+        return self._follow(self.scheduler.record(updates, tokens))
+
+    def step(self, loss: float) -> bool:
+        """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""
+        rose = self._follow(self.scheduler.step(loss))
+        self._observation.begin()  # a forward between two validations is seen
+        return rose
+
+    def metrics(self) -> dict[str, float]:
+        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what dsq.observation saw."""
+        found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
+        return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``dsq.state_dict`` gives."""
+        return state_dict(self.config, self.scheduler)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, with its config. Raises ValueError where ``dsq.state_dict`` did not give it."""
+        self.config, self.scheduler = load_state_dict(self.model, state, self._total_updates)
+
+    def _follow(self, rose: bool) -> bool:
+        if rose:
+            set_level(self.model, self.config, self.scheduler.level)
+        return rose

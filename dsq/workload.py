@@ -29,10 +29,11 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     """Run `model(*inputs, **keywords)` once and describe the training step it stands for.
 
     Every matrix product is recorded with its shapes, from nn.Linear modules and from below (attention's products, fused
-    attention, packed projections), with whether each side needs a gradient; norms, softmax, activations, residual sums,
-    embeddings and the loss as passes over their tensors; one Adam update at the end. Linear layers that share one input
-    tensor name the same input. Layers are marked quantised if they are converted; in a model with no converted layer,
-    those that `dsq.convert` would convert. Convolutions are not described. The model's buffers stay as they are.
+    attention, packed projections, convolutions, those of a scan), with whether each side needs a gradient; norms,
+    softmax, activations, residual sums, embeddings and the loss as passes over their tensors; one Adam update at the
+    end. Linear layers that share one input tensor name the same input. Layers are marked quantised if they are
+    converted; in a model with no converted layer, those that `dsq.convert` would convert. The model's buffers stay as
+    they are.
 
     Args:
         model: the module, in the mode (train or eval) to be described.
@@ -57,12 +58,13 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
         functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):
         raise ValueError(f"the forward of {type(model).__name__} multiplies no matrices: there is nothing to cost")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    unseen = parameters - recorder.counted_parameters
-    if unseen > 0:
-        recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen)
-    if parameters:
-        recorder.add_pass("optimiser", "adam", parameters, 1)
+    for trained in (True, False):
+        unseen = sum(p.numel() for p in model.parameters() if p.requires_grad is trained and recorder.own(p))
+        if unseen:
+            recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen, trained=trained)
+    updated = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if updated:
+        recorder.add_pass("optimiser", "adam", updated, 1)
     return {
         "costmodel": SCHEMA,
         "name": type(model).__name__,
@@ -78,8 +80,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Entry] = []
-        self.counted_parameters = 0
-        self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
+        # a storage's _cdata is its identity on the meta device too, where every address is 0
+        self._names = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
         self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
         self._converted = bool(converted(model))
         self._scopes: list[str] = []
@@ -138,28 +140,36 @@ class _Recorder(TorchDispatchMode):
     ) -> None:
         """Record one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
         batch, rows, width, outputs = size
-        tied = weight is not None and not self._own(weight)
+        tied = weight is not None and not self.own(weight)
         if bias is not None:
-            self._own(bias)
+            self.own(bias)
         entry = {"op": "gemm", "name": name, "batch": batch, "M": rows, "K": width, "N": outputs}
         kind = {"weight": weight is not None, "bias": bias is not None, "tied": tied}
         self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
 
-    def add_pass(self, name: str, kind: str, rows: int, width: int, cls: str = "other", parameters: int = 0) -> None:
+    def add_pass(
+        self,
+        name: str,
+        kind: str,
+        rows: int,
+        width: int,
+        cls: str = "other",
+        parameters: int = 0,
+        trained: bool = True,
+    ) -> None:
         entry = {"op": "pointwise", "name": name, "kind": kind, "rows": rows, "width": width}
-        self.operations.append(entry | {"cls": cls, "parameters": parameters})
+        self.operations.append(entry | {"cls": cls, "parameters": parameters, "trained": trained})
 
-    def _own(self, parameter: Tensor) -> bool:
+    def own(self, parameter: Tensor) -> bool:
         """Count the parameter unless some operation has; True if it was new."""
-        key = (parameter.untyped_storage().data_ptr(), int(parameter.storage_offset()))
+        key = (parameter.untyped_storage()._cdata, int(parameter.storage_offset()))
         new = key not in self._counted
         if new:
             self._counted.add(key)
-            self.counted_parameters += parameter.numel()
         return new
 
     def _parameter(self, tensor: Any) -> bool:
-        return isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in self._names
+        return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._names
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -175,7 +185,7 @@ def _product(recorder: _Recorder, name: str, a: Tensor, b: Tensor, bias: Tensor 
     batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
     weight = b if recorder._parameter(b) else None
     if weight is not None:
-        name = recorder._names[b.untyped_storage().data_ptr()]
+        name = recorder._names[b.untyped_storage()._cdata]
     fields = {"quantised": False, "x_grad": a.requires_grad, "w_grad": b.requires_grad}
     recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
 
@@ -186,6 +196,26 @@ def _mm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
 
 def _addmm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     _product(recorder, name, args[1], args[2], args[0] if recorder._parameter(args[0]) else None)
+
+
+def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    """x_BC..., w_OC...: a product of its patches (positions, channels * kernel), each group of channels by itself."""
+    x, weight, bias, groups = args[0], args[1], args[2], args[8]
+    transposed, kernel = args[6], math.prod(weight.shape[2:])
+    rows = x.shape[0] * math.prod((x if transposed else out).shape[2:])
+    inside, outputs = x.shape[1] // groups, out.shape[1] // groups
+    width, outputs = (inside, outputs * kernel) if transposed else (inside * kernel, outputs)
+    known = recorder._parameter(weight)
+    if known:
+        name = recorder._names[weight.untyped_storage()._cdata]
+    recorder.add_gemm(
+        name,
+        (1, rows * groups, width, outputs),
+        weight if known else None,
+        bias if recorder._parameter(bias) and not transposed else None,
+        **{"quantised": False, "weights": groups, "x_values": x.numel()},
+        **{"x_grad": x.requires_grad, "w_grad": weight.requires_grad},
+    )
 
 
 def _fused_attention(recorder: _Recorder, name: str, args: Any, out: Any) -> None:
@@ -209,15 +239,17 @@ def _pass(kind: str, cls: str = "other") -> Callable[..., None]:
 
 def _norm(recorder: _Recorder, name: str, args: Any, out: Any) -> None:
     x, shape = args[:2]
-    owned = sum(p.numel() for p in args[2:4] if recorder._parameter(p) and recorder._own(p))
-    width = math.prod(shape)
-    recorder.add_pass(name, "norm", x.numel() // width, width, parameters=owned)
+    affine = [p for p in args[2:4] if recorder._parameter(p)]
+    owned = sum(p.numel() for p in affine if recorder.own(p))
+    width, trained = math.prod(shape), not affine or any(p.requires_grad for p in affine)
+    recorder.add_pass(name, "norm", x.numel() // width, width, parameters=owned, trained=trained)
 
 
 def _embedding(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     table, ids = args[:2]
-    owned = table.numel() if recorder._parameter(table) and recorder._own(table) else 0
-    recorder.add_pass(name, "embedding", ids.numel(), table.shape[1], parameters=owned)
+    owned = table.numel() if recorder._parameter(table) and recorder.own(table) else 0
+    trained = bool(table.requires_grad)
+    recorder.add_pass(name, "embedding", ids.numel(), table.shape[1], parameters=owned, trained=trained)
 
 
 def _sum(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
@@ -240,6 +272,7 @@ _RECORD: dict[Any, Callable[..., None]] = {
     aten.bmm: _mm,
     aten.addmm: _addmm,
     aten.baddbmm: _addmm,
+    aten.convolution: _convolution,
     aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
     aten._scaled_dot_product_flash_attention: _fused_attention,
     aten._scaled_dot_product_efficient_attention: _fused_attention,

@@ -28,6 +28,23 @@ class Codes(NamedTuple):
     shape: torch.Size
 
 
+class Groups(NamedTuple):
+    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``.
+    All runs but the last are whole; if that one is short, it is of the last group.
+    """
+
+    run: int
+    number: int
+
+
+class AffineCodes(NamedTuple):
+    """Codes between a low and a step of each group (kernels/reference/affine.py)."""
+
+    codes: Tensor  #: uint8, a bitstream: (ceil(values * bits / 8),)
+    low: Tensor  #: (groups,)
+    step: Tensor  #: (groups,), distance of neighbouring codes
+
+
 def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
     """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
     shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
@@ -77,6 +94,13 @@ class MatMul:
         """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
 
+    def boxes_match(self) -> bool:
+        """Whether both operands have boxes of one length that run along the contraction, or one scale each."""
+        a, b = self.a, self.b
+        if a.format is None or b.format is None or a.format.box != b.format.box:
+            return False
+        return a.format.box == 0 or (a.axis % 2, b.axis % 2) == self.contracted()
+
 
 @lru_cache(maxsize=1024)
 def parse_matmul(text: str) -> MatMul:
@@ -106,11 +130,20 @@ class LinearMatMuls(NamedTuple):
         return self.weight_gradient.b
 
 
+class Dtypes(NamedTuple):
+    """Those of a linear layer's tensors and of their gradients: autocast lets them differ."""
+
+    x: torch.dtype
+    w: torch.dtype
+    y: torch.dtype
+
+
 class Gemm(NamedTuple):
     """One way to multiply: a kernel, and what it takes."""
 
     name: str
-    #: (product, dtype of the tensors) -> whether this kernel can do it, with exact products of values
+    #: (product, dtype of a, or of the result where that is narrower) -> whether this kernel can do it, with exact
+    #: products of values; those of a wide format are rounded to a narrow dtype first
     fits: Callable[[MatMul, torch.dtype], bool]
     #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32, or in the operands' dtype; values come
     #: quantised, and transposed where the product says so; codes come as they were packed
@@ -120,21 +153,27 @@ class Gemm(NamedTuple):
     b_dtype: torch.dtype | None = None
 
 
-#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), in float32, and the packed x
+#: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), and the packed x
 ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
 #: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
 BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
 
 
 class FusedLinear(Protocol):
-    """The passes of a linear layer in one call each, made for given shapes; float32 tensors.
+    """The passes of a linear layer in one call each, made for given shapes and dtypes, none of them float64.
 
     The calls trust their caller: formats are of the backend's own, codes those of the Layout, and the kernels named are
     ones that fit the products.
     """
 
     def forward(
-        self, matmuls: LinearMatMuls, gemm: str, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
+        self,
+        matmuls: LinearMatMuls,
+        gemm: str,
+        dtypes: Dtypes,
+        x_shape: torch.Size,
+        w_shape: torch.Size,
+        stochastic: bool,
     ) -> ForwardCall | None:
         """``gemm`` of y; None: the passes are to be run kernel by kernel."""
 
@@ -142,6 +181,7 @@ class FusedLinear(Protocol):
         self,
         matmuls: LinearMatMuls,
         gemms: tuple[str, str],
+        dtypes: Dtypes,
         dy_shape: torch.Size,
         w_shape: torch.Size | None,
         x_shape: torch.Size | None,
@@ -171,7 +211,15 @@ class Backend:
     apply_mask: Callable[[Tensor, Tensor], Tensor]
     #: (values, in place) -> ReLU of them, bits of the result's mask
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
+    #: (values (N,), groups) -> smallest and largest value of each group
+    affine_extents: Callable[[Tensor, Groups], tuple[Tensor, Tensor]]
+    #: (values (N,), bits, groups, (low, step), seed) -> codes; None for low and step: each group is one run, of a range
+    #: of its own
+    affine_pack: Callable[[Tensor, int, Groups, tuple[Tensor, Tensor] | None, int | None], AffineCodes]
+    #: (codes, bits, groups, N, dtype) -> values (N,)
+    affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
     #: the ways it can multiply, those to be preferred first; the last fits any product
     gemms: tuple[Gemm, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
+    device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel

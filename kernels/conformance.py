@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,10 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, Gemm, Groups, LinearMatMuls, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.kernels.reference.gemm import FLOAT64
+from dsq.kernels.reference.gemm import FLOAT64, TORCH
+from dsq.kernels.tuning import prepared
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -62,15 +62,8 @@ def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> I
     for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
         yield Case(ragged, -1, format(4, box), seed=-box)
         yield Case(ragged, -2, format(3, box), torch.bfloat16)
-    for shape, dim in [
-        ((), -1),
-        ((1,), 0),
-        ((300,), 0),
-        ((rows, 1), 0),
-        ((1, columns), 0),
-        ((0, 16), -1),
-        ((16, 0), 0),
-    ]:
+    odd = (((), -1), ((1,), 0), ((300,), 0), ((rows, 1), 0), ((1, columns), 0), ((0, 16), -1), ((16, 0), 0))
+    for shape, dim in odd:
         yield Case(shape, dim, format(4, 16))
     for dim in range(3):
         yield Case((2, *ragged), dim, format(4, 16), seed=dim)
@@ -116,10 +109,10 @@ def edges(case: Case) -> Tensor:
     return x.reshape(case.shape).to(case.dtype)
 
 
-def disagreements(backend: Backend, case: Case, device: torch.device) -> list[str]:
+def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor | None = None) -> list[str]:
     """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: empty where every bit
-    agrees."""
-    x, layout = edges(case), Layout.of(case.shape, case.dim)
+    agrees. ``x``: a tensor of the case's shape and dtype; None: ``edges``."""
+    x, layout = edges(case) if x is None else x, Layout.of(case.shape, case.dim)
     codes, scales = REFERENCE.pack(x, case.format, layout, case.seed)
     y = REFERENCE.quantize(x, case.format, layout, case.seed, case.out)
     z = REFERENCE.unpack(codes, scales, case.format, layout, case.out)
@@ -128,12 +121,8 @@ def disagreements(backend: Backend, case: Case, device: torch.device) -> list[st
     found_codes, found_scales = backend.pack(on_device, case.format, layout, case.seed)
     found_y = backend.quantize(on_device, case.format, layout, case.seed, case.out)
     found_z = backend.unpack(codes.to(device), scales.to(device), case.format, layout, case.out)
-    pairs = [
-        ("codes", codes, found_codes),
-        ("scales", scales, found_scales),
-        ("quantize", y, found_y),
-        ("unpack", z, found_z),
-    ]
+    pairs = [("codes", codes, found_codes), ("scales", scales, found_scales)]
+    pairs += [("quantize", y, found_y), ("unpack", z, found_z)]
     return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
 
 
@@ -155,6 +144,46 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 yield f"mask of {count} {dtype} between {low} and {high}", wrong
 
 
+#: (values, groups) of affine codes: runs that tiles divide and others, several groups a tile, a short last run
+_AFFINE = (
+    (1, Groups(1, 1)),
+    (4096, Groups(64, 8)),
+    (4096, Groups(512, 8)),
+    (3 * 7 * 24, Groups(24, 7)),
+    (900, Groups(1, 300)),
+    (5000, Groups(256, 20)),
+    (20000, Groups(100, 200)),
+    (16500, Groups(3, 5500)),
+)
+
+
+def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference ("" for
+    none)."""
+    for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*FLOATS, torch.float64)):
+        x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
+        low, high = REFERENCE.affine_extents(x, groups)
+        ranges = None
+        if groups.run * groups.number < count:  # several runs a group: in a range narrower than the values
+            ranges = low + (high - low) / 8, (high - low) / (4 * 2**bits)
+        packed = REFERENCE.affine_pack(x, bits, groups, ranges, seed)
+        y = REFERENCE.affine_unpack(packed, bits, groups, count, dtype)
+
+        on_device = x.to(device)
+        given = None if ranges is None else (ranges[0].to(device), ranges[1].to(device))
+        moved = AffineCodes(*(part.to(device) for part in packed))
+        found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
+        found = backend.affine_extents(on_device, groups), backend.affine_pack(on_device, bits, groups, given, seed)
+        pairs = [
+            *zip(("low", "high"), (low, high), found[0], strict=True),
+            *zip(("codes", "low of codes", "step"), packed, found[1], strict=True),
+            ("unpack", y, found_y),
+        ]
+        # + 0: which of its zeros is a group's smallest value is not said
+        wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected + 0, got.cpu() + 0))
+        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", wrong
+
+
 _SIGNED = ((SignedBFP, SignedBFP), (SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, BFP), (BFP, SignedBFP))
 #: formats of the two operands of products, and their widths
 _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...] = (
@@ -163,44 +192,148 @@ _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...]
 )
 
 
-def gemm_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of products: what was tried, and the kernels whose result is further from the sum of the exact products of the
-    quantised values than float32's rounding of the sums explains ("" for none)."""
-    generator = torch.Generator().manual_seed(0)
-    for (rows, depth, columns), transposed in itertools.product(
-        [(1, 1, 1), (5, 16, 33), (40, 100, 17), (33, 600, 70)], [(False, False), (False, True), (True, False)]
-    ):
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of quantised operands: a (rows, depth) by b (depth, columns)."""
+
+    rows: int
+    depth: int
+    columns: int
+    matmul: MatMul
+    spread: int = 0  #: binades over which neighbouring boxes lie; some boxes are zeros then, and a value is NaN
+
+    def __str__(self) -> str:
+        sizes = f"{self.rows}x{self.depth}x{self.columns}"
+        return f"product {sizes} of {self.matmul.a} and {self.matmul.b}, spread {self.spread}"
+
+
+def products() -> Iterator[Product]:
+    """Formats, widths and transposed operands, with boxes along the contraction and sizes that tiles do not divide."""
+    sizes_and_spreads = (
+        (1, 1, 1, 0),
+        (5, 16, 33, 0),
+        (40, 100, 17, 0),
+        (33, 600, 70, 0),
+        (7, 300, 9, 3),
+        (7, 300, 9, 6),
+    )
+    which = (False, False), (False, True), (True, False)
+    for (rows, depth, columns, spread), transposed in itertools.product(sizes_and_spreads, which):
         for kinds, bits in _OPERANDS:
             a, b = (
                 Operand(kind(width), 0 if moved == first else 1, transposed=moved)
                 for kind, width, moved, first in zip(kinds, bits, transposed, (True, False), strict=True)
             )
-            matmul = MatMul(a, b)
-            a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in ((rows, depth), (depth, columns)))
-            x, w = a_MK.t().contiguous() if a.transposed else a_MK, b_KN.t().contiguous() if b.transposed else b_KN
-            bias = torch.randn(columns, generator=generator)
-            left, right = (_ready(FLOAT64, operand, t) for operand, t in ((a, x), (b, w)))
-            exact = left.double() @ right.double() + bias
-            bound = (left.double().abs() @ right.double().abs() + bias.abs()) * (depth + 2) * 2.0**-23
-            wrong = []
-            for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
-                operands = [_ready(gemm, operand, t, device, i) for i, (operand, t) in enumerate(((a, x), (b, w)))]
-                found = gemm.run(matmul, operands[0], operands[1], bias.to(device)).cpu().double()
-                if found.shape != exact.shape or not bool(((found - exact).abs() <= bound).all()):
-                    wrong.append(gemm.name)
-            yield f"product {rows}x{depth}x{columns} of {a} and {b}", " ".join(wrong)
+            yield Product(rows, depth, columns, MatMul(a, b), spread)
 
 
-def _ready(gemm: Gemm, operand: Operand, x: Tensor, device: torch.device | None = None, place: int = 0) -> Any:
-    """``x``, quantised by the reference, as ``gemm`` takes it."""
-    assert operand.format is not None
-    layout = Layout.of(x.shape, operand.axis)
-    if gemm.packed:
-        codes, scales = REFERENCE.pack(x, operand.format, layout, None)
-        return Codes(codes.to(device), scales.to(device), x.shape)
-    dtype = (gemm.a_dtype, gemm.b_dtype)[place] or x.dtype
-    values = REFERENCE.quantize(x, operand.format, layout, None, dtype).to(device)
-    return values.t() if operand.transposed else values
+def product_disagreements(backend: Backend, product: Product, device: torch.device) -> list[str]:
+    """The kernels whose result is further from the sum of the exact products of the quantised values than float32's
+    rounding of the sums explains."""
+    generator, matmul = torch.Generator().manual_seed(0), product.matmul
+    shapes = (product.rows, product.depth), (product.depth, product.columns)
+    a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in shapes)
+    if product.spread:
+        a_MK, b_KN = _spread_out(a_MK, product.spread, generator), _spread_out(b_KN.t(), product.spread, generator).t()
+        a_MK[0, 0] = torch.nan
+    operands = (matmul.a, a_MK), (matmul.b, b_KN)
+    x, w = ((t.t() if operand.transposed else t).contiguous() for operand, t in operands)
+    bias = torch.randn(product.columns, generator=generator)
+    quantized = prepared(FLOAT64, matmul, x, w, REFERENCE)
+    a_exact, b_exact = (values.double() for values in quantized if isinstance(values, Tensor))
+    exact = a_exact @ b_exact + bias
+    bound = (a_exact.abs() @ b_exact.abs() + bias.abs()) * (product.depth + 2) * 2.0**-23
+    wrong = []
+    for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
+        left, right = prepared(gemm, matmul, x, w, REFERENCE)
+        found = gemm.run(matmul, _moved(left, device), _moved(right, device), bias.to(device)).cpu().double()
+        near = ((found - exact).abs() <= bound) | (found.isnan() & exact.isnan())
+        if found.shape != exact.shape or not bool(near.all()):
+            wrong.append(gemm.name)
+    return wrong
+
+
+def _spread_out(x_VK: Tensor, binades: int, generator: torch.Generator) -> Tensor:
+    """``x``, every 16 values of a row made smaller by up to so many binades, or zero."""
+    rows, depth = x_VK.shape
+    down = torch.randint(0, binades + 1, (rows, -(-depth // 16)), generator=generator)
+    down_VK = down.repeat_interleave(16, 1)[:, :depth]
+    return torch.where(down_VK == binades, 0.0, x_VK * torch.exp2(-down_VK))
+
+
+def _moved(x: Tensor | Codes, device: torch.device) -> Tensor | Codes:
+    return Codes(x.codes.to(device), x.scales.to(device), x.shape) if isinstance(x, Codes) else x.to(device)
+
+
+#: of a layer's tensors: all the same, or as autocast has them
+_LAYERS = (
+    *(Dtypes(dtype, dtype, dtype) for dtype in FLOATS),
+    *itertools.starmap(Dtypes, itertools.product(FLOATS[:2], FLOATS[:1], FLOATS[1:])),
+)
+
+
+def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of the passes of a linear layer in one call: what was tried, and what is wrong ("" for nothing). The stash has to
+    be the reference's; y, dx and dw the sums of exact products, but for float32's rounding of the sums and one rounding
+    to their dtype."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (37, 600), (70, 600), (37, 70), (70,)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    kernels = [gemm for gemm in backend.gemms if gemm is not TORCH] if backend.linear else []
+    for dtypes, (q0, q1, q2, q3), gemm in itertools.product(_LAYERS, ((4, 4, 4, 16), (8, 2, 5, 9)), kernels):
+        matmuls = LinearMatMuls(
+            MatMul(Operand(BFP(q0), -1), Operand(BFP(q0), -1, transposed=True)),
+            MatMul(Operand(BFP(q2), -1), Operand(BFP(q1), 0), result=BFP(q3)),
+            MatMul(Operand(BFP(q3), 0, transposed=True), Operand(BFP(q1), 0)),
+        )
+        if not all(gemm.fits(matmul, dtypes.y) for matmul in matmuls):
+            continue
+        x, w, dy, bias = (t.to(dtype) for t, dtype in zip(given, (*dtypes, dtypes.w), strict=True))
+        y, stash, dx, dw = _passes(backend, device, matmuls, gemm, dtypes, x, w, dy, bias)
+        expected = REFERENCE.pack(x, BFP(q1), Layout.of(x.shape, 0), None)
+        same = stash is not None and all(map(same_bits, expected, (stash.codes.cpu(), stash.scales.cpu())))
+        wrong = [] if same else ["stash"]
+        products = (("y", y, x, w, bias), ("dx", dx, dy, w, None), ("dw", dw, dy, x, None))
+        for (name, found, left, right, offset), matmul, dtype in zip(
+            products, matmuls, (dtypes.y, *dtypes[:2]), strict=True
+        ):
+            if found is None or found.dtype != dtype or not _is_product(found.cpu(), matmul, left, right, offset):
+                wrong.append(name)
+        yield f"layer of {dtypes} at [{q0},{q1},{q2},{q3}] by {gemm.name}", " ".join(wrong)
+
+
+def _passes(
+    backend: Backend,
+    device: torch.device,
+    matmuls: LinearMatMuls,
+    gemm: Gemm,
+    dtypes: Dtypes,
+    *tensors: Tensor,
+) -> tuple[Tensor, Codes | None, Tensor | None, Tensor | None]:
+    """y, the stash, dx and dw of x, w, dy and a bias."""
+    assert backend.linear is not None
+    x, w, dy, bias = (t.to(device) for t in tensors)
+    forward = backend.linear.forward(matmuls, gemm.name, dtypes, x.shape, w.shape, False)
+    backward = backend.linear.backward(matmuls, (gemm.name, gemm.name), dtypes, dy.shape, w.shape, x.shape, False)
+    assert forward is not None
+    assert backward is not None
+    y, stash = forward(x, w, bias, None, True)
+    return y, stash, *backward(dy, w, stash, None)
+
+
+def _is_product(found: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    """Whether ``found`` is as near to the product in float64 as one rounding to its dtype, and to the grid of the
+    result, allow after sums in float32."""
+    operands = prepared(FLOAT64, matmul, a.float(), b.float(), REFERENCE)
+    a_MK, b_KN = (values.double() for values in operands if isinstance(values, Tensor))
+    offset = torch.zeros(b_KN.shape[1]) if bias is None else bias.double()
+    exact = a_MK @ b_KN + offset
+    bound = (a_MK.abs() @ b_KN.abs() + offset.abs()) * (a_MK.shape[1] + 2) * 2.0**-23
+    limits = torch.finfo(found.dtype)
+    bound += exact.abs() * limits.eps / 2 + limits.smallest_normal * limits.eps
+    if matmul.result is not None:  # a step of a row's largest value
+        bound += exact.abs().amax(-1, keepdim=True) * 2.0 ** (2 - matmul.result.bits)
+    return found.shape == exact.shape and bool(((found.double() - exact).abs() <= bound).all())
 
 
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:
@@ -209,8 +342,15 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         wrong = disagreements(backend, case, device)
         if wrong:
             yield f"{case}: {' '.join(wrong)}"
-    for trials in (mask_disagreements(backend, device), gemm_disagreements(backend, device)):
+    for trials in (mask_disagreements(backend, device), affine_disagreements(backend, device)):
         yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
+    for product in products():
+        wrong = product_disagreements(backend, product, device)
+        if wrong:
+            yield f"{product}: {' '.join(wrong)}"
+    for what, wrong_passes in linear_disagreements(backend, device):
+        if wrong_passes:
+            yield f"{what}: {wrong_passes}"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

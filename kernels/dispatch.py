@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, Backend, Gemm, MatMul, Sizes, check_codes
+from dsq.kernels.backend import FLOATS, AffineCodes, Backend, Gemm, Groups, MatMul, Sizes, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.tuning import fastest
@@ -69,9 +69,11 @@ def codec_for(device: torch.device, fmt: Format) -> Backend:
 def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
     """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
+    if dtype.itemsize < torch.float32.itemsize and len(fitting) > 1:
+        fitting.pop()  # PyTorch's, which rounds its sums to the dtype, also those of a gradient that is to be float32
     if 0 in sizes or not backend.tuned:
         return fitting[0]
-    return fastest(fitting, matmul, sizes, backend)
+    return fastest(fitting, matmul, dtype, sizes, backend)
 
 
 _PLAIN = (Tensor, Parameter)
@@ -128,13 +130,13 @@ def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
 
     For what saved-tensor hooks keep, which no compiler sees: not an operator.
     """
-    return _masks_for(x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
+    return _backend_of(x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
 
 
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
     """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
     _check_mask(bits, count)
-    return _masks_for(bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
+    return _backend_of(bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
@@ -143,15 +145,56 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     _check_mask(bits, x.numel())
     if bits.device != x.device:
         raise ValueError(f"bits and x must be on one device, got {bits.device} and {x.device}")
-    return _masks_for(bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
+    return _backend_of(bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
 
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
-    return (_masks_for(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
+    return (_backend_of(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
 
 
-def _masks_for(*tensors: Tensor) -> Backend:
+def affine_extents(x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each group of ``x`` (of FLOATS, any shape, not empty), in float32, or
+    float64 for float64; not a number where one of them is none. As the others below, for what hooks keep: no operator.
+    """
+    _check_types(x.dtype)
+    return _backend_of(x).affine_extents(x.detach().contiguous().view(-1), groups)
+
+
+def affine_pack(
+    x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None = None, seed: int | None = None
+) -> AffineCodes:
+    """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in the ranges given as low and step, each (groups,); None:
+    each group is one run, in its own range. kernels/reference/affine.py has the equations.
+    """
+    _check_types(x.dtype)
+    if x.numel() == 0:
+        none = x.new_zeros(groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
+        return AffineCodes(x.new_empty(0, dtype=torch.uint8), none, none)
+    if ranges is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        ranges = ranges[0].to(wide).contiguous(), ranges[1].to(wide).contiguous()
+        _check_ranges(*ranges, groups)
+    return _backend_of(x).affine_pack(x.detach().contiguous().view(-1), bits, groups, ranges, seed)
+
+
+def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
+    """The ``count`` values, (count,)."""
+    _check_types(dtype)
+    _check_ranges(packed.low, packed.step, groups)
+    codes = packed.codes
+    if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
+        raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
+    contiguous = AffineCodes(*(part.contiguous() for part in packed))
+    return _backend_of(*packed).affine_unpack(contiguous, bits, groups, count, dtype)
+
+
+def _check_ranges(low: Tensor, step: Tensor, groups: Groups) -> None:
+    if low.shape != (groups.number,) or step.shape != low.shape or low.dtype != step.dtype:
+        raise ValueError(f"low and step must have the shape ({groups.number},) and one dtype")
+
+
+def _backend_of(*tensors: Tensor) -> Backend:
     return backend_for(tensors[0].device) if plain(*tensors) else REFERENCE
 
 

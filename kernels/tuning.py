@@ -13,10 +13,8 @@ nothing.
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +22,14 @@ import torch
 from torch import Tensor
 
 from dsq.command.files import write_text
+from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
 #: multiply-accumulates of the largest product that is timed: about 2 ms of a core
 MEASURED = 1 << 26
+#: the same on other devices than the CPU, which smaller products do not fill
+MEASURED_ELSEWHERE = 1 << 36
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
 #: and a layer all of whose products are compiled is one call
 TIMED_FROM = 1 << 18
@@ -45,17 +46,19 @@ class Timed(NamedTuple):
     seconds: float
 
 
-def fastest(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> Gemm:
+def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
     """The kernel to multiply with, of ``gemms``, which all fit ``matmul`` and stand in the order of preference."""
     wanted = os.environ.get("DSQ_GEMM")
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
-    shape = size_class(sizes)
+    shape = size_class(sizes, backend.device_type)
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
+    if dtype is not torch.float32:
+        key += f"; {dtype}"
     kept = _kept()
     known = next((gemm for gemm in gemms if gemm.name == kept.get(key)), None)
     if known is None:
-        known = preferred(timed(gemms, matmul, shape, backend))
+        known = preferred(timed(gemms, matmul, dtype, shape, backend))
         _keep(key, known.name)
     return known
 
@@ -69,41 +72,44 @@ def preferred(times: Sequence[Timed]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, sizes: Sizes, backend: Backend) -> list[Timed]:
-    """The best time of each kernel over ROUNDS in turns, on random float32 operands."""
+def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[Timed]:
+    """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
+    device = torch.device(backend.device_type)
+    wait = torch.get_device_module(device).synchronize
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = sizes
     a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
+    a, b = (x.to(dtype) for x in (a, b))
     a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
+    a, b = a.to(device), b.to(device)
     best = [float("inf")] * len(gemms)
     for _ in range(ROUNDS):
         for i, gemm in enumerate(gemms):
+            wait()
             start = time.perf_counter()
-            left, right = (
-                _operand(gemm, dtype, operand, x, backend)
-                for dtype, operand, x in ((gemm.a_dtype, matmul.a, a), (gemm.b_dtype, matmul.b, b))
-            )
-            gemm.run(matmul, left, right, None)
+            gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
+            wait()
             best[i] = min(best[i], time.perf_counter() - start)
     return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
 
 
-def size_class(sizes: Sizes) -> Sizes:
-    """``sizes`` as powers of two, the largest halved until the product is one that is timed."""
-    rows, columns, depth = (1 << max(size - 1, 0).bit_length() for size in sizes)
-    while rows * columns * depth > MEASURED:
-        largest = max(rows, columns, depth)
-        rows, columns, depth = (
-            (rows // 2, columns, depth)
-            if rows == largest
-            else (rows, columns // 2, depth)
-            if columns == largest
-            else (rows, columns, depth // 2)
-        )
+def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
+    """``sizes`` as powers of two, the largest halved until the product is one that is timed on such a device."""
+    powers = [1 << max(size - 1, 0).bit_length() for size in sizes]
+    while math.prod(powers) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
+        powers[powers.index(max(powers))] //= 2
+    rows, columns, depth = powers
     return rows, columns, depth
 
 
-def _operand(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+def prepared(
+    gemm: Gemm, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
+) -> tuple[Tensor | Codes, Tensor | Codes]:
+    """``a`` and ``b`` quantised by ``backend``, as ``gemm`` takes them: values, or packed."""
+    return _prepared(gemm, gemm.a_dtype, matmul.a, a, backend), _prepared(gemm, gemm.b_dtype, matmul.b, b, backend)
+
+
+def _prepared(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
     if operand.format is None:
         return x.t() if operand.transposed else x
     layout = Layout.of(x.shape, operand.axis)
@@ -117,18 +123,10 @@ def _text(matmul: MatMul) -> str:
     return " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
 
 
-@lru_cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    fields = [line.partition(":")[2].strip() for line in lines if line.startswith(("cpu family", "model", "stepping"))]
-    return " ".join(fields[: len(set(fields)) + 1])
-
-
 def _machine(backend: Backend) -> str:
-    return f"{_processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    device, threads = backend.device_type, torch.get_num_threads()
+    name = processor() if device == "cpu" else torch.get_device_module(device).get_device_name()
+    return f"{name}, {backend.name}, {threads} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

@@ -6,7 +6,9 @@ report.py      the table, the CSV and the picture of a race
 kernels.py     quantise, pack and unpack against copying, and against other packages (peers.py)
 step.py        a training step of six transformer blocks
 tiny.py        one layer too small to hide what a call costs
-stash_peak.py  what the layers stash, and the peak memory that the operating system sees
+stash.py       what the layers stash, and the peak memory that the operating system sees
 cost.py        how long dsq-cost takes
+against.py     this tree against another checkout: times (public_calls.py)
+record_bits.py this tree against another checkout: bits (digests.py)
 models.py      the models that are measured, here and in analysis/stash and analysis/gpu
 """

@@ -6,12 +6,12 @@ from importlib import import_module
 from pathlib import Path
 
 from analysis.bench.race import Race
-from analysis.bench.report import save, text
+from analysis.bench.report import text, write
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, guarded
 
-#: part -> its module, imported when asked for: one that races has races(rounds) -> iterable of Race, another run(out)
-PARTS = {"kernels": "kernels", "step": "step", "tiny": "tiny", "stash": "stash_peak", "cost": "cost"}
+#: modules of this folder, imported when asked for: each has races(rounds) -> iterable of Race, or run(out)
+PARTS = ("kernels", "step", "narrow", "tiny", "stash", "cost")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    module = import_module(f"analysis.bench.{PARTS[part]}")
+    module = import_module(f"analysis.bench.{part}")
     if not hasattr(module, "races"):
         return module.run(out)
     races: Callable[[int], Iterable[Race]] = module.races
@@ -42,7 +42,7 @@ def run(part: str, rounds: int, threads: int | None, out: Path) -> None:
     for race in races(rounds):
         print(text([race]), flush=True)
         done.append(race)
-    for path in save(done, out, part):
+    for path in write(done, out, part):
         print(f"written: {path}")
 
 

@@ -1,6 +1,7 @@
 """The CPU kernels against copying the same values: ratios below 1 are faster than a copy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,26 +85,22 @@ def allocating(x: Tensor) -> dict[str, Call]:
     for axis, dim in AXES.items():
         codes, scales = dispatch.pack(x, BFP(4, BOX), dim)
         calls |= {
-            f"pack 4 bits, {axis}": _call(dispatch.pack, x, BFP(4, BOX), dim),
-            f"unpack 4 bits, {axis}": _call(
+            f"pack 4 bits, {axis}": partial(dispatch.pack, x, BFP(4, BOX), dim),
+            f"unpack 4 bits, {axis}": partial(
                 dispatch.unpack, codes, scales, BFP(4, BOX), tuple(x.shape), dim, torch.float32
             ),
-            f"quantise, {axis}": _call(dispatch.quantize, x, BFP(4, BOX), dim),
-            f"quantise to bfloat16, {axis}": _call(dispatch.quantize, x, BFP(4, BOX), dim, None, torch.bfloat16),
+            f"quantise, {axis}": partial(dispatch.quantize, x, BFP(4, BOX), dim),
+            f"quantise to bfloat16, {axis}": partial(dispatch.quantize, x, BFP(4, BOX), dim, None, torch.bfloat16),
         }
     return calls
 
 
 def _peers(x: Tensor, y: Tensor) -> Iterator[tuple[str, Call]]:
     yield "this package", _quantize(next(iter(library().instruction_sets())), x, y, BFP(4, BOX), "columns")
-    yield "plain PyTorch", _call(plain_pytorch, x)
-    yield "torch.compile of the same", _call(torch.compile(plain_pytorch, dynamic=False), x)
+    yield "plain PyTorch", partial(plain_pytorch, x)
+    yield "torch.compile of the same", partial(torch.compile(plain_pytorch, dynamic=False), x)
     for name, quantizer in installed():
-        yield name, _call(quantizer, x)
-
-
-def _call(function: Callable, *args: object) -> Call:
-    return lambda: function(*args)
+        yield name, partial(quantizer, x)
 
 
 def _pack(isa: str, x: Tensor, fmt: Format, axis: str, seed: int | None = None) -> Call:

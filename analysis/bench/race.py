@@ -1,7 +1,7 @@
 """Contestants timed in turns against a baseline.
 
-A ratio is the median over the rounds of (its time / the baseline's time in that round). The baseline also runs a second
-time each round, as a contestant of its own: how far that ratio strays from 1 is how far any ratio here may stray.
+A ratio is the median over the rounds of (a contestant's time / the baseline's time in that round). The baseline is
+timed twice a round, the second time as a contestant: how far that ratio strays from 1 is the noise of all ratios.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 from analysis.bench.timer import Call, in_turns
 
-#: beyond this stray of the baseline from itself, ratios are not to be trusted
+#: ratios are not to be trusted where the baseline strays further than this from itself
 TRUSTED_STRAY = 0.1
 
 
@@ -32,7 +32,7 @@ class Result:
 
     @property
     def best_ratio(self) -> float:
-        """Its best time by the baseline's best: what is left to go by on a busy machine."""
+        """Its best time / the baseline's best: the steadier figure on a busy machine."""
         return min(self.seconds) / min(self.baseline)
 
     @property
@@ -41,7 +41,7 @@ class Result:
 
     @property
     def stray(self) -> float:
-        """Half of the middle half's width, relative to the median ratio."""
+        """Half the interquartile range of the ratios, relative to their median."""
         low, _, high = quantiles(self.ratios, n=4)
         return (high - low) / 2 / self.ratio
 

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from analysis.bench.race import TRUSTED_STRAY, Race
-from analysis.colours import BLUE
-from dsq.command.files import write_text, write_whole
+from analysis.figures import BLUE, look, save
+from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
@@ -56,20 +53,19 @@ def verdict(race: Race) -> str:
     return f"TOO NOISY TO TRUST: {measured} (more than {TRUSTED_STRAY:.0%}); stop what else runs here and repeat"
 
 
-def save(races: Sequence[Race], folder: Path, name: str) -> list[Path]:
+def write(races: Sequence[Race], folder: Path, name: str) -> list[Path]:
     """Write ``name``.csv and ``name``.png into ``folder``; the paths."""
     csv, png = folder / f"{name}.csv", folder / f"{name}.png"
     write_text(csv, as_csv(rows(races)))
-    write_whole(png, lambda file: picture(races, file))
+    picture(races, png)
     return [csv, png]
 
 
+@look()
 def picture(races: Sequence[Race], path: Path) -> None:
     """A panel a race, a bar a contestant, its length the ratio to the baseline (logarithmic)."""
     heights = [0.24 * len(race.results) + 0.9 for race in races]
-    figure, axes = plt.subplots(
-        len(races), 1, figsize=(8, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
-    )
+    figure, axes = plt.subplots(len(races), 1, figsize=(8, sum(heights)), height_ratios=heights, squeeze=False)
     for axis, race in zip(axes[:, 0], races, strict=True):
         names = [result.name for result in race.results]
         ratios = [result.ratio for result in race.results]
@@ -82,6 +78,4 @@ def picture(races: Sequence[Race], path: Path) -> None:
         axis.tick_params(labelsize=7)
         doubt = "" if race.trusted else "  (TOO NOISY TO TRUST)"
         axis.set_title(f"{race.title}: time / {race.baseline}{doubt}", fontsize=9, loc="left")
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)

@@ -13,43 +13,33 @@ import sys
 from pathlib import Path
 
 from analysis.corpus.generate import write
-from analysis.experiments import run_picture, translate
-from analysis.experiments.fairseq_run import add_levels
-from analysis.experiments.run_results import summary
-from analysis.experiments.translation import Translation
+from analysis.experiments import translate
+from analysis.experiments.training import picture
+from analysis.experiments.training.flags import FLOAT, add_levels
+from analysis.experiments.training.results import summary
+from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, guarded
 
 PROG = "python -m analysis.experiments.demo"
 SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
 #: Fitted to minutes on two cores: small batches, so many updates
-TRAINING = {
-    "--encoder-layers": "2",
-    "--decoder-layers": "2",
-    "--max-tokens": "1024",
-    "--lr": "0.003",
-    "--lr-scheduler": "polynomial_decay",
-    "--warmup-updates": "200",
-    "--total-num-update": "1100",
-    "--max-update": "1100",
-    "--max-epoch": "0",
-    "--validate-interval": "1000",
-    "--validate-interval-updates": "25",
-}
+TRAINING = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
+    --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
+    --validate-interval-updates 25"""
 LEVELS, FORMAT = "[3,3,3,16] [16,4,4,16]", "snvint"
 #: output_projection shares its weight with the embeddings, which few bits keep from learning
-DSQ = {"--dsq-exclude": "output_projection"}
-RISE = {"--dsq-rise-at": "0.8"}  #: of two levels
+DSQ = "--dsq-exclude output_projection"
+RISE = "--dsq-rise-at 0.8"  #: of two levels
 
 
 def demo(out: Path, levels: str = LEVELS, format: str = FORMAT) -> None:
     corpus = out / "corpus"
-    flags = {**TRAINING, **({} if levels == "none" else {"--dsq-format": format, **DSQ})}
-    flags |= RISE if levels.count("[") == 2 else {}
-    training = ("--cpu", *(word for pair in flags.items() for word in pair))
+    flags = TRAINING if levels == FLOAT else f"{TRAINING} --dsq-format {format} {DSQ}"
+    training = tuple(f"{flags} {RISE}".split() if levels.count("[") == 2 else flags.split())
     translation = Translation(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=training)
     refuse_used(out)
-    translate.check(translation)
+    translate.check_flags(levels, training)
     make_folder(out)
     # a second thread gains such a small model little, and costs it much where another process wants the core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -58,8 +48,8 @@ def demo(out: Path, levels: str = LEVELS, format: str = FORMAT) -> None:
     results = translate.run(translation)
     _show_translations(corpus, out / "run")
     print(f"\n{summary(results)}\n\nall figures: {out / 'run' / 'results.json'}")
-    if levels != "none":
-        run_picture.draw(results, out / "run.png")
+    if levels != FLOAT:
+        picture.draw(results, out / "run.png")
         print(f"picture: {out / 'run.png'}")
 
 

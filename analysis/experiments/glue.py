@@ -11,67 +11,39 @@ and is small enough for two CPU cores, so accuracies are far from those of fine-
 labelled sentences -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> accuracy on dev -> RUN/results.json
 """
 
-import argparse
 import json
-import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from analysis.experiments.fairseq_run import (
-    add_levels,
-    check_training,
-    command_line,
-    fairseq,
-    records,
-    show,
-    training_arguments,
-)
-from analysis.experiments.labelled import LabelledSentences, read_labelled
-from analysis.experiments.run_results import losses, write_json
-from analysis.experiments.subwords import train_bpe
+from analysis.experiments.text.labelled import LabelledSentences, read_labelled
+from analysis.experiments.text.subwords import train_bpe
+from analysis.experiments.training.fairseq_run import command_line, fairseq, records, show
+from analysis.experiments.training.flags import FLOAT, TrainingFlags
+from analysis.experiments.training.results import level_table, losses, write_json
 from dsq.command.files import make_folder, refuse_used
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import guarded
 
 PROG = "python -m analysis.experiments.glue"
-#: what dsq-train is given unless the user says otherwise
-TRAINING = {
-    "--arch": "roberta",
-    "--encoder-layers": "2",
-    "--encoder-embed-dim": "128",
-    "--encoder-ffn-embed-dim": "256",
-    "--encoder-attention-heads": "4",
-    "--dropout": "0.1",
-    "--pooler-dropout": "0.1",
-    "--optimizer": "adam",
-    "--adam-betas": "(0.9,0.98)",
-    "--weight-decay": "0.01",
-    "--clip-norm": "1.0",
-    "--lr": "0.0005",
-    "--lr-scheduler": "inverse_sqrt",
-    "--warmup-updates": "300",
-    "--batch-size": "64",
-    "--max-epoch": "4",
-    "--validate-interval-updates": "200",
-    "--dsq-patience": "3",
-    "--seed": "1",
-    "--num-workers": "0",
-    "--log-interval": "50",
-}
-#: what the recipe relies on
-FIXED = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--max-positions", "256"]
-FIXED += ["--shorten-method", "truncate", "--init-token", "0", "--separator-token", "2"]
-FIXED += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-FIXED += ["--no-epoch-checkpoints", "--no-progress-bar", "--log-format", "json"]
+FLAGS = TrainingFlags(
+    fixed="""
+        --task sentence_prediction --criterion sentence_prediction --max-positions 256 --shorten-method truncate
+        --init-token 0 --separator-token 2 --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric""",
+    own="--num-classes --criterion --init-token --separator-token",
+    defaults="""
+        --arch roberta --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256
+        --encoder-attention-heads 4 --dropout 0.1 --pooler-dropout 0.1 --optimizer adam --adam-betas (0.9,0.98)
+        --weight-decay 0.01 --clip-norm 1.0 --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 300 --batch-size 64
+        --max-epoch 4 --validate-interval-updates 200 --dsq-patience 3 --seed 1 --num-workers 0 --log-interval 50""",
+)
+check_flags = FLAGS.check
 #: the files of a pretrained RoBERTa
 PRETRAINED = ("model.pt", "dict.txt", "encoder.json", "vocab.bpe")
-#: what it does not leave to the user: the data decide
-OWN = ("--num-classes", "--criterion", "--init-token", "--separator-token")
 
 
 def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrained: Path | None = None) -> None:
@@ -131,11 +103,6 @@ def is_prepared(folder: Path) -> bool:
     return (folder / "binary" / "label" / "valid.idx").exists()
 
 
-def check_flags(levels: str, flags: Sequence[str]) -> None:
-    """Raise ValueError where dsq-train could not be given these flags."""
-    check_training(training_arguments(Path("data"), Path("save"), FIXED, TRAINING, levels, flags), flags, OWN)
-
-
 def run(
     data: Path,
     task: str,
@@ -162,9 +129,9 @@ def run(
     folder = prepared or out
     if not is_prepared(folder):
         prepare(tables, vocab, folder, pretrained)
-    fixed = ["--num-classes", str(len(classes)), *FIXED]
-    fixed += ["--finetune-from-model", str(pretrained / "model.pt")] if pretrained else []
-    arguments = training_arguments(folder / "binary", out / "checkpoints", fixed, TRAINING, levels, training)
+    more = ["--num-classes", str(len(classes))]
+    more += ["--finetune-from-model", str(pretrained / "model.pt")] if pretrained else []
+    arguments = FLAGS.arguments(folder / "binary", out / "checkpoints", levels, training, more)
     fairseq("train", arguments, out / "train.log", watch=show)
     found = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
     accuracies = [(update, float(one["valid_accuracy"])) for update, one in sorted(found.items())]
@@ -172,7 +139,7 @@ def run(
         "command": command_line(),
         "sentences": {split: len(table.labels) for split, table in tables.items()},
         "classes": classes,
-        "majority": _commonest(tables["valid"].labels),
+        "majority": majority(tables["valid"].labels),
         "accuracy": accuracies[-1][1],
         "best_accuracy": max(accuracy for _, accuracy in accuracies),
         "accuracies": accuracies,
@@ -180,13 +147,13 @@ def run(
         "seconds": {"total": round(time.perf_counter() - started, 1)},
     }
     history = out / "checkpoints" / "dsq_history.json"
-    if levels != "none":
+    if levels != FLOAT:
         results["history"] = json.loads(history.read_text(encoding="utf-8"))
     write_json(results, out / "results.json")
     return results
 
 
-def _commonest(labels: list[str]) -> float:
+def majority(labels: list[str]) -> float:
     """The accuracy of always giving the commonest class, in %."""
     return round(100 * max(map(labels.count, set(labels))) / len(labels), 1)
 
@@ -197,37 +164,15 @@ def summary(results: dict[str, Any]) -> str:
         f"dev accuracy {results['accuracy']:.1f} at the end, {results['best_accuracy']:.1f} at best "
         f"(always the commonest class: {results['majority']:.1f})"
     ]
-    for level in results.get("history", {}).get("levels", []):
-        lines.append(f"  {level['precision']}: {level['updates']} updates, {level['tokens']} tokens")
-        if level.get("stash_bytes"):
-            ratio = level["stash_bytes"] / level["stash_bytes_fp32"]
-            lines[-1] += f", stash {level['stash_bytes']:,} of {level['stash_bytes_fp32']:,} bytes ({ratio:.3f})"
-    return "\n".join(lines)
-
-
-def parser() -> argparse.ArgumentParser:
-    top = OneLineParser(
-        prog=PROG,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other flags go to dsq-train (see there). Unless given, these: "
-        + shlex.join(word for pair in TRAINING.items() for word in pair),
-    )
-    top.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory of the tables")
-    top.add_argument("--task", required=True, help="what the tables' names begin with: sst2, rte, mrpc, ...")
-    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
-    top.add_argument("--vocab", type=int, default=4000, help="BPE subwords (default: %(default)s)")
-    add_levels(top)
-    top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
-    top.add_argument(
-        "--pretrained", type=Path, metavar="DIR", help=f"fine-tune fairseq's RoBERTa: {', '.join(PRETRAINED)}"
-    )
-    top.add_argument("--prepared", type=Path, metavar="DIR", help="where runs share the binarised data (default: RUN)")
-    return top
+    return "\n".join([*lines, *(["", level_table(results)] if "history" in results else [])])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given, training = parser().parse_known_args(arguments)
+    top = FLAGS.parser(PROG, __doc__)
+    top.add_argument("--task", required=True, help="what the tables' names begin with: sst2, rte, mrpc, ...")
+    files = f"fine-tune fairseq's RoBERTa: {', '.join(PRETRAINED)}"
+    top.add_argument("--pretrained", type=Path, metavar="DIR", help=files)
+    given, training = top.parse_known_args(arguments)
     return guarded(PROG, lambda: print(summary(run(**vars(given), training=training))))
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments.configurations import Configuration, configurations
-from analysis.experiments.ledger import Row, read_ledger
+from analysis.experiments.ledger.configurations import Configuration, configurations
+from analysis.experiments.ledger.ledger import Row, read_ledger
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command.table import is_missing, table
 
 PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
@@ -36,25 +36,20 @@ def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
 
 def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:
     scores, score, paper = one.values("score"), one.mean("score"), one.mean("paper_score")
-    seconds = one.mean("seconds")
-    base = (reference.mean("score"), reference.mean("paper_score")) if reference else (None, None)
+    other = reference if one is not reference else None
     return {
         "seeds": len(scores),
         "score": score,
         "spread": max(scores) - min(scores) if len(scores) > 1 else None,
-        "minus fp32": _minus(score, base[0]) if one is not reference else None,
+        "minus fp32": score - other.mean("score") if other else None,
         "paper": paper,
-        "paper minus fp32": _minus(paper, base[1]) if one is not reference else None,
+        "paper minus fp32": paper - other.mean("paper_score") if other else None,
         "valid loss": one.mean("best_valid_loss"),
         "arithmetic": one.mean("arithmetic"),
         "dram": one.mean("dram"),
         "stash / fp32": _stash(one.first),
-        "minutes": seconds / 60 if seconds is not None else None,
+        "minutes": one.mean("seconds") / 60,
     }
-
-
-def _minus(value: float | None, other: float | None) -> float | None:
-    return None if value is None or other is None else value - other
 
 
 def _stash(row: Row) -> str | None:
@@ -66,7 +61,7 @@ def _stash(row: Row) -> str | None:
 def render(recipe: str, group: Sequence[Configuration], markdown: bool) -> str:
     rows = records(group)
     columns = dict.fromkeys(rows[0], "") | COLUMNS
-    shown = {name: spec for name, spec in columns.items() if any(row[name] is not None for row in rows)}
+    shown = {name: spec for name, spec in columns.items() if not all(is_missing(row[name]) for row in rows)}
     measure = group[0].first.get("measure") or "score"
     heading = f"## {recipe}\n\n" if markdown else f"{recipe}\n\n"
     return f"{heading}{table(rows, shown, markdown)}\n\nscore: {measure}; spread: largest minus smallest over seeds.\n"
@@ -82,12 +77,11 @@ def report(ledgers: Sequence[Path], out: Path) -> None:
     for recipe, group in groups.items():
         print(render(recipe, group, markdown=False))
         markdown.append(render(recipe, group, markdown=True))
-        if any(one.mean("dram") is not None for one in group):
-            from analysis.experiments import pareto_picture
+        if any(one.values("dram") for one in group):
+            from analysis.experiments.ledger import picture
 
-            picture = out / f"{recipe}.png"
-            pareto_picture.draw(group, picture)
-            markdown.append(f"![cost against {group[0].first['measure']}]({picture.name})\n")
+            picture.draw(group, out / f"{recipe}.png")
+            markdown.append(f"![cost against {group[0].first['measure']}]({recipe}.png)\n")
     write_text(out / "report.md", "\n".join(markdown))
     print(f"{out / 'report.md'}, with pictures of {', '.join(groups)}")
 

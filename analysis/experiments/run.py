@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from analysis.experiments import data_folder
-from analysis.experiments.engines import Engine, Job, LocalEngine, SubmititEngine
-from analysis.experiments.experiment import Experiment, load_experiment
-from analysis.experiments.ledger import FILE, add_row, place, read_ledger, row
-from analysis.experiments.plan import PlannedRun, check, plan
-from analysis.experiments.plan_costs import Cost, expected
-from analysis.experiments.run_folder import RunFolder
+from analysis.experiments.ledger.ledger import FILE, add_row, place, read_ledger, row
+from analysis.experiments.plan.costs import Cost, expected
+from analysis.experiments.plan.experiment import Experiment, load_experiment
+from analysis.experiments.plan.runs import PlannedRun, check, plan
+from analysis.experiments.session import data_folder
+from analysis.experiments.session.engines import Engine, Job, LocalJob, submitit_engine
+from analysis.experiments.session.run_folder import RunFolder
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.experiments.run"
-LOOK_SECONDS, TELL_SECONDS = 1.0, 60.0
+POLL_SECONDS, PROGRESS_SECONDS = 1.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Active:
 
 
 class Session:
-    """One call of the command: starts what is still to be done, `jobs` at a time, and enters what ends."""
+    """One call of the command: starts the runs that are not finished, `jobs` at a time, and records those that end."""
 
     def __init__(self, experiment: Experiment, runs: list[PlannedRun], out: Path, engine: Engine, threads: int) -> None:
         self.experiment, self.out, self.engine = experiment, out, engine
@@ -57,16 +57,16 @@ class Session:
         waiting = [run for run in self.runs.values() if not self._enter_finished(run)]
         print(f"{len(self.runs) - len(waiting)} of {len(self.runs)} runs were finished before", flush=True)
         active: list[Active] = []
-        told = time.monotonic()
+        printed = time.monotonic()
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
                     active += self._start(waiting.pop(0))
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
                 active = [one for one in active if not self._ended(one)]
-                if time.monotonic() - told > TELL_SECONDS:
-                    told = time.monotonic()
-                    self._tell(active)
+                if time.monotonic() - printed > PROGRESS_SECONDS:
+                    printed = time.monotonic()
+                    self._print_progress(active)
         finally:
             for one in active:
                 one.job.stop()
@@ -87,7 +87,7 @@ class Session:
             command = [sys.executable, "-m", module, *given, "--out", str(folder.path.resolve())]
             command += ["--dsq-levels", run.levels, *run.flags]
             print(f"start  {run.name}", flush=True)
-            return [Active(run, folder, self.engine.start(command, self.environment, folder.log.resolve(), lock))]
+            return [Active(run, folder, self.engine(command, self.environment, folder.log.resolve(), lock))]
 
     def _ended(self, one: Active) -> bool:
         status = one.job.status()
@@ -120,7 +120,7 @@ class Session:
         left = _duration(seconds / gained * (len(self.runs) - done)) if gained > 0 else "unknown time"
         return f"{done:.1f} of {len(self.runs)} runs' training done, {left} left"
 
-    def _tell(self, active: Sequence[Active]) -> None:
+    def _print_progress(self, active: Sequence[Active]) -> None:
         running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
         print(f"       {running}; {self._left()}", flush=True)
 
@@ -168,7 +168,7 @@ def run_recipe(given: argparse.Namespace) -> None:
         raise ValueError(f"{given.recipe}: {error}") from None
     make_folder(given.out)
     parameters = dict(word.partition("=")[::2] for word in given.submitit)
-    engine = SubmititEngine(given.out / "submitit", parameters) if given.engine == "submitit" else LocalEngine()
+    engine = submitit_engine(given.out / "submitit", parameters) if given.engine == "submitit" else LocalJob
     data_folder.prepare(experiment.data, given.out / "data")
     signal.signal(signal.SIGTERM, _terminated)
     Session(experiment, runs, given.out, engine, given.threads).go(given.jobs)

@@ -6,64 +6,32 @@
 raw text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate -> BLEU (sacrebleu) -> RUN/results.json
 """
 
-import argparse
-import shlex
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from analysis.experiments.fairseq_run import add_levels, check_training, fairseq, hypotheses, show, training_arguments
-from analysis.experiments.parallel_text import ParallelText, read_parallel
-from analysis.experiments.run_results import collect, summary, write_json
-from analysis.experiments.subwords import train_bpe, write_pieces
-from analysis.experiments.translation import Translation
+from analysis.experiments.text.parallel_text import ParallelText, read_parallel
+from analysis.experiments.text.subwords import train_bpe, write_pieces
+from analysis.experiments.training.fairseq_run import fairseq, hypotheses, show
+from analysis.experiments.training.flags import FLOAT, TrainingFlags
+from analysis.experiments.training.results import collect, summary, write_json
+from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder, refuse_used
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import guarded
 
 PROG = "python -m analysis.experiments.translate"
-#: what dsq-train is given unless the user says otherwise: a model for two CPU cores
-TRAINING = {
-    "--arch": "transformer",
-    "--encoder-layers": "3",
-    "--decoder-layers": "3",
-    "--encoder-embed-dim": "128",
-    "--decoder-embed-dim": "128",
-    "--encoder-ffn-embed-dim": "256",
-    "--decoder-ffn-embed-dim": "256",
-    "--encoder-attention-heads": "4",
-    "--decoder-attention-heads": "4",
-    "--dropout": "0.1",
-    "--criterion": "label_smoothed_cross_entropy",
-    "--label-smoothing": "0.1",
-    "--optimizer": "adam",
-    "--adam-betas": "(0.9,0.98)",
-    "--clip-norm": "1.0",
-    "--lr": "0.002",
-    "--lr-scheduler": "inverse_sqrt",
-    "--warmup-updates": "400",
-    "--max-tokens": "2048",
-    "--max-epoch": "10",
-    "--seed": "1",
-    "--num-workers": "0",
-    "--log-interval": "20",
-}
-#: what the recipe relies on
-FIXED = ["--task", "translation", "--share-all-embeddings", "--no-epoch-checkpoints", "--no-progress-bar"]
-FIXED += ["--log-format", "json"]
-#: what it does not leave to the user: the direction is --source's and --target's; checkpoint_best.pt translates
-OWN = ("--task", "--source-lang", "-s", "--target-lang", "-t", "--no-save", "--checkpoint-suffix")
-
-
-def check_flags(levels: str, flags: Sequence[str]) -> None:
-    """Raise ValueError where dsq-train could not be given these flags."""
-    check_training(training_arguments(Path("data"), Path("save"), FIXED, TRAINING, levels, flags), flags, OWN)
-
-
-def check(translation: Translation) -> None:
-    """Raise ValueError where dsq-train could not be given these flags, before anything is written."""
-    check_flags(translation.levels, translation.training)
+#: by default a model for two CPU cores; checkpoint_best.pt translates, in the direction of --source and --target
+FLAGS = TrainingFlags(
+    fixed="--task translation --share-all-embeddings",
+    own="--task --source-lang -s --target-lang -t --no-save --checkpoint-suffix",
+    defaults="""
+        --arch transformer --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 128 --decoder-embed-dim 128
+        --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4
+        --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam
+        --adam-betas (0.9,0.98) --clip-norm 1.0 --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 400
+        --max-tokens 2048 --max-epoch 10 --seed 1 --num-workers 0 --log-interval 20""",
+)
+check_flags = FLAGS.check
 
 
 def run(translation: Translation) -> dict[str, Any]:
@@ -133,18 +101,10 @@ def _prepare(translation: Translation, text: dict[str, ParallelText]) -> None:
 
 
 def _train(translation: Translation) -> None:
-    precision = (
-        "in floating point" if translation.levels == "none" else f"from {translation.levels.replace('] [', '] to [')}"
-    )
-    print(f"training {precision}", flush=True)
-    fairseq("train", _training(translation), translation.log("train"), watch=show)
-
-
-def _training(translation: Translation) -> list[str]:
-    """dsq-train's arguments."""
-    return training_arguments(
-        translation.binary, translation.checkpoints, FIXED, TRAINING, translation.levels, translation.training
-    )
+    levels = translation.levels
+    print("training", "in floating point" if levels == FLOAT else f"from {levels.replace('] [', '] to [')}", flush=True)
+    arguments = FLAGS.arguments(translation.binary, translation.checkpoints, levels, translation.training)
+    fairseq("train", arguments, translation.log("train"), watch=show)
 
 
 def _generate(translation: Translation) -> list[str]:
@@ -153,26 +113,13 @@ def _generate(translation: Translation) -> list[str]:
     log.unlink(missing_ok=True)
     checkpoint = ["--path", str(translation.checkpoints / "checkpoint_best.pt")]
     search = ["--beam", str(translation.beam), "--batch-size", "128", "--remove-bpe", "sentencepiece"]
-    fairseq(
-        "generate", [str(translation.binary), *checkpoint, *search, "--no-progress-bar", *_device(translation)], log
-    )
+    device = ["--cpu"] if "--cpu" in translation.training else []
+    fairseq("generate", [str(translation.binary), *checkpoint, *search, "--no-progress-bar", *device], log)
     return hypotheses(log)
 
 
-def _device(translation: Translation) -> list[str]:
-    return ["--cpu"] if "--cpu" in translation.training else []
-
-
-def parser() -> argparse.ArgumentParser:
-    top = OneLineParser(
-        prog=PROG,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
-        "Unless given, these: " + shlex.join(word for pair in TRAINING.items() for word in pair),
-    )
-    top.add_argument("--data", type=Path, required=True, help="directory of parallel text (see parallel_text.py)")
-    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that the run writes")
+def main(arguments: list[str] | None = None) -> int:
+    top = FLAGS.parser(PROG, __doc__)
     top.add_argument("--source", default="de", metavar="LANG", help="source language (default: %(default)s)")
     top.add_argument("--target", default="en", metavar="LANG", help="target language (default: %(default)s)")
     top.add_argument("--prefix", default="", help="what the names of this corpus begin with, as in PREFIX.train.tsv.xz")
@@ -180,21 +127,13 @@ def parser() -> argparse.ArgumentParser:
         "--columns", default="de,en", metavar="A,B", help="languages of a .tsv's columns (default: %(default)s)"
     )
     top.add_argument("--lowercase", action="store_true", help="lower-case all text, the references too")
-    top.add_argument("--vocab", type=int, default=4000, help="BPE subwords of both languages (default: %(default)s)")
     top.add_argument("--beam", type=int, default=4, help="beam of the search (default: %(default)s)")
-    add_levels(top)
-    top.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
-    top.add_argument("--prepared", type=Path, metavar="DIR", help="where runs share the binarised data (default: RUN)")
-    return top
-
-
-def main(arguments: list[str] | None = None) -> int:
-    given, training = parser().parse_known_args(arguments)
+    given, training = top.parse_known_args(arguments)
 
     def work() -> None:
         columns = tuple(given.columns.split(","))
         translation = Translation(**{**vars(given), "columns": columns, "training": tuple(training)})
-        check(translation)
+        check_flags(translation.levels, translation.training)
         print(summary(run(translation)))
 
     return guarded(PROG, work)

@@ -4,110 +4,111 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from analysis.bench.timer import Call, gpu_clock, in_turns
+from analysis.bench.timer import Call
+from analysis.gpu.machine import Machine
+from dsq.command.table import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.triton import codec, masks
 
-Row = dict[str, Any]
-#: values of a tensor: 512 MiB of float32, many times any cache
-VALUES = 1 << 27
 COLUMNS = 4096
-#: of the copy's bandwidth, what pack and unpack are to reach at the tuned widths
-TARGET = 0.85
+#: of a tensor: 512 MiB of float32, many times any cache
+ROWS = 1 << 15
+PACKED = (*map(BFP, (2, 4, 8, 16)), *map(SignedBFP, (2, 4)), *map(SignedNVInt, (2, 4)))
+QUANTISED = (BFP(4), SignedBFP(4), SignedNVInt(4))
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
     """One kernel, ready to go."""
 
-    what: Row
+    what: Record
     moved: int  #: bytes read and written
     call: Call
 
 
-def bandwidth(values: int = VALUES) -> Iterator[Row]:
+def bandwidth(machine: Machine) -> Iterator[Record]:
     """A row for each kernel: its time, that of the copy, and the share of the copy's bandwidth that it reaches."""
-    for run in _runs(values):
-        half = run.moved // 2
-        source, target = (torch.empty(half, dtype=torch.uint8, device="cuda") for _ in range(2))
+    for run in _runs(machine):
+        source, target = (torch.empty(run.moved // 2, dtype=torch.uint8, device=machine.device) for _ in range(2))
         source.random_(0, 256)
-        calls: dict[str, Call] = {"kernel": run.call, "copy": partial(target.copy_, source)}
-        seconds = in_turns(calls, rounds=15, repeats=10, warm=3, clock=gpu_clock)
-        kernel_ms, copy_ms = (1000 * median(seconds[name]) for name in calls)
+        taken = machine.milliseconds({"kernel": run.call, "copy": partial(target.copy_, source)})
         yield {
             **run.what,
             "MB moved": round(run.moved / 1e6),
-            "us": round(1000 * kernel_ms, 1),
-            "copy us": round(1000 * copy_ms, 1),
-            "share of copy": round(copy_ms / kernel_ms, 3),
-            "GB/s": round(run.moved / kernel_ms / 1e6),
+            "us": round(1000 * taken["kernel"], 1),
+            "copy us": round(1000 * taken["copy"], 1),
+            "share of copy": round(taken["copy"] / taken["kernel"], 3),
+            "GB/s": round(run.moved / taken["kernel"] / 1e6),
         }
 
 
-def _runs(values: int) -> Iterator[KernelRun]:
+def _runs(machine: Machine) -> Iterator[KernelRun]:
+    rows, columns = (ROWS, COLUMNS) if machine.is_gpu else (16, 128)
     for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(values // COLUMNS, COLUMNS, device="cuda").to(dtype)
+        x = torch.randn(rows, columns, device=machine.device).to(dtype)
         for dim in (-1, 0):
-            for bits in (2, 4, 8, 16):
-                yield _pack(x, dim, BFP(bits))
-                yield _unpack(x, dim, BFP(bits))
-            yield _pack(x, dim, BFP(4), seed=1)
+            for fmt in PACKED:
+                yield _pack(x, dim, fmt)
+                yield _unpack(x, dim, fmt)
+            for fmt in QUANTISED:
+                yield _pack(x, dim, fmt, seed=1)
+                yield _quantize(x, dim, fmt, torch.bfloat16)
             yield _quantize(x, dim, BFP(4), torch.float32)
-            yield _quantize(x, dim, BFP(4), torch.bfloat16)
-            yield _quantize(x, dim, BFP(4), torch.bfloat16, seed=1)
             yield _pack(x, dim, BFP(5))
-            yield _unpack(x, dim, BFP(5))
             yield _pack(x, dim, BFP(4, 12))
         yield _pack(x, -1, FixedPoint(4))
         yield _unpack(x, -1, FixedPoint(4))
         yield from _masks(x.view(-1))
 
 
-def _what(op: str, x: torch.Tensor, dim: int, fmt: Format, seed: int | None) -> Row:
+def _what(op: str, x: Tensor, dim: int, fmt: Format, seed: int | None) -> Record:
     return {
         "op": op,
         "type": str(x.dtype).removeprefix("torch."),
         "boxes along": "rows" if dim == 0 else "columns",
-        "bits": fmt.bits,
-        "box": fmt.box or "tensor",
+        "format": str(fmt),
         "rounding": "nearest" if seed is None else "stochastic",
     }
 
 
-def _pack(x: torch.Tensor, dim: int, fmt: Format, seed: int | None = None) -> KernelRun:
+def _pack(x: Tensor, dim: int, fmt: Format, seed: int | None = None) -> KernelRun:
     layout = Layout.of(x.shape, dim)
     codes, scales = codec.pack(x, fmt, layout, seed)
-    reads = x.nbytes if codec.holds_boxes(fmt, layout) else 2 * x.nbytes
-    moved = reads + codes.nbytes + scales.nbytes
+    moved = _reads(x, fmt, layout) + codes.nbytes + scales.nbytes
     return KernelRun(_what("pack", x, dim, fmt, seed), moved, lambda: codec.pack(x, fmt, layout, seed))
 
 
-def _masks(x: torch.Tensor) -> Iterator[KernelRun]:
+def _reads(x: Tensor, fmt: Format, layout: Layout) -> int:
+    """Bytes of ``x`` that are read: once more where a scale is found by itself."""
+    return (2 - (codec.holds_boxes(fmt, layout) and not fmt.tensor_bytes)) * x.nbytes
+
+
+def _unpack(x: Tensor, dim: int, fmt: Format) -> KernelRun:
+    layout = Layout.of(x.shape, dim)
+    codes, scales = codec.pack(x, fmt, layout, None)
+    moved = x.nbytes + codes.nbytes + scales.nbytes
+    unpack = partial(codec.unpack, codes, scales, fmt, layout, x.dtype)
+    return KernelRun(_what("unpack", x, dim, fmt, None), moved, unpack)
+
+
+def _quantize(x: Tensor, dim: int, fmt: Format, out: torch.dtype) -> KernelRun:
+    layout = Layout.of(x.shape, dim)
+    moved = _reads(x, fmt, layout) + x.numel() * out.itemsize
+    what = _what(f"quantize to {str(out).removeprefix('torch.')}", x, dim, fmt, None)
+    return KernelRun(what, moved, lambda: codec.quantize(x, fmt, layout, None, out))
+
+
+def _masks(x: Tensor) -> Iterator[KernelRun]:
     bits = masks.pack_mask(x, 0.0, math.nan, True)
-    what = {**_what("pack", x, -1, FixedPoint(2), None), "bits": 1, "box": "mask"}
+    what = {**_what("pack", x, -1, FixedPoint(2), None), "format": "mask"}
     moved = x.nbytes + bits.nbytes
     yield KernelRun(what, moved, lambda: masks.pack_mask(x, 0.0, math.nan, True))
     unpack = partial(masks.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
     yield KernelRun({**what, "op": "unpack"}, moved, unpack)
     yield KernelRun({**what, "op": "apply"}, moved + x.nbytes, lambda: masks.apply_mask(bits, x))
-
-
-def _unpack(x: torch.Tensor, dim: int, fmt: Format) -> KernelRun:
-    layout = Layout.of(x.shape, dim)
-    codes, scales = codec.pack(x, fmt, layout, None)
-    moved = x.nbytes + codes.nbytes + scales.nbytes
-    return KernelRun(
-        _what("unpack", x, dim, fmt, None), moved, lambda: codec.unpack(codes, scales, fmt, layout, x.dtype)
-    )
-
-
-def _quantize(x: torch.Tensor, dim: int, fmt: Format, out: torch.dtype, seed: int | None = None) -> KernelRun:
-    layout = Layout.of(x.shape, dim)
-    moved = x.nbytes + x.numel() * out.itemsize
-    what = _what(f"quantize to {str(out).removeprefix('torch.')}", x, dim, fmt, seed)
-    return KernelRun(what, moved, lambda: codec.quantize(x, fmt, layout, seed, out))

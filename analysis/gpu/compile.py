@@ -3,8 +3,8 @@
     python -m analysis.gpu.compile [--out FILE.csv]
 
 launches each kind of kernel on CPU tensors with Triton told to stop after compiling for compute capability 9.0 (H100,
-H200), and prints registers and spilled bytes a thread, shared memory a program, machine instructions a value, and the
-widest load and store of global memory.
+H200), and prints registers and spilled bytes a thread, shared memory a program, machine instructions (of codecs: a
+value), the widest load and store of global memory, and how many of the instructions are the tensor cores' products.
 """
 
 import re
@@ -25,8 +25,11 @@ from triton.runtime.jit import JITFunction
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import as_csv, table
-from dsq.formats import BFP, Layout
-from dsq.kernels.triton import codec
+from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
+from dsq.kernels.backend import Codes, MatMul, Operand
+from dsq.kernels.triton import codec, int8_gemm
 
 PROG = "python -m analysis.gpu.compile"
 TARGET = GPUTarget("cuda", 90, 32)
@@ -45,6 +48,7 @@ class Compiled:
     load_bytes: int  #: widest load of global memory
     store_bytes: int  #: widest store to global memory
     barriers: int
+    matrix_products: int  #: instructions of the tensor cores (wgmma)
     flushes: bool  #: whether any float32 addition or multiplication flushes subnormals
 
 
@@ -96,6 +100,7 @@ def _read(kernel) -> Compiled:
         load_bytes=_widest(code, "LDG"),
         store_bytes=_widest(code, "STG"),
         barriers=sum(name.startswith("BAR") for name in code),
+        matrix_products=sum("GMMA" in name for name in code),
         flushes=bool(re.search(r"\b(add|sub|mul|fma)\.[a-z.]*ftz", kernel.asm["ptx"])),
     )
 
@@ -126,6 +131,11 @@ def _widest(code: list[str], prefix: str) -> int:
 
 def launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
     """What is launched, the values a thread of it handles, and the call."""
+    yield from _codec_launches()
+    yield from _product_launches()
+
+
+def _codec_launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
     x = torch.empty(SHAPE)
     for axis, dim in (("columns", -1), ("rows", 0)):
         layout = Layout.of(SHAPE, dim)
@@ -133,16 +143,30 @@ def launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
         if dim == 0:
             values = 16 * codec.BOX_TILE["C"] // (32 * codec.BOX_TILE["num_warps"])
         for dtype in (torch.float32, torch.bfloat16):
-            for bits in (2, 4, 8, 16):
-                fmt, name = BFP(bits), str(dtype).removeprefix("torch.")
-                row = {"boxes along": axis, "type": name, "bits": bits}
-                codes = torch.empty(layout.code_shape(bits), dtype=torch.uint8)
-                scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8)
+            for fmt in (*map(BFP, (2, 4, 8, 16)), SignedBFP(4), SignedNVInt(4)):
+                row = {"format": fmt, "boxes along": axis, "type": str(dtype).removeprefix("torch.")}
+                codes, scales = _packed(fmt, layout)
                 typed = x.to(dtype)
                 yield {"op": "pack", **row}, values, partial(codec.pack, typed, fmt, layout, None)
                 yield {"op": "pack, stochastic", **row}, values, partial(codec.pack, typed, fmt, layout, 1)
                 yield {"op": "unpack", **row}, values, partial(codec.unpack, codes, scales, fmt, layout, dtype)
                 yield {"op": "quantize", **row}, values, partial(codec.quantize, typed, fmt, layout, None, dtype)
+
+
+def _product_launches() -> Iterator[tuple[dict[str, object], int, Callable[[], object]]]:
+    formats: tuple[Format, ...] = (BFP(4), SignedNVInt(4), FixedPoint(4))
+    for fmt in formats:
+        for transposed in (False, True):  # of a forward, and of a weight's gradient
+            a, b = Operand(fmt, 1 - transposed, transposed), Operand(fmt, 1 - transposed, not transposed)
+            x, w = (Codes(*_packed(fmt, Layout.of(SHAPE, operand.axis)), torch.Size(SHAPE)) for operand in (a, b))
+            for gemm in int8_gemm.GEMMS:
+                row = {"format": fmt, "boxes along": "rows" if transposed else "columns"}
+                yield {"op": gemm.name, **row}, 1, partial(gemm.run, MatMul(a, b), x, w, None)
+
+
+def _packed(fmt: Format, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scales = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+    return torch.empty(codes, dtype=torch.uint8), torch.empty(scales, dtype=torch.uint8)
 
 
 def compile_all(out: str | None) -> None:
@@ -151,21 +175,24 @@ def compile_all(out: str | None) -> None:
     rows = []
     with compiling() as compiled:
         for row, values, launch in launches():
+            before = len(compiled)
             launch()
-            made = compiled[-1]
-            rows.append(
+            rows += [
                 {
                     **row,
+                    "kernel": made.kernel,
                     "registers": made.registers,
                     "spilled": made.spilled_bytes,
                     "shared": made.shared_bytes,
-                    "instructions/value": round(made.instructions / values, 1),
+                    "instructions": round(made.instructions / values, 1),
                     "load bytes": made.load_bytes,
                     "store bytes": made.store_bytes,
                     "barriers": made.barriers,
+                    "matrix products": made.matrix_products,
                     "flushes": made.flushes,
                 }
-            )
+                for made in compiled[before:]
+            ]
     print("Compiled for compute capability 9.0, not run on a GPU")
     print(table(rows))
     if out:

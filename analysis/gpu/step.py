@@ -1,24 +1,28 @@
-"""Forward and backward of six transformer blocks on a GPU: float32, bfloat16 autocast, and quantised linears."""
+"""Forward and backward of transformer blocks on a GPU: float32, bfloat16 autocast, and quantised linears."""
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import dsq
 from analysis.bench.models import encoder
-from analysis.bench.timer import Call, gpu_clock, in_turns
+from analysis.bench.timer import Call
+from analysis.gpu.machine import Machine
+from dsq.command.table import Record
+from dsq.kernels.dispatch import use_backend
+from dsq.kernels.triton.backend import TRITON
 
 LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
+FORMATS = ("bfp", "sbfp", "snvint")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
+    blocks: int
     width: int
     ffn: int
     heads: int
@@ -26,55 +30,87 @@ class Size:
     tokens: int  #: a sequence
 
     def __str__(self) -> str:
-        return f"d {self.width}, ffn {self.ffn}, {self.batch * self.tokens} tokens"
+        return f"{self.blocks} blocks, d {self.width}, ffn {self.ffn}, {self.batch * self.tokens} tokens"
 
 
-SIZES = (Size(512, 2048, 8, 8, 128), Size(1024, 4096, 16, 32, 512))
+SIZES = (Size(6, 512, 2048, 8, 8, 128), Size(6, 1024, 4096, 16, 32, 512))
+#: what torch.compile is given: it compiles every block anew
+COMPILED = Size(2, 1024, 4096, 16, 32, 512)
+TINY = Size(1, 32, 48, 2, 2, 8)
 
 
-def measure_steps(size: Size) -> Iterator[dict[str, Any]]:
-    """A row for float32, bfloat16 autocast and each level: milliseconds run eagerly and replayed as a CUDA graph (which
-    leaves the host out), each over float32's too, and the peak of allocated memory."""
+def steps(machine: Machine) -> Iterator[Record]:
+    """A row for float32, bfloat16 autocast, and each format at each level: milliseconds run eagerly and replayed as a
+    CUDA graph (which leaves the host out), each over float32's too, and the peak of what the allocator holds."""
+    wanted = [(format, level) for format in FORMATS for level in LEVELS]
+    for size in SIZES if machine.is_gpu else (TINY,):
+        calls = _calls(machine, size, wanted if machine.is_gpu else wanted[4:5])
+        with use_backend(TRITON, machine.device.type):
+            eager = machine.milliseconds(calls)
+            for name, call in calls.items():
+                replayed = machine.milliseconds({"graph": _graphed(call).replay})["graph"] if machine.is_gpu else None
+                yield {
+                    "step": str(size),
+                    "linears": name,
+                    "eager ms": round(eager[name], 3),
+                    "over float32": round(eager[name] / eager["float32"], 2),
+                    "over bfloat16": round(eager[name] / eager["bfloat16 autocast"], 2),
+                    "graph ms": replayed and round(replayed, 3),
+                    "peak MiB": round(_peak(call) / 2**20) if machine.is_gpu else None,
+                }
+
+
+def compiled_steps(machine: Machine) -> Iterator[Record]:
+    """The same of fewer blocks under torch.compile, beside the eager ones."""
+    size, backend = (COMPILED, "inductor") if machine.is_gpu else (TINY, "aot_eager")
+    with use_backend(TRITON, machine.device.type):
+        calls = _calls(machine, size, [("sbfp", "[4,4,4,16]")])
+        faster = _calls(machine, size, [("sbfp", "[4,4,4,16]")], lambda model: torch.compile(model, backend=backend))
+        for name, call in calls.items():
+            taken = machine.milliseconds({"eager": call, "compiled": faster[name]})
+            yield {
+                "step": str(size),
+                "linears": name,
+                "eager ms": round(taken["eager"], 3),
+                "compiled ms": round(taken["compiled"], 3),
+                "peak MiB, compiled": round(_peak(faster[name]) / 2**20) if machine.is_gpu else None,
+            }
+
+
+def _calls(
+    machine: Machine,
+    size: Size,
+    wanted: list[tuple[str, str]],
+    prepared: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda model: model,
+) -> dict[str, Call]:
+    """A step of float32, of bfloat16 autocast, and of each wanted format and level."""
     if torch.get_float32_matmul_precision() != "highest" or torch.backends.cuda.matmul.allow_tf32:
         raise RuntimeError("float32 products are set to use TF32: the comparison is with true float32")
-    x = torch.randn(size.batch, size.tokens, size.width, device="cuda")
-    plain = encoder(6, size.width, size.heads, size.ffn).cuda()
-    steps: dict[str, Call] = {
-        "float32": _step(copy.deepcopy(plain), x, nullcontext),
-        "bfloat16 autocast": _step(copy.deepcopy(plain), x, lambda: torch.autocast("cuda", torch.bfloat16)),
+    x = torch.randn(size.batch, size.tokens, size.width, device=machine.device)
+    plain = encoder(size.blocks, size.width, size.heads, size.ffn).to(machine.device)
+    autocast = lambda: torch.autocast(machine.device.type, torch.bfloat16)  # noqa: E731
+    models: dict[str, tuple[nn.Module, Callable[[], AbstractContextManager]]] = {
+        "float32": (plain, nullcontext),
+        "bfloat16 autocast": (copy.deepcopy(plain), autocast),
     }
-    for level in LEVELS:
+    for format, level in wanted:
         model = copy.deepcopy(plain)
-        dsq.convert(model, dsq.DSQConfig(levels=(dsq.Precision.parse(level),)))
-        steps[f"dsq {level}"] = _step(model, x, nullcontext)
-    del plain
-
-    peaks = {name: _peak(step) for name, step in steps.items()}
-    eager = _milliseconds(steps)
-    replayed = _milliseconds({name: _graphed(step).replay for name, step in steps.items()})
-    for name in steps:
-        yield {
-            "step": str(size),
-            "linears": name,
-            "eager ms": round(eager[name], 3),
-            "over float32": round(eager[name] / eager["float32"], 2),
-            "graph ms": round(replayed[name], 3),
-            "graph over float32": round(replayed[name] / replayed["float32"], 2),
-            "peak MiB": round(peaks[name] / 2**20),
-        }
+        dsq.convert(model, dsq.DSQConfig(levels=(dsq.Precision.parse(level),), format=format))
+        models[f"{format} {level}"] = model, nullcontext
+    return {name: _step(model, prepared(model), x, context) for name, (model, context) in models.items()}
 
 
-def _milliseconds(steps: dict[str, Call]) -> dict[str, float]:
-    seconds = in_turns(steps, rounds=15, repeats=3, warm=3, clock=gpu_clock)
-    return {name: 1000 * median(taken) for name, taken in seconds.items()}
-
-
-def _step(model: nn.Module, x: Tensor, context: Callable[[], AbstractContextManager]) -> Call:
+def _step(
+    model: nn.Module,
+    forward: Callable[[Tensor], Tensor],
+    x: Tensor,
+    context: Callable[[], AbstractContextManager],
+) -> Call:
     def step() -> None:
         for parameter in model.parameters():
             parameter.grad = None
         with context():
-            y = model(x)
+            y = forward(x)
         y.float().square().mean().backward()
 
     return step

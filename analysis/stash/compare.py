@@ -2,6 +2,7 @@
 
     python -m analysis.stash.compare --out RUN
     python -m analysis.stash.compare --out RUN --models resnet --only bfp selective
+    python -m analysis.stash.compare --out RUN --measure times --steps 3
 
 Encoder: 6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens. ResNet-20 (32/64/128), 64 x 3 x 32 x 32; its
 other two rows train norms only and nothing but the input, with batch norm in evaluation mode. Random weights and data.
@@ -10,14 +11,14 @@ other two rows train norms only and nothing but the input, with batch norm in ev
     held      MiB that the allocator holds at the end of forward and loss, above what is held between steps: malloc
               counted in a process of its own (analysis.stash.allocator), or CUDA's allocator
     least     MiB: every saved value at the policy's bits, or what was measured once
-    peak      MiB allocated at most during forward and backward, above what is there between steps (weights, gradients)
+    peak      MiB that it holds at most during forward and backward, counted likewise
     time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
     error     |g - g0| / |g0| over all gradients, g0 from the plain model; for a stochastic policy the mean over seeds
     cosine    of g and g0
     slope     stochastic policies: <mean of g over seeds, g0> / <g0, g0>, and its standard error; 1 where unbiased
 
-RUN/compare_stash.csv holds one row a setup; rows measured before are kept, so the command may be run in parts. It also
-writes RUN/compare_stash.md and RUN/compare_stash.png.
+RUN/compare_stash.csv holds one row a setup; what was measured before is kept, so the command may be run in parts: sizes
+and gradients on a busy machine, times on a quiet one. It also writes RUN/compare_stash.md and RUN/compare_stash.png.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 from analysis.bench.memory import keep_freed_memory
 from analysis.bench.timer import gpu_clock, in_turns, wall_clock
 from analysis.stash.allocator.counted import build, run
+from analysis.stash.allocator.held import Held
 from analysis.stash.picture import draw
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach
 from dsq import stash
@@ -54,6 +56,7 @@ SHOWN = {
     "peak, MiB": ".0f",
     "time": ".2f",
 }
+MEASURED = ["sizes", "gradients", "times"]
 SHOWN |= {"error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 
 
@@ -63,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, required=True, help="folder for the table, the CSV and the picture")
     made.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
     made.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
+    made.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
     made.add_argument("--seeds", type=int, default=8, help="draws of a stochastic policy's gradient (default 8)")
     made.add_argument("--steps", type=int, default=5, help="timed steps of each setup (default 5)")
     made.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
@@ -109,33 +113,51 @@ class Bench:
 
 
 def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one setup against the plain model's gradient and time."""
-    model, exact = copy.deepcopy(bench.plain), plain.gradient
+    """Measure one setup against the plain model's gradient and time: of SHOWN, what --measure asks for."""
+    model = copy.deepcopy(bench.plain)
     controllers = attach(model, setup.policies)
     bench.step(model)
     bench.step(model)  # estimates and caches exist, gact has adapted
-    draws = [bench.step(model) for _ in range(args.seeds if setup.stochastic else 1)]
+    made: dict[str, Any] = {"model": setup.case.split(",")[0], "setup": row_name(setup, bench.case)}
+    if "sizes" in args.measure:
+        made |= sizes(setup, model, bench)
+    if "gradients" in args.measure:
+        draws = [bench.step(model) for _ in range(args.seeds if setup.stochastic else 1)]
+        made |= against(plain.gradient, draws)
+    if "times" in args.measure:
+        calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
+        clock = gpu_clock if bench.x.is_cuda else wall_clock
+        seconds = in_turns(calls, args.steps, repeats=1, warm=0, clock=clock)
+        made["time"] = statistics.median(seconds["ours"]) / statistics.median(seconds["plain"])
+    for controller in controllers:
+        controller.remove()
+    return made
+
+
+def row_name(setup: Setup, case: TrainingCase) -> str:
+    """The setup's name, and who needs a gradient, where that is not every parameter."""
+    return setup.name + (f" ({case.note})" if case.note else "")
+
+
+def sizes(setup: Setup, model: nn.Module, bench: Bench) -> dict[str, Any]:
+    """Bytes of a model under a setup."""
+    step = held(setup, bench, model)
+    return {
+        "stash, MiB": stash.measure(lambda: model(bench.x)).nbytes / MIB,
+        "held, MiB": step.stash / MIB,
+        "least, MiB": setup.least(bench.stash),
+        "peak, MiB": step.peak / MIB,
+    }
+
+
+def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
+    """Draws of a gradient against the exact one."""
     norm = exact.norm()
     slopes = [float(g @ exact / norm**2) for g in draws]
     errors = [float((g - exact).norm() / norm) for g in draws]
     cosines = [float(g @ exact / (g.norm() * norm)) for g in draws]
-    kept = stash.measure(lambda: model(bench.x))
-    peak = stash.measure(lambda: bench.case.loss(model(bench.x), bench.y), backward=True).peak_bytes
-    calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
-    held_bytes = held(setup, bench, model)
-    clock = gpu_clock if bench.x.is_cuda else wall_clock
-    seconds = in_turns(calls, args.steps, repeats=1, warm=0, clock=clock)
-    for controller in controllers:
-        controller.remove()
-    noisy = setup.stochastic and args.seeds > 1
+    noisy = len(draws) > 1
     return {
-        "model": setup.case.split(",")[0],
-        "setup": setup.name + (f" ({bench.case.note})" if bench.case.note else ""),
-        "stash, MiB": kept.nbytes / MIB,
-        "held, MiB": held_bytes / MIB,
-        "least, MiB": setup.least(bench.stash),
-        "peak, MiB": peak / MIB,
-        "time": statistics.median(seconds["ours"]) / statistics.median(seconds["plain"]),
         "error": statistics.mean(errors),
         "cosine": statistics.mean(cosines),
         "slope": statistics.mean(slopes) if noisy else None,
@@ -143,17 +165,20 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     }
 
 
-def held(setup: Setup, bench: Bench, model: nn.Module) -> int:
-    """Bytes that the allocator holds for a step at the end of its forward and loss."""
+def held(setup: Setup, bench: Bench, model: nn.Module) -> Held:
+    """Bytes that the allocator holds for a step."""
     if bench.x.is_cuda:
         before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
         loss = bench.case.loss(model(bench.x), bench.y)
         after = torch.cuda.memory_allocated()
+        loss.backward()
         del loss
-        return after - before
+        peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+        return Held(after - before, peak - before, left - before)
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
-        return int(run(build(Path(folder)), program).split()[-1])
+        return Held(*map(int, run(build(Path(folder)), program).split()[-3:]))
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -171,7 +196,8 @@ def compare(args: argparse.Namespace) -> None:
                 benches[case] = Bench(CASES[case], args.device)
         plain = benches[setup.case.replace(", SDPA", "")]
         made = row(setup, benches[setup.case], plain, args)
-        rows[made["model"], made["setup"]] = made
+        key = made["model"], made["setup"]
+        rows[key] = made = dict.fromkeys(SHOWN) | rows.get(key, {}) | made
         write_text(file, as_csv(in_order(rows)))
         print(table([made], SHOWN, markdown=True).splitlines()[-1], flush=True)
         gc.collect()
@@ -189,8 +215,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def in_order(rows: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows in the order of the setups."""
-    notes = {case: f" ({CASES[case].note})" if CASES[case].note else "" for case in CASES}
-    order = [(s.case.split(",")[0], s.name + notes[s.case]) for s in SETUPS]
+    order = [(s.case.split(",")[0], row_name(s, CASES[s.case])) for s in SETUPS]
     return [rows[key] for key in order if key in rows]
 
 

@@ -16,7 +16,8 @@ def main(number: int) -> None:
     model, (x, y) = case.model(), case.batch()
     case.prepare(model, x)
     attach(model, setup.policies)
-    print(step_bytes(lambda: case.loss(model(x), y)).stash)
+    step = step_bytes(lambda: case.loss(model(x), y))
+    print(step.stash, step.peak, step.left)
 
 
 if __name__ == "__main__":

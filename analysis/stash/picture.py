@@ -1,20 +1,17 @@
-"""The picture of analysis.stash.compare: stash, step time and gradient error of each setup, a panel a model."""
+"""The picture of analysis.stash.compare: bytes held, step time and gradient error of each setup, a panel a model."""
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.colours import BLUE, GREEN, GREY, ORANGE
-from dsq.command.files import write_whole
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
 
 
+@look()
 def draw(results: pd.DataFrame, path: Path) -> None:
-    """Write the picture: bars of the stash with a tick at the least possible, then dots of time and error."""
+    """Write the picture: bars of the bytes held with a tick at the least possible, then dots of time and error."""
     groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]
     heights = [len(rows) + 2 for _, rows in groups]
     figure, grid = plt.subplots(
@@ -25,7 +22,6 @@ def draw(results: pd.DataFrame, path: Path) -> None:
         width_ratios=(2.2, 1, 1),
         sharey="row",
         squeeze=False,
-        layout="constrained",
     )
     for (name, rows), panels in zip(groups, grid, strict=True):
         _stash(panels[0], rows, name)
@@ -35,25 +31,22 @@ def draw(results: pd.DataFrame, path: Path) -> None:
         panels[2].set_xscale("symlog", linthresh=1e-3)
         panels[2].set_xlim(-1e-4, None)
         for axes in panels:
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="x", linewidth=0.4)
-            axes.set_axisbelow(True)
-    write_whole(path, lambda file: figure.savefig(file, dpi=130))
-    plt.close(figure)
+            axes.grid(axis="x")
+    save(figure, path)
 
 
 def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     places = range(len(rows))
-    axes.barh(places, rows["stash, MiB"], color=BLUE, height=0.62, label="kept at the end of the forward")
+    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62, label="held at the end of forward and loss")
     least = rows["least, MiB"]
     axes.plot(least, places, linestyle="", marker="|", markersize=11, markeredgewidth=2, color=ORANGE, label="least")
-    ends = rows[["stash, MiB", "least, MiB"]].max(axis=1)
-    for place, value, end in zip(places, rows["stash, MiB"], ends, strict=True):
+    ends = rows[["held, MiB", "least, MiB"]].max(axis=1)
+    for place, value, end in zip(places, rows["held, MiB"], ends, strict=True):
         axes.annotate(f"{value:.1f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(places, rows["setup"], fontsize=9)
-    axes.set_xlabel("stash, MiB")
+    axes.set_xlabel("held, MiB")
     axes.set_title(name, loc="left", fontweight="bold")
-    axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
 
 
 def _dots(axes: Axes, rows: pd.DataFrame, column: str, label: str, color: str, marker: str) -> None:

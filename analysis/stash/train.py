@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.bench.models import encoder
-from analysis.experiments.labelled import LabelledSentences, read_labelled
+from analysis.experiments.text.labelled import LabelledSentences, read_labelled
 from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded

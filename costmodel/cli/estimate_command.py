@@ -4,9 +4,17 @@ import argparse
 from pathlib import Path
 
 from costmodel.cli.output import Record, Report, Section
-from costmodel.cli.query import check_paper, facts, floor_record, heading, setup_of, workload_of
+from costmodel.cli.query import (
+    check_paper,
+    facts,
+    floor_record,
+    hardware_of,
+    heading,
+    setup_of,
+    times_note,
+    workload_of,
+)
 from costmodel.cli.run_history import RunHistory, load_history
-from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import Estimate, evaluate
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
@@ -58,7 +66,7 @@ def _paper(arguments: argparse.Namespace, workload: Workload, setups: list[Setup
 
 
 def _first_principles(arguments: argparse.Namespace, workload: Workload, setups: list[Setup]) -> Estimated:
-    hardware = load_hardware(arguments.hardware)
+    hardware = hardware_of(arguments)
     unit = setup_of(arguments, arguments.relative_to)
     reference = evaluate(workload, unit, hardware)
     records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
@@ -72,7 +80,8 @@ def _first_principles(arguments: argparse.Namespace, workload: Workload, setups:
     notes = [
         f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
         "width, summed over multiply-accumulates; linears stash: what the converted layers keep for the "
-        "backward; model saved: what the whole model keeps."
+        "backward; model saved: what the whole model keeps.",
+        times_note(hardware),
     ]
     return records, shown, heading(workload, hardware), notes, facts(workload, hardware)
 

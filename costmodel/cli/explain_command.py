@@ -3,8 +3,7 @@
 import argparse
 
 from costmodel.cli.output import Record, Report, Section
-from costmodel.cli.query import check_paper, facts, heading, setup_of, workload_of
-from costmodel.hardware.hardware import load_hardware
+from costmodel.cli.query import check_paper, facts, hardware_of, heading, setup_of, workload_of
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.traffic import Transfer, transfers
@@ -18,7 +17,7 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.profile == "paper":
         check_paper(arguments)
         return _explain_paper(workload, setup)
-    hardware = load_hardware(arguments.hardware)
+    hardware = hardware_of(arguments)
     moved = transfers(workload, setup, hardware.on_chip_bytes)
     whole = sum(float(transfer.total) for transfer in moved)
     records = [_record(transfer, whole) for transfer in moved if any(map(matched.search, transfer.group.names))]

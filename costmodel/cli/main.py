@@ -28,6 +28,7 @@ EXAMPLES = {
         "--workload opt_1.3b --hardware h100",
         "--workload path/to/config.json --sequences 8 --fit 24GB --fused-attention",
         "--workload opt_1.3b --devices 8 --zero 3 --json",
+        "--workload path/to/config.json --fit 80GB --gpus 16 --fused-attention",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
     "roofline": (
@@ -39,6 +40,15 @@ EXAMPLES = {
         "--picture front.png",
         "--hardware msfp-accelerator --objectives time,stash,noise",
     ),
+    "cheapest": (
+        "analysis/results/demo_formats.csv",
+        "analysis/results/demo_formats.csv --accuracy 85 --by dram --workload opt_1.3b --hardware h100",
+    ),
+    "solve": (
+        '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
+        '"[4,4,4,16]" --gain 1.5 --hardware msfp-accelerator',
+    ),
+    "calibrate": ("mine.toml",),
     "explain": (
         '"[16,4,4,16]" --workload opt_1.3b',
         '"[16,4,4,16]" --operation fc1',
@@ -47,6 +57,8 @@ EXAMPLES = {
 }
 #: what the paper's tables are relative to
 FIXED_32 = "fixed:[32,32,32,32]"
+#: what training runs at today
+BF16 = "float:[16,16,16,16]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -105,12 +117,21 @@ def parser() -> OneLineParser:
     plan.add_argument(
         "--devices", type=int, default=1, metavar="N", help="devices, each with its own batch (default: 1)"
     )
+    text = "find the cheapest of all ways to use so many devices: ZeRO, tensor parallel, pipeline, with each method"
+    plan.add_argument("--gpus", type=int, metavar="N", help=text)
+    text = "micro-batches of a step, for --gpus (default: 8)"
+    plan.add_argument("--micro-batches", type=int, default=8, metavar="N", help=text)
+    plan.add_argument(
+        "--picture", metavar="FILE", help="memory over the step of bf16, or of the first precision, as .png or .svg"
+    )
     text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
     plan.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
 
     summary = "intensity, bound and time floor of each operation class, and the picture"
     roofline = _command(commands, "roofline", summary)
     roofline.add_argument("precision", nargs="+", help=PRECISION_HELP)
+    text = "a row and a dot for each operation (fc1, softmax) instead of each class"
+    roofline.add_argument("--per-operation", action="store_true", help=text)
     roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
     sweep = _command(commands, "sweep", "cost all configurations in a range and find the Pareto front")
@@ -121,6 +142,29 @@ def parser() -> OneLineParser:
     sweep.add_argument("--objectives", default="dram,noise", help=text)
     _relative(sweep)
     sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
+
+    summary = "which setup is cheapest at an accuracy, of those that experiments measured"
+    cheapest = _command(commands, "cheapest", summary)
+    cheapest.add_argument("ledger", help="CSV of runs, as analysis.experiments.report writes it")
+    goal = cheapest.add_mutually_exclusive_group()
+    goal.add_argument("--accuracy", type=float, metavar="SCORE", help="the score that is asked for")
+    text = "or how far below the best one (default: 1)"
+    goal.add_argument("--within", type=float, default=1.0, metavar="POINTS", help=text)
+    kinds = ("time", "dram", "arithmetic", "stash")
+    cheapest.add_argument("--by", choices=kinds, default="time", help="what is to be cheap (default: time)")
+    _relative(cheapest, BF16)
+
+    summary = "what hardware would make a precision pay off: rates, bandwidth, memory, energy"
+    solve = _command(commands, "solve", summary)
+    solve.add_argument("precision", help=PRECISION_HELP)
+    text = "times as fast, and the energy, that is asked for (default: 1, break even)"
+    solve.add_argument("--gain", type=float, default=1.0, metavar="X", help=text)
+    _relative(solve, BF16)
+
+    summary = "measure this machine, in about a minute, as a hardware file for --hardware"
+    calibrate = _command(commands, "calibrate", summary, workload=False)
+    calibrate.add_argument("file", help="the .toml file to write")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
 
     explain = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
     explain.add_argument("precision", help=PRECISION_HELP)
@@ -162,9 +206,9 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _relative(command: argparse.ArgumentParser) -> None:
-    text = f"what dram and arithmetic are relative to, e.g. float:[16,16,16,16] (default: {FIXED_32})"
-    command.add_argument("--relative-to", default=FIXED_32, metavar="PRECISION", help=text)
+def _relative(command: argparse.ArgumentParser, default: str = FIXED_32) -> None:
+    text = f"what figures are relative to, e.g. {BF16} (default: {default})"
+    command.add_argument("--relative-to", default=default, metavar="PRECISION", help=text)
 
 
 def _profile(command: argparse.ArgumentParser) -> None:
@@ -176,6 +220,8 @@ def _profile(command: argparse.ArgumentParser) -> None:
 def _hardware(group: "argparse._ActionsContainer", purpose: str) -> None:
     text = f"{purpose} (default: {DEFAULT_HARDWARE})"
     group.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=text)
+    text = "datasheet rates: every efficiency of the hardware file counts as 1"
+    group.add_argument("--datasheet", action="store_true", help=text)
 
 
 def _workload(command: argparse.ArgumentParser) -> None:
@@ -192,6 +238,8 @@ def _workload(command: argparse.ArgumentParser) -> None:
     group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
     group.add_argument("--freeze", metavar="REGEX", help="layers whose parameters are not trained")
     group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
+    text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
+    group.add_argument("--container", type=int, choices=(16, 32), help=text)
     text = "attention scores stay on chip and are recomputed"
     group.add_argument("--fused-attention", action="store_true", help=text)
 

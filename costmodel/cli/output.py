@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsq.command.table import table
+from dsq.command.table import as_csv, table
 
 Record = dict[str, Any]
 #: columns of a terminal
 NOTE_WIDTH = 99
+#: of a table's text
+CELL_WIDTH = 21
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,18 @@ class Report:
         return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
     def csv(self) -> str:
+        if not self.columns:
+            return as_csv(self.sections[0].records, "")
         text = io.StringIO()
-        if self.columns:
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(self.columns)
-            writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
-        else:
-            records = self.sections[0].records
-            names = dict.fromkeys(name for record in records for name in record)
-            rows = csv.DictWriter(text, list(names), lineterminator="\n")
-            rows.writeheader()
-            rows.writerows(records)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
         return text.getvalue()
+
+
+def _wrapped(cell: object) -> object:
+    """A long text over several lines."""
+    return textwrap.fill(cell, CELL_WIDTH) if isinstance(cell, str) else cell
 
 
 def _narrow(section: Section) -> str:
@@ -64,7 +66,7 @@ def _narrow(section: Section) -> str:
     import tabulate
 
     specs = section.shown or dict.fromkeys(section.records[0] if section.records else (), "")
-    records = [{name.replace("_", "\n"): record.get(name) for name in specs} for record in section.records]
+    records = [{name.replace("_", "\n"): _wrapped(record.get(name)) for name in specs} for record in section.records]
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
     try:
         return table(records, {name.replace("_", "\n"): spec for name, spec in specs.items()})

@@ -1,7 +1,11 @@
-"""Pictures: the roofline and the sweep's Pareto front. Colours are Okabe and Ito's, told apart by the colour-blind
-too."""
+"""What pictures share: the figure, and labels whose leaders cross nothing. Colours are Okabe and Ito's, told apart by
+the colour-blind too."""
 
-from pathlib import Path
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path as File
 from typing import Any
 
 import matplotlib
@@ -12,130 +16,107 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.path import Path
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from costmodel.hardware.hardware import Hardware
-from costmodel.model.quantisation import PrecisionGrid
-from costmodel.model.roofline import Floor
-from costmodel.model.sweep import Column, Mask
+BLACK, GREY, VERMILION, BLUE = "#000000", "#999999", "#D55E00", "#0072B2"
+COLOURS = (VERMILION, BLUE, "#009E73", "#E69F00", "#CC79A7", "#56B4E9", BLACK)
+SMALL = 8.5
+#: where a label may stand: how far from its point, in points, and in which direction
+DISTANCES = (14, 24, 36, 50, 66, 84, 104, 126, 150, 180, 210)
+DIRECTIONS = tuple((dx, dy) for dx, dy in product((1, -1, 0.5, -0.5), (0, 0.5, -0.5, 1, -1, 1.6, -1.6)) if (dx, dy))
+#: pieces of a leader that are looked at one by one: a line that it follows counts as crossed
+STEPS = 12
+LEADER: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.7, "shrinkA": 0}
+LABEL: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL, "zorder": 6}
+LABEL["bbox"] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 
-BLACK, VERMILION, BLUE = "#000000", "#D55E00", "#0072B2"
-POINT_COLOURS = (VERMILION, BLUE, "#009E73", "#E69F00", "#CC79A7", "#56B4E9", BLACK)
-MARKERS = "osD^vP*X"
-TERA = 1e12
-AWAY: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9, "zorder": 6}
-LINE = {"arrowstyle": "-", "linewidth": 0.7, "shrinkB": 4}
-AXIS_NAMES = {
-    "dram": "DRAM traffic (x {unit})",
-    "arithmetic": "arithmetic (x {unit})",
-    "stash": "stash (bytes)",
-    "time": "time floor of a step (s)",
-    "noise": "first-order rounding noise (dB)",
-}
+Point = tuple[float, float]
 
 
-def draw_roofline(path: Path, workload: str, hardware: Hardware, points: list[tuple[str, Floor]]) -> None:
-    """Roofs of the hardware's datatypes and one labelled point a configuration, at its intensity and attained rate."""
-    figure, axes = _figure()
-    xs = [float(floor.intensity) for _, floor in points]
-    ys = [float(floor.flops_per_second) / TERA for _, floor in points]
-    bandwidth = hardware.bandwidth / TERA
-    roofs = sorted({peak.flops / TERA: peak.datatype for peak in hardware.peaks}.items())
-    highest, lowest = roofs[-1][0], roofs[0][0]
-    left = min(*xs, lowest / bandwidth) / 4
-    right = max(*xs, highest / bandwidth) * 6
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(min(*ys, lowest) / 4, highest * 2.5))
-    axes.plot([left, highest / bandwidth], [left * bandwidth, highest], color=BLACK, linewidth=1.8)
-    taken: list[Bbox] = []
-    for peak, datatype in roofs:
-        axes.plot([peak / bandwidth, right], [peak, peak], color=BLACK, linewidth=1.8)
-        label = f"{datatype}  {peak:g} TFLOP/s"
-        text = axes.annotate(label, (right, peak), (-6, 3), textcoords="offset points", ha="right", fontsize=9)
-        taken += [text.get_window_extent(), _box(axes, (peak / bandwidth, peak), (right, peak))]
-    slope = np.geomspace(left, highest / bandwidth, 200)
-    taken += [_box(axes, (x, x * bandwidth), (x, x * bandwidth)) for x in slope]
-    _slope_label(axes, highest / bandwidth, bandwidth, f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s")
-    taken += [_box(axes, (x, y), (x, y), margin=8) for x, y in zip(xs, ys, strict=True)]
-    for index, (label, floor) in enumerate(points):
-        colour, marker = POINT_COLOURS[index % len(POINT_COLOURS)], MARKERS[index % len(MARKERS)]
-        axes.plot(xs[index], ys[index], marker, color=colour, markersize=9, markeredgecolor="white", zorder=5)
-        bound = "memory" if floor.memory_bound else "compute"
-        milliseconds = float(floor.seconds) * 1e3
-        time = f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-        _place(axes, f"{label}\n{time} ms, {bound}-bound", (xs[index], ys[index]), colour, taken)
-    axes.set_xlabel("operational intensity (operations a DRAM byte)")
-    axes.set_ylabel("attainable rate (TFLOP/s)")
-    axes.set_title(f"{workload}, one training step on {hardware.name}")
-    _save(figure, path)
-
-
-def draw_sweep(
-    path: Path, title: str, precision: PrecisionGrid, columns: dict[str, Column], front: Mask, x: str, y: str, unit: str
-) -> None:
-    """All configurations in grey, the front over them, a few of its points labelled."""
-    figure, axes = _figure()
-    xs, ys = columns[x], columns[y]
-    label = f"all {len(precision):,} configurations"
-    axes.plot(xs, ys, ".", color="#999999", markersize=1.5, rasterized=True, label=label)
-    rows = np.flatnonzero(front)[np.argsort(xs[front], kind="stable")]
-    label = f"Pareto front, {len(rows):,} configurations"
-    axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=label)
-    axes.margins(0.08)
-    axes.autoscale_view()
-    axes.set(xlabel=AXIS_NAMES[x].format(unit=unit), ylabel=AXIS_NAMES[y].format(unit=unit), title=title)
-    legend = axes.legend(loc="upper right", frameon=False, markerscale=2)
-    taken = [_box(axes, (xs[row], ys[row]), (xs[row], ys[row])) for row in rows[:: max(1, len(rows) // 200)]]
-    taken.append(legend.get_window_extent())
-    for row in rows[np.unique(np.linspace(0, len(rows) - 1, min(7, len(rows))).round().astype(int))]:
-        axes.plot(xs[row], ys[row], "o", color=BLUE, markersize=7, zorder=5)
-        _place(axes, str(precision[row]), (xs[row], ys[row]), BLUE, taken)
-    _save(figure, path)
-
-
-def _figure() -> tuple[Figure, Axes]:
+def new_figure() -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(9, 6), dpi=150)
-    axes.grid(True, which="major", color="#E5E5E5", linewidth=0.8)
+    axes.grid(True, which="major", color="#EEEEEE", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.1, top=0.93)
     return figure, axes
 
 
-def _box(axes: Axes, start: tuple[float, float], end: tuple[float, float], margin: float = 3) -> Bbox:
-    """The pixels around a horizontal line or a point."""
-    (x0, y0), (x1, y1) = axes.transData.transform([start, end])
-    return Bbox.from_extents(x0, y0, x1, y1).padded(margin)
-
-
-def _slope_label(axes: Axes, ridge: float, bandwidth: float, label: str) -> None:
-    """Along the bandwidth line, low on it, clear of the roofs."""
-    bottom = max(axes.get_xlim()[0], axes.get_ylim()[0] / bandwidth)
-    (x0, y0), (x1, y1) = axes.transData.transform([(bottom, bottom * bandwidth), (ridge, ridge * bandwidth)])
-    angle = float(np.degrees(np.arctan2(y1 - y0, x1 - x0)))
-    at = bottom * (ridge / bottom) ** 0.03
-    text = axes.annotate(label, (at, at * bandwidth), (-3, 5), textcoords="offset points", rotation=angle, fontsize=9)
-    text.set_rotation_mode("anchor")
-
-
-def _place(axes: Axes, label: str, point: tuple[float, float], colour: str, taken: list[Bbox]) -> None:
-    """Write the label near the point where it overlaps nothing in `taken`, with a thin line to the point."""
-    assert isinstance(axes.figure.canvas, FigureCanvasAgg)
-    renderer = axes.figure.canvas.get_renderer()
-    for distance in (14, 30, 48, 68, 90, 114, 140, 170):
-        for dx, dy in ((-1, -0.5), (-1, 0.6), (1, -0.5), (1, 0.6), (-0.3, -1.2), (0.3, -1.2), (-0.3, 1.2), (0.3, 1.2)):
-            side, at = "left" if dx > 0 else "right", (dx * distance, dy * distance)
-            text = axes.annotate(label, point, at, **AWAY, ha=side, arrowprops=LINE | {"color": colour})
-            text.update_positions(renderer)
-            box = Text.get_window_extent(text, renderer).padded(2)  # of the words: Annotation's own includes the line
-            inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
-            if inside and not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                return
-            text.remove()
-    axes.annotate(label, point, fontsize=9)  # no room anywhere: over the rest rather than lost
-
-
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: File) -> None:
     figure.savefig(path)
     plt.close(figure)
+
+
+@dataclass
+class Labels:
+    """Places labels beside points. Neither a label nor its leader touches what is already there."""
+
+    axes: Axes
+    boxes: list[Bbox] = field(default_factory=list)  #: pixels that are taken
+    lines: list[Path] = field(default_factory=list)  #: lines in pixels that nothing may cross
+
+    def avoid_point(self, point: Point, radius: float) -> None:
+        """`radius` in pixels."""
+        x, y = self.pixels(point)
+        self.boxes.append(Bbox.from_extents(x, y, x, y).padded(radius))
+
+    def avoid_line(self, points: Iterable[Point]) -> None:
+        self.lines.append(Path([self.pixels(point) for point in points]))
+
+    def pixels(self, point: Point) -> Point:
+        x, y = self.axes.transData.transform(point)
+        return float(x), float(y)
+
+    def place(self, text: str, point: Point, colour: str, radius: float = 5) -> None:
+        """Write the text near the point, whose dot has the radius in points. Where there is no room it is left out.
+
+        The words cover a line only where they find no place beside it; their leader never crosses one.
+        """
+        for covering, distance, (dx, dy) in product((False, True), DISTANCES, DIRECTIONS):
+            away = (dx * (distance + radius), dy * (distance + radius))
+            side: dict[str, Any] = {"ha": "left", "relpos": (0, 0.5)} if dx > 0 else {"ha": "right", "relpos": (1, 0.5)}
+            leader = LEADER | {"color": colour, "shrinkB": radius, "relpos": side.pop("relpos")}
+            label = self.axes.annotate(text, point, away, **LABEL, **side, color=colour, arrowprops=leader)
+            if self._is_free(label, point, away, radius, covering):
+                return
+            label.remove()
+
+    def _is_free(self, label: Annotation, point: Point, away: Point, radius: float, covering: bool) -> bool:
+        """Whether the label and its leader touch nothing; then they are taken too."""
+        canvas = self.axes.figure.canvas
+        assert isinstance(canvas, FigureCanvasAgg)
+        label.update_positions(canvas.get_renderer())
+        box = Text.get_window_extent(label, canvas.get_renderer()).padded(2)  # of the words, without the leader
+        if not (self.axes.bbox.contains(box.x0, box.y0) and self.axes.bbox.contains(box.x1, box.y1)):
+            return False
+        leader = self._leader(point, away, radius)
+        touched = any(box.overlaps(other) or leader.intersects_bbox(other, filled=True) for other in self.boxes)
+        points = np.asarray(leader.interpolated(STEPS).vertices)
+        near = [Bbox.from_extents(x, y, x, y).padded(2) for x, y in points]
+        taken = near if covering else [*near, box]
+        crossed = any(
+            leader.intersects_path(line, filled=False)
+            or any(line.intersects_bbox(place, filled=False) for place in taken)
+            for line in self.lines
+        )
+        if not (touched or crossed):
+            self.boxes.append(box)
+            self.lines.append(leader)
+        return not (touched or crossed)
+
+    def _leader(self, point: Point, away: Point, radius: float) -> Path:
+        """From the edge of the dot, a little off it, to the label, in pixels."""
+        (x, y), scale, length = self.pixels(point), self.axes.figure.dpi / 72, math.hypot(*away)
+        return Path(
+            [
+                (x + scale * dx * part, y + scale * dy * part)
+                for dx, dy in [away]
+                for part in (_off(radius, length), 0.98)
+            ]
+        )
+
+
+def _off(radius: float, length: float) -> float:
+    return min((radius + 3) / length, 0.9)

@@ -2,32 +2,40 @@
 
 import argparse
 import re
+from dataclasses import replace
 from functools import cache
 
 from costmodel.cli.output import Record, Report, Section
-from costmodel.cli.query import facts, heading, setup_of, workload_of
-from costmodel.hardware.hardware import Hardware, load_hardware
+from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
+from costmodel.hardware.hardware import Hardware
 from costmodel.model.memory import CATEGORIES, Method, peak_memory
 from costmodel.model.operations import Workload
+from costmodel.model.parallel import Plan, fitting, layouts
 from costmodel.model.planning import communication_bytes, largest_batch, step_time, usual_methods
 from dsq.arguments import whole_number
+from dsq.command.files import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 GIGA = 1e9
+#: the method of the picture, where no precision is given
+PICTURED = "bf16"
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    workload, hardware = workload_of(arguments), hardware_of(arguments)
     devices = whole_number("devices", arguments.devices, 1)
-    if arguments.zero and devices == 1:
-        raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
     budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
     if not budget:
         raise ValueError(f"hardware {hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
+    if arguments.gpus:
+        return _search(arguments, workload, hardware, budget)
+    refuse_idle(arguments, ("micro_batches",), "without --gpus")
+    if arguments.zero and devices == 1:
+        raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
     methods = usual_methods(arguments.zero, devices)
     if arguments.precision:
-        setups = [setup_of(arguments, text) for text in arguments.precision]
-        methods = [Method(str(setup), setup, zero=arguments.zero, devices=devices) for setup in setups]
+        alone = [_method(arguments, text) for text in arguments.precision]
+        methods = [replace(method, zero=arguments.zero, devices=devices) for method in alone]
 
     @cache
     def build(sequences: int) -> Workload:
@@ -38,6 +46,12 @@ def run(arguments: argparse.Namespace) -> Report:
     if sized:
         for record, method in zip(records, methods, strict=True):
             record["largest_batch"] = largest_batch(build, method, budget)
+    if arguments.picture:
+        from costmodel.cli.memory_picture import draw_memory
+
+        drawn = methods[0] if arguments.precision else next(m for m in methods if m.name == PICTURED)
+        title, memory = f"{workload.name}, {drawn.name}", peak_memory(workload, drawn)
+        write_whole(arguments.picture, lambda path: draw_memory(path, title, memory, budget))
     shown = {"method": "", **dict.fromkeys(_SHORT.values(), ".2f"), "peak_GB": ".2f", "fits": ""}
     shown |= {"largest_batch": ","} if sized else {}
     times = {"method": "", "step_ms": ",.1f", "compute_ms": ",.1f", "communication_ms": ",.1f", "bound": ""}
@@ -47,9 +61,45 @@ def run(arguments: argparse.Namespace) -> Report:
             Section("methods", heading(workload, hardware), records, shown),
             Section("time", "Time of a step", [{name: record[name] for name in times} for record in records], times),
         ],
-        _notes(records, budget, devices, arguments.zero),
+        _notes(records, hardware, budget, devices, arguments.zero),
         facts(workload, hardware) | {"budget_bytes": budget, "devices": devices, "zero": arguments.zero},
     )
+
+
+def _method(arguments: argparse.Namespace, precision: str) -> Method:
+    setup = setup_of(arguments, precision)
+    return Method(str(setup), setup)
+
+
+def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardware, budget: float) -> Report:
+    """The cheapest ways to use --gpus devices that fit."""
+    gpus = whole_number("gpus", arguments.gpus, 1)
+    micro_batches = whole_number("micro_batches", arguments.micro_batches, 1)
+    refuse_idle(arguments, ("devices", "zero", "picture"), "with --gpus")
+    methods = [_method(arguments, text) for text in arguments.precision] or usual_methods(0, 1)
+    candidates = layouts(methods, gpus, micro_batches)
+    found = fitting(lambda shard: stages_of(arguments, shard), candidates, hardware, budget)
+    shown = {"method": "", "devices": "", "peak_GB": ".2f", "step_ms": ",.1f", "sent_GB": ".2f", "tokens/s": ",.0f"}
+    shown |= {"device_s/Mtoken": ".1f"}
+    cheapest: dict[str, Plan] = {}
+    for plan in found:
+        cheapest.setdefault(plan.layout.method.name, plan)
+    records = [_plan_record(plan) for plan in cheapest.values()]
+    notes = [
+        f"{len(found)} ways fit in {budget / GIGA:,.1f} GB; the cheapest of each method, the cheapest a token first. "
+        f"{micro_batches} micro-batches a step; nothing overlaps; one link speed between all devices."
+    ]
+    if not found:
+        notes = [f"No way to use {gpus} devices fits in {budget / GIGA:,.1f} GB: more devices, or fewer --sequences"]
+    section = Section("plans", heading(workload, hardware), records, shown)
+    return Report([section], notes, facts(workload, hardware) | {"budget_bytes": budget, "gpus": gpus})
+
+
+def _plan_record(plan: Plan) -> Record:
+    record: Record = {"method": plan.layout.method.name, "devices": str(plan.layout)}
+    record |= {"peak_GB": plan.memory.peak / GIGA, "peak_at": plan.memory.cause, "step_ms": plan.seconds * 1e3}
+    record |= {"sent_GB": plan.sent / GIGA, "tokens/s": plan.tokens_per_second}
+    return record | {"device_s/Mtoken": plan.device_seconds}
 
 
 #: category -> its column
@@ -68,7 +118,7 @@ def _record(workload: Workload, method: Method, hardware: Hardware, budget: floa
     return record | {"tokens/s": method.devices * workload.tokens / step.seconds}
 
 
-def _notes(records: list[Record], budget: float, devices: int, zero: int) -> list[str]:
+def _notes(records: list[Record], hardware: Hardware, budget: float, devices: int, zero: int) -> list[str]:
     fitting = [record for record in records if record["fits"] == "yes"]
     notes = []
     if fitting:
@@ -83,10 +133,8 @@ def _notes(records: list[Record], budget: float, devices: int, zero: int) -> lis
     notes.append(f"the peak comes at the {'; '.join(peaks)}. fp32 master weights, gradients and moments of Adam.")
     if devices > 1:
         notes.append(f"{devices} devices, ZeRO {zero}: figures of one device; communication is not overlapped.")
-    notes.append(
-        "step: the least time at datasheet rates, estimated, not measured; real steps take longer. memory: no "
-        "fragmentation, no workspaces. batch: the most sequences a device that fit."
-    )
+    notes.append("memory: no fragmentation, no workspaces. batch: the most sequences a device that fit.")
+    notes.append(times_note(hardware))
     return notes
 
 

@@ -5,16 +5,28 @@ from collections.abc import Iterable
 
 from costmodel.cli.format_options import template
 from costmodel.cli.output import Record
-from costmodel.hardware.hardware import Hardware
+from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.operations import Workload
+from costmodel.model.parallel import Shard
 from costmodel.model.quantisation import PrecisionGrid, Setup
 from costmodel.model.roofline import Floor
-from costmodel.workloads.named import load_workload
+from costmodel.workloads.named import load_shapes, load_workload
+from costmodel.workloads.shard import stages
 from dsq.precision import Precision, parse_named_precision
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
     workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
+    return _as_asked(workload, arguments)
+
+
+def stages_of(arguments: argparse.Namespace, shard: Shard) -> tuple[Workload, ...]:
+    """A device's part of the workload. Raises ValueError where it cannot be cut so."""
+    model = load_shapes(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
+    return tuple(_as_asked(stage, arguments) for stage in stages(model, shard))
+
+
+def _as_asked(workload: Workload, arguments: argparse.Namespace) -> Workload:
     if arguments.quantise_attention:
         workload = _changed(workload, workload.quantising_attention(), "--quantise-attention")
     if arguments.exclude:
@@ -35,18 +47,35 @@ def _changed(before: Workload, after: Workload, option: str) -> Workload:
     return after
 
 
+def hardware_of(arguments: argparse.Namespace) -> Hardware:
+    return load_hardware(arguments.hardware, arguments.datasheet)
+
+
 def setup_of(arguments: argparse.Namespace, precision: str | Precision | PrecisionGrid) -> Setup:
     """The precision in its own format, or in that of the options."""
     name = None
     if isinstance(precision, str):
         name, precision = parse_named_precision(precision)
-    return Setup(template(name or arguments.format, vars(arguments)), precision, arguments.box_axis)
+    return Setup(
+        template(name or arguments.format, vars(arguments)), precision, arguments.box_axis, arguments.container or 0
+    )
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
     known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
     known |= {"macs": workload.macs, "source": workload.source}
-    return known | ({"hardware": hardware.name, "hardware_sources": hardware.sources} if hardware else {})
+    return known | (hardware_facts(hardware) if hardware else {})
+
+
+def hardware_facts(hardware: Hardware) -> Record:
+    return {"hardware": hardware.name, "rates": hardware.rates, "hardware_sources": hardware.sources} | {
+        "peaks": {peak.datatype: {"tflops": peak.flops / 1e12, "source": peak.source} for peak in hardware.peaks}
+    }
+
+
+def times_note(hardware: Hardware) -> str:
+    """Whether times are measured or estimated, and on what."""
+    return f"times: {hardware.rates}."
 
 
 def heading(workload: Workload, hardware: Hardware) -> str:
@@ -67,7 +96,17 @@ def floor_record(floor: Floor) -> Record:
 
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
-IGNORED_BY_PAPER = ("hardware", "gemms_only", "exclude", "freeze", "quantise_attention", "fused_attention", "box_axis")
+IGNORED_BY_PAPER = (
+    "hardware",
+    "gemms_only",
+    "exclude",
+    "freeze",
+    "quantise_attention",
+    "fused_attention",
+    "box_axis",
+    "container",
+    "datasheet",
+)
 
 
 def check_paper(arguments: argparse.Namespace) -> None:

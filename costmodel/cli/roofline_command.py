@@ -1,40 +1,70 @@
-"""dsq-cost roofline: intensity, bound and time floor of each operation class, and the picture."""
+"""dsq-cost roofline: intensity, bound and time of each class of operations, and the picture."""
 
 import argparse
 
-from costmodel.cli.output import Report, Section
-from costmodel.cli.query import facts, floor_record, heading, setup_of, workload_of
-from costmodel.hardware.hardware import load_hardware
+from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.query import facts, floor_record, hardware_of, heading, setup_of, times_note, workload_of
+from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import matmuls
-from costmodel.model.estimate import evaluate
-from costmodel.model.roofline import datatypes
+from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
+from costmodel.model.traffic import transfers
 from dsq.command.files import write_whole
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    workload, hardware = workload_of(arguments), hardware_of(arguments)
     setups = [setup_of(arguments, text) for text in arguments.precision]
-    costs = [evaluate(workload, setup, hardware) for setup in setups]
-    records = []
-    for setup, cost in zip(setups, costs, strict=True):
-        for cls, floor in {**cost.classes, "total": cost.total}.items():
-            share = float(floor.seconds / cost.total.seconds)
+    key = operation_kind if arguments.per_operation else operation_class
+    records: list[Record] = []
+    for setup in setups:
+        listed = matmuls(workload, setup)
+        moved = transfers(workload, setup, hardware.on_chip_bytes)
+        classes = floors(moved, listed, hardware, setup.container_bits, key)
+        total = sum(classes.values(), start=ZERO)
+        for name, floor in {**classes, "total": total}.items():
+            record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
+            record |= {"class": name, **floor_record(floor), "runs_in": datatypes(listed, name, hardware, key)}
+            record |= {"dram_MB": float(floor.bytes) / 1e6, "of_time": float(floor.seconds / total.seconds)}
+            record |= {"tflops": float(floor.flops_per_second) / 1e12} if floor.flops else {}
             records.append(
-                {
-                    "setup": str(setup),
-                    "format": setup.format.name,
-                    "precision": str(setup.precision),
-                    "class": cls,
-                    **floor_record(floor),
-                }
-                | {"runs_in": datatypes(matmuls(workload, setup), cls, hardware)}
-                | {"dram_MB": float(floor.bytes) / 1e6, "of_time": share}
+                record | (_roof(floor, rates(listed, name, hardware, key), hardware) if name != "total" else {})
             )
     if arguments.picture:
-        from costmodel.cli.pictures import draw_roofline
+        from costmodel.cli.roofline_picture import Dot, draw_roofline
 
-        points = [(str(setup), cost.total) for setup, cost in zip(setups, costs, strict=True)]
-        write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, points))
-    shown = {"setup": "", "class": "", "dram_MB": ",.0f", "flop_per_byte": ",.0f"}
-    shown |= {"ridge": ",.0f", "runs_in": "", "bound": "", "floor_ms": ",.1f", "of_time": ".1%"}
-    return Report([Section("classes", heading(workload, hardware), records, shown)], facts=facts(workload, hardware))
+        dots = [
+            Dot(
+                record["class"],
+                record["setup"],
+                record["flop_per_byte"],
+                record["tflops"] * 1e12,
+                record["roof_tflops"] * 1e12,
+                record["roof"],
+                record["of_time"],
+            )
+            for record in records
+            if record["class"] != "total" and "tflops" in record
+        ]
+        write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
+    shown = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
+    shown |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
+    return Report(
+        [Section("classes", heading(workload, hardware), records, shown)],
+        [
+            "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products "
+            "take several passes, or where some kernels wait for DRAM and others for units.",
+            times_note(hardware),
+        ],
+        facts(workload, hardware),
+    )
+
+
+def _roof(floor: Floor, used: list[Rate], hardware: Hardware) -> Record:
+    """The fastest unit of a class, and the most that it reaches at the class's intensity."""
+    peaks = {rate.peak.datatype: rate.peak.flops for rate in used} or {"vector": hardware.vector_flops}
+    unit = max(peaks, key=lambda name: peaks[name])
+    slope = hardware.bandwidth * float(floor.intensity)
+    roof = min(slope, peaks[unit])
+    name = "DRAM" if slope < peaks[unit] else unit
+    reached = float(floor.flops_per_second) / roof if roof else None
+    return {"roof": name, "roof_tflops": roof / 1e12, "of_roof": reached}

@@ -6,8 +6,7 @@ from math import prod
 import numpy as np
 
 from costmodel.cli.output import Record, Report, Section
-from costmodel.cli.query import facts, heading, setup_of, workload_of
-from costmodel.hardware.hardware import load_hardware
+from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.model.sweep import OBJECTIVES, grid, pareto, parse_range, sweep
 from dsq.command.files import write_whole
 
@@ -16,7 +15,7 @@ FRONT_ROWS = 20
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    workload, hardware = workload_of(arguments), load_hardware(arguments.hardware)
+    workload, hardware = workload_of(arguments), hardware_of(arguments)
     objectives = [name.strip() for name in arguments.objectives.split(",")]
     if not set(objectives) <= set(OBJECTIVES) or len(set(objectives)) < 2:
         raise ValueError(f"objectives must be two or more of {', '.join(OBJECTIVES)}, not {arguments.objectives!r}")
@@ -31,10 +30,18 @@ def run(arguments: argparse.Namespace) -> Report:
     front = pareto([columns[name] for name in objectives])
     name = setup.format.name
     if arguments.picture:
-        from costmodel.cli.pictures import draw_sweep
+        from costmodel.cli.sweep_picture import draw_sweep
+        from costmodel.paper.published import DSQ_LEVELS, ROWS
 
-        title, (x, y) = f"{workload.name}, {name}, {hardware.name}", objectives[:2]
-        write_whole(arguments.picture, lambda path: draw_sweep(path, title, precision, columns, front, x, y, str(unit)))
+        title, axes = f"{workload.name}, {name}, {hardware.name}", (objectives[0], objectives[1])
+        paper = list(
+            dict.fromkeys(row.precision for row in ROWS if row.precision and row.format.name == name)
+            | dict.fromkeys(DSQ_LEVELS)
+        )
+        write_whole(
+            arguments.picture,
+            lambda path: draw_sweep(path, title, precision, columns, front, axes, str(unit), paper),
+        )
     on_front = np.flatnonzero(front)
     rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")].tolist()
     records: list[Record] = [
@@ -45,6 +52,7 @@ def run(arguments: argparse.Namespace) -> Report:
         f"{count:,} configurations, {len(rows):,} on the front of {', '.join(objectives)}.",
         f"dram, arithmetic: relative to {unit}; stash: bytes; time: seconds; noise: dB of first-order "
         "rounding noise, no prediction of accuracy.",
+        times_note(hardware),
     ]
     if not arguments.json and len(records) > FRONT_ROWS:
         records = [records[i] for i in np.linspace(0, len(records) - 1, FRONT_ROWS).round().astype(int)]

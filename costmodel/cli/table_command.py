@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from costmodel.cli.output import Record, Report, Section
-from costmodel.cli.query import refuse_idle
-from costmodel.hardware.hardware import load_hardware
+from costmodel.cli.query import hardware_facts, hardware_of, refuse_idle, times_note
 from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated, published, tables
 from costmodel.workloads.named import load_workload
@@ -22,7 +21,7 @@ def run(arguments: argparse.Namespace) -> Report:
     if unknown:
         raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
     if 7 not in chosen:
-        refuse_idle(arguments, ("hardware",), "without table 7")
+        refuse_idle(arguments, ("hardware", "datasheet"), "without table 7")
     sections: list[Section] = []
     static, fits = tables.static_rows(chosen), tables.dsq_fits(chosen)
     for number in sorted({1, 6} & set(chosen)):
@@ -37,12 +36,12 @@ def run(arguments: argparse.Namespace) -> Report:
         notes += [*_fit_notes(fits), _alternative_note()]
     facts: Record = {}
     if 7 in chosen:
-        hardware = load_hardware(arguments.hardware)
+        hardware = hardware_of(arguments)
         bounds = tables.table_7(hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}"
         sections.append(_section("table_7", title, bounds, _BOUND))
-        notes += _bound_notes(bounds)
-        facts = {"hardware": hardware.name, "hardware_sources": hardware.sources}
+        notes += [*_bound_notes(bounds), times_note(hardware)]
+        facts = hardware_facts(hardware)
     return Report(sections, notes, facts)
 
 

@@ -1,28 +1,39 @@
-"""Hardware profiles: TOML data files (profiles/*.toml, or a user's own), each figure with its source.
+"""Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured).
 
     name = "..."
+    measured = "..."                                    when and how; left out: the figures are stated, not measured
     [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
     [memory]      gb = 80            source = "..."     DRAM; may be left out
     [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
     [on_chip]     mb = 40            source = "..."     memory the tile model may use
     [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
+    [energy]      dram_pj_per_byte = 39  source = "..." may be left out, as may `pj_per_mac` of a peak
     [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
+    [[pass]]      kind = "softmax"  bits = 32  phase = "forward"  ns_per_value = 0.5  us_per_call = 3    measured only
 
-`holds` says the widest operand of each format that the datatype multiplies exactly. A format that it does not name is
-held where its significands are: those of a format with boxes as bfp's, others as fixed point's. Codes wider than that
-are split: a product then takes as many passes as the parts of one operand times those of the other (16 x 2 bits on bf16
-units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as floats, are not split.
+bandwidth, link and peaks may state an `efficiency`, the share that programs reach, with its `efficiency_source`; rates
+are then the stated figure times it (--datasheet takes 1). A measured peak also has `ns_per_value`, of a product's
+operands and result, and `us_per_call`.
+
+`holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
+and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
+with boxes as bfp's, others as fixed point's. Codes wider than that are split: a product then takes as many passes as
+the parts of one operand times those of the other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats,
+and widths above 16 bits, which are kept as floats, are not split. A measured peak is a kernel: it does not split, and
+of those that hold a product the first counts.
 """
 
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from costmodel.hardware.shipped import profile_names, profile_text
-from costmodel.names import nearest
+from costmodel.names import suggestion
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
+
+NANO, MICRO = 1e-9, 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,19 +41,32 @@ class Peak:
     """A datatype's dense matrix rate."""
 
     datatype: str
-    flops: float  #: floating or integer operations a second (a multiply-accumulate is two)
-    holds: dict[str, int]  #: name of a format -> widest operand it multiplies exactly
+    flops: float  #: floating or integer operations a second that programs reach (a multiply-accumulate is two)
+    #: name of a format -> widest operand it multiplies exactly: the wider one of a product, the other one
+    holds: dict[str, tuple[int, int]]
     source: str
+    stated: float = 0  #: operations a second as the datasheet has them; 0: measured
+    per_value: float = 0  #: seconds for each value of the operands and the result
+    per_call: float = 0  #: seconds for each product
+    pj_per_mac: float = 0  #: energy of a multiply-accumulate; 0: not stated
 
-    def parts(self, operand: Format) -> int:
+    def passes(self, first: Format, second: Format) -> int:
+        """In how many exact passes it multiplies such operands; 0: it cannot."""
+        wider, other = sorted((first, second), key=lambda operand: -operand.bits)
+        passes = self.parts(wider, 0) * self.parts(other, 1)
+        return passes if passes == 1 or self.stated else 0
+
+    def parts(self, operand: Format, side: int = 0) -> int:
         """Into how many operands of its own it splits this one, exactly; 0: it cannot.
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
-        if self.holds.get(operand.name, 0) >= operand.bits:
+        own, alike = (
+            self.holds.get(name, (0, 0))[side] for name in (operand.name, BFP.name if operand.box else FixedPoint.name)
+        )
+        if own >= operand.bits:
             return 1
-        alike = BFP.name if operand.box else FixedPoint.name
-        significand = max(self.holds.get(operand.name, 0), self.holds.get(alike, 0)) - 1
+        significand = max(own, alike) - 1
         if isinstance(operand, Identity) or significand < 1:
             return 0
         parts = -(-operand.significand_bits // significand)
@@ -61,76 +85,160 @@ class Rate:
         """Operations a second of the product that is wanted, all its passes counted as one."""
         return self.peak.flops / self.passes
 
+    def seconds(self, flops: float, values: float, calls: int) -> float:
+        """Time of `calls` products that have so many operations, and values in operands and results, together."""
+        return flops / self.flops + values * self.peak.per_value + calls * self.peak.per_call
+
     def __str__(self) -> str:
         return f"{self.passes} x {self.peak.datatype}" if self.passes > 1 else self.peak.datatype
 
 
 @dataclass(frozen=True)
+class Pass:
+    """What a kind of pointwise pass was measured to take."""
+
+    per_value: float  #: seconds
+    per_call: float
+
+
+@dataclass(frozen=True)
 class Hardware:
     name: str
-    bandwidth: float  #: DRAM bytes a second
+    bandwidth: float  #: DRAM bytes a second that programs reach
     on_chip_bytes: float
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
     memory_bytes: float = 0  #: of DRAM; 0: not stated
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
+    measured: str = ""  #: when and how; empty: the figures are stated by others
+    stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
+    dram_pj_per_byte: float = 0  #: 0: not stated
+    passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
+    _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
-        able = [Rate(peak, peak.parts(first) * peak.parts(second)) for peak in self.peaks]
-        able = [rate for rate in able if rate.passes]
+        if (first, second) not in self._found:
+            self._found[first, second] = self._fastest(first, second)
+        return self._found[first, second]
+
+    def _fastest(self, first: Format, second: Format) -> Rate:
+        able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
         if not able:
             wider = max(first, second, key=lambda operand: operand.bits)
             missing = f"{wider.name} operands of {wider.bits} bits"
             raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
-        return max(able, key=lambda rate: rate.flops)
+        return able[0] if self.measured else max(able, key=lambda rate: rate.flops)
+
+    @property
+    def rates(self) -> str:
+        """What its times stand on, in words."""
+        if self.measured:
+            return f"measured ({self.measured})"
+        if all(peak.flops == peak.stated for peak in self.peaks) and self.bandwidth == self.stated_bandwidth:
+            return "estimated, at datasheet rates: real steps take longer"
+        parts = [f"{peak.datatype} {peak.flops / peak.stated:.2f}" for peak in self.peaks]
+        parts.append(f"DRAM {self.bandwidth / self.stated_bandwidth:.2f}")
+        return f"estimated: datasheet rates x efficiency ({', '.join(parts)})"
 
 
-def load_hardware(name: str) -> Hardware:
-    """A named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
+def load_hardware(name: str, datasheet: bool = False) -> Hardware:
+    """A named profile, or the TOML file at a path; `datasheet`: every efficiency is 1.
+
+    Raises ValueError that names a missing or mistyped field."""
     known, path = profile_names(), Path(name)
     if name not in known and path.suffix != ".toml":
         accepted = f"profiles are {', '.join(known)}, or a .toml file"
-        raise ValueError(f"unknown hardware {name!r}: nearest is {nearest(name, known)!r}; {accepted}")
+        raise ValueError(f"unknown hardware {name!r}: {suggestion(name, known)}{accepted}")
     try:
         text = profile_text(name) if name in known else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"hardware file {name} cannot be read: {reason}") from None
     try:
-        return _hardware(tomllib.loads(text))
+        return _hardware(tomllib.loads(text), datasheet)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"hardware file {name} is not TOML: {error}") from None
     except ValueError as error:
         raise ValueError(f"hardware file {name}: field {error}") from None
 
 
-def _hardware(data: dict[str, Any]) -> Hardware:
+def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = ["bandwidth", "on_chip", "vector", *(part for part in ("memory", "link") if part in data)]
+    parts = ["bandwidth", "on_chip", "vector", *(part for part in ("memory", "link", "energy") if part in data)]
+    measured = _field(data, "measured", str) if "measured" in data else ""
+    passes = _field(data, "pass", list) if "pass" in data else []
+    bandwidth = 1e9 * _number(data, "bandwidth.gb_per_s")
     return Hardware(
         name=_field(data, "name", str),
-        bandwidth=1e9 * _number(data, "bandwidth.gb_per_s"),
+        bandwidth=bandwidth * _efficiency(data, "bandwidth", datasheet),
         on_chip_bytes=1e6 * _number(data, "on_chip.mb"),
         vector_flops=1e12 * _number(data, "vector.tflops"),
-        peaks=tuple(_peak(entry, f"peak[{index}]") for index, entry in enumerate(peaks)),
-        sources={part: _field(data, f"{part}.source", str) for part in parts},
+        peaks=tuple(_peak(entry, f"peak[{index}]", datasheet, bool(measured)) for index, entry in enumerate(peaks)),
+        sources={part: _source(data, part) for part in parts},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
-        link=1e9 * _number(data, "link.gb_per_s") if "link" in data else 0,
+        link=1e9 * _number(data, "link.gb_per_s") * _efficiency(data, "link", datasheet) if "link" in data else 0,
+        measured=measured,
+        stated_bandwidth=0 if measured else bandwidth,
+        dram_pj_per_byte=_number(data, "energy.dram_pj_per_byte") if "energy" in data else 0,
+        passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
     )
 
 
-def _peak(entry: Any, label: str) -> Peak:
-    data, known = {label: entry}, (*FORMATS, Identity.name)
-    holds = _field(data, f"{label}.holds", dict)
-    for name, bits in holds.items():
-        if name not in known or type(bits) is not int or not 1 <= bits <= WIDEST:
-            raise ValueError(f"{label}.holds.{name} must be bits from 1 to {WIDEST} for one of {', '.join(known)}")
-    datatype, source = (_field(data, f"{label}.{field}", str) for field in ("datatype", "source"))
-    return Peak(datatype, 1e12 * _number(data, f"{label}.tflops"), holds, source)
+def _peak(entry: Any, label: str, datasheet: bool, measured: bool) -> Peak:
+    data, flops = {label: entry}, 1e12 * _number({label: entry}, f"{label}.tflops")
+
+    def optional(name: str, unit: float) -> float:
+        return unit * _number(data, f"{label}.{name}") if name in entry else 0
+
+    return Peak(
+        datatype=_field(data, f"{label}.datatype", str),
+        flops=flops * _efficiency(data, label, datasheet),
+        holds=_holds(_field(data, f"{label}.holds", dict), label),
+        source=_source(data, label),
+        stated=0 if measured else flops,
+        per_value=optional("ns_per_value", NANO),
+        per_call=optional("us_per_call", MICRO),
+        pj_per_mac=optional("pj_per_mac", 1),
+    )
+
+
+def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
+    known, found = (*FORMATS, Identity.name), {}
+    for name, bits in held.items():
+        pair = bits if isinstance(bits, list) else [bits, bits]
+        if name not in known or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
+            text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other,"
+            raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(known)}")
+        found[name] = (max(pair), min(pair))
+    return found
+
+
+def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:
+    data = {label: entry}
+    kind, phase = (_field(data, f"{label}.{name}", str) for name in ("kind", "phase"))
+    per_value, per_call = (_number(data, f"{label}.{name}", zero=True) for name in ("ns_per_value", "us_per_call"))
+    return (kind, int(_number(data, f"{label}.bits")), phase), Pass(NANO * per_value, MICRO * per_call)
+
+
+def _efficiency(data: dict[str, Any], part: str, datasheet: bool) -> float:
+    if datasheet or "efficiency" not in data[part]:
+        return 1
+    efficiency = _number(data, f"{part}.efficiency")
+    if efficiency > 1:
+        raise ValueError(f"{part}.efficiency must be above 0 and at most 1, not {efficiency:g}")
+    return efficiency
+
+
+def _source(data: dict[str, Any], part: str) -> str:
+    """Where the figure comes from, and its efficiency."""
+    source: str = _field(data, f"{part}.source", str)
+    if "efficiency" not in data[part]:
+        return source
+    return f"{source}; efficiency {data[part]['efficiency']}: {_field(data, f'{part}.efficiency_source', str)}"
 
 
 def _field(data: Any, dotted: str, kind: type) -> Any:
@@ -145,8 +253,8 @@ def _field(data: Any, dotted: str, kind: type) -> Any:
     return value
 
 
-def _number(data: Any, dotted: str) -> float:
+def _number(data: Any, dotted: str, zero: bool = False) -> float:
     value = _field(data, dotted, object)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value < math.inf or (value == 0 and not zero):
         raise ValueError(f"{dotted} must be a positive number, not {value!r}")
     return float(value)

@@ -27,6 +27,13 @@ class MatMul:
         return self.macs * self.group.count
 
     @property
+    def values(self) -> int:
+        """Values in the operands and the result of one operation of the group."""
+        op = self.group.operation
+        assert isinstance(op, Gemm)
+        return op.batch * (op.M * op.K + op.N * op.K + op.M * op.N)
+
+    @property
     def operands(self) -> tuple[Bits, Bits]:
         """What the multiplier sees of the two widths."""
         return multiplier_bits(self.format, self.m1), multiplier_bits(self.format, self.m2)

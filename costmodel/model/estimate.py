@@ -42,5 +42,5 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
         saved_bytes=saved_bytes(workload, setup) if isinstance(setup.precision, Precision) else 0,
         arithmetic=arithmetic_cost(multiplied),
         multiplier_work=multiplier_work(multiplied),
-        classes=floors(moved, multiplied, hardware),
+        classes=floors(moved, multiplied, hardware, setup.container_bits),
     )

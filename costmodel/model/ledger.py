@@ -3,7 +3,8 @@ kept. Traffic (traffic.py), the stash and peak memory (memory.py) are sums over 
 
 A tensor is stored at one width, whoever reads it: an operation that wants another width converts on chip. What one
 operation writes for others (y, dx) and what it reads of others (x, dy) is stored at the container width `a`; a
-converted layer adds one packed copy, its stash. So every read was written, at the width it was written in.
+converted layer adds one packed copy, its stash. Under autocast the residual stream has a width `r` of its own, and each
+product writes the copy of x and w that it multiplies. So every read was written, at the width it was written in.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor as it is stored: widths "q0".."q3" are packed codes, "a" the container, "state", "ids", "mask"."""
+    """One tensor as it is stored: widths "q0".."q3" are packed codes, others those of traffic.widths_of."""
 
     name: str
     shape: str  #: its two axes, of M, K, N (matrix products); or "values", "rows", "parameters" (pointwise)
@@ -117,6 +118,23 @@ FUSED = {
 }
 
 
+def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """The tensors of a layer that casts its weight, and its x where that comes in fp32."""
+    if gemm.weights > 1:
+        return _uncast(tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed))
+    cast = []
+    for stored in listed:
+        if stored.name == "w":
+            cast.append(Stored("w in fp32", "NK", "state", UPDATE, (Read(FORWARD),)))
+            cast.append(replace(stored, width="a", written=FORWARD, kept=gemm.x_grad))
+        elif stored.name == "x" and gemm.stream:
+            cast.append(Stored("x in fp32", "MK", "r", BEFORE, (Read(FORWARD),)))
+            cast.append(replace(stored, written=FORWARD))
+        else:
+            cast.append(stored)
+    return tuple(cast)
+
+
 def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     """The tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
     converted = gemm.quantised and packs
@@ -140,20 +158,30 @@ _AFFINE = (
 )
 _TABLE = (Read(FORWARD), Read(BACKWARD))
 
+# what autocast leaves in fp32: the residual stream, and the norms and embeddings on it
+_RX, _RX_KEPT, _RY, _RDY, _RDX = (replace(stored, width="r") for stored in (_PX, _PX_KEPT, _PY, _PDY, _PDX))
+
 #: the tensors of each pointwise operation
 POINTWISE: dict[str, tuple[Stored, ...]] = {
     "activation": (_PX_KEPT, _PY, _PDY, _PDX),  # gelu, silu
     "relu": (_PX, _PY_KEPT, _PDY, _PDX),
-    "softmax": (_PX, _PY_KEPT, _PDY, _PDX),
-    "norm": (_PX_KEPT, _PY, _PDY, _PDX, _STATISTICS, *_AFFINE),
-    # an RMS norm written out in Python, as models of Hugging Face have it: x in fp32 and the normalised x are kept
-    "rms": (
+    # computed in fp32; where the container is narrower, the fp32 result is kept beside its cast
+    "softmax": (
         _PX,
-        Stored("x in fp32", "values", "state", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
-        Stored("normalised", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
-        _PY,
+        _PY_KEPT,
+        Stored("p in fp32", "values", "cast", FORWARD, (Read(BACKWARD),), kept=True),
         _PDY,
         _PDX,
+    ),
+    "norm": (_RX_KEPT, _RY, _RDY, _RDX, _STATISTICS, *_AFFINE),
+    # an RMS norm written out in Python, as models of Hugging Face have it: x in fp32 and the normalised x are kept
+    "rms": (
+        _RX,
+        Stored("x in fp32", "values", "state", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        Stored("normalised", "values", "r", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        _RY,
+        _RDY,
+        _RDX,
         replace(_STATISTICS, times=1),
         *_AFFINE,
     ),
@@ -166,25 +194,24 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
     ),
     # y = x + f(x); backward sums the two branches' gradients
     "residual": (
-        Stored("x, f", "values", "a", BEFORE, (Read(FORWARD),), times=2),
-        _PY,
-        Stored("dx, df", "values", "a", AFTER, (Read(BACKWARD),), times=2),
-        _PDX,
+        Stored("x, f", "values", "r", BEFORE, (Read(FORWARD),), times=2),
+        _RY,
+        Stored("dx, df", "values", "r", AFTER, (Read(BACKWARD),), times=2),
+        _RDX,
     ),
     "dropout": (_PX, Stored("mask", "values", "mask", FORWARD, (Read(BACKWARD),), kept=True), _PY, _PDY, _PDX),
     "scale": (_PX, _PY, _PDY, _PDX),  # score scaling and masking
+    "bias": (_PX, _PY, _PDY, _PDX),  # a learned bias of scores (T5)
     "embedding": (  # rows gathered; gradient rows accumulated: read, added to, written
         Stored("token ids", "rows", "ids", BATCH, (Read(FORWARD),)),
         Stored("table rows", "values", "state", UPDATE, (Read(FORWARD),)),
-        _PY,
-        _PDY,
+        _RY,
+        _RDY,
         Stored("d table rows", "values", "state", BACKWARD, (Read(BACKWARD),), needs="trained"),
     ),
-    "loss": (  # cross-entropy over (rows, vocabulary): the log-probabilities are kept in fp32
-        _PX,
-        Stored("log p", "values", "state", FORWARD, (Read(BACKWARD),), kept=True),
-        _PDX,
-    ),
+    # cross-entropy over (rows, vocabulary) keeps the log-probabilities
+    "loss": (_PX, Stored("log p", "values", "r", FORWARD, (Read(BACKWARD),), kept=True), _PDX),
+    "loss of fp32": (_PX, Stored("log p", "values", "state", FORWARD, (Read(BACKWARD),), kept=True), _PDX),
     "adam": (  # a row a parameter
         Stored("w", "values", "state", UPDATE, (Read(UPDATE),)),
         Stored("dw", "values", "state", BEFORE, (Read(UPDATE),)),
@@ -193,6 +220,15 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
     ),
     "parameters": (),  # parameters that move nothing but in the update
 }
+
+
+def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """What autocast does not reach."""
+    return tuple(replace(stored, width="r") if stored.width == "a" else stored for stored in tensors)
+
+
+# transformers multiplies experts by torch._grouped_mm, which autocast leaves in fp32
+POINTWISE |= {"expert gate": _uncast(POINTWISE["gate"]), "expert weights": _uncast(POINTWISE["activation"])}
 
 
 def of_pointwise(op: Pointwise) -> tuple[Stored, ...]:

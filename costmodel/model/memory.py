@@ -1,27 +1,29 @@
-"""Peak memory of a training step: the ledger's tensors over their lifetimes.
+"""Memory of a training step: the ledger's tensors over their lifetimes.
 
 Timeline: each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order,
-holds dy and dx, adds its parameters' gradients and frees what was kept. Parameters, gradients and Adam's moments are
-fp32; where products read 16 bits, their working copy of the weights is there as well. PyTorch's allocator rounds up and
-fragments, and libraries have workspaces: neither is counted.
+holds dy and dx, adds its parameters' gradients and frees what was kept; then the optimiser runs. PyTorch's allocator
+rounds up and fragments, and libraries have workspaces: neither is counted.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from costmodel.model.ledger import BEFORE, STATE_BITS, Stored
-from costmodel.model.operations import Gemm, Group, Operation, Workload
+from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
+from costmodel.model.operations import ENCODER_OUT, Gemm, Group, Operation, Workload
 from costmodel.model.quantisation import Setup
+from costmodel.model.stash import Stash
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
-from dsq.formats import WIDEST, Format
+from dsq.formats import WIDEST, Identity
 
 #: in the order of tables and pictures
 CATEGORIES = ("parameters", "gradients", "optimiser", "activations", "stash", "logits", "temporary")
 MOMENTS = 2
+LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
-#: widths of kept tensors that a stash policy leaves as they are
-_NOT_FLOATS = ("mask", "ids")
+#: what an operation's backward holds besides
+_GRADIENTS = ("dy", "dx", "dx, df", "d gate, up")
 
 Bytes = dict[str, float]
 
@@ -32,60 +34,115 @@ class Method:
 
     name: str
     setup: Setup
-    stash: Format | None = None  #: every kept float is packed in this format (dsq.stash's bfp policy)
+    stash: Stash | None = None  #: a policy of dsq.stash
     recompute: bool = False  #: a layer keeps its input alone and runs its forward again
+    in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
     zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
     devices: int = 1
+    accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes by category at one operation of the step."""
+
+    at: str  #: "forward of NAME", "backward of NAME" or "update"
+    categories: Bytes
+
+    @property
+    def total(self) -> float:
+        return sum(self.categories.values())
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by category where the step holds most, and what it does there."""
+    """A step's memory: at each operation, and where it is most."""
 
-    categories: Bytes
-    cause: str  #: "backward of NAME" or "update"
+    timeline: tuple[Moment, ...]
     saved: float  #: kept by the whole forward for the backward
+
+    @cached_property
+    def most(self) -> Moment:
+        return max(self.timeline, key=lambda moment: moment.total)
 
     @property
     def peak(self) -> float:
-        return sum(self.categories.values())
+        return self.most.total
+
+    @property
+    def cause(self) -> str:
+        return self.most.at
+
+    @property
+    def categories(self) -> Bytes:
+        """At the peak."""
+        return {name: self.most.categories.get(name, 0.0) for name in CATEGORIES}
 
 
 @dataclass
 class _Step:
-    """One operation: what it keeps, and what its backward holds besides."""
+    """One operation: what it keeps, and what its forward and backward hold besides."""
 
     op: Operation
     layer: str
     kept: Bytes = field(default_factory=dict)
-    boundary: float = 0  #: bytes of its x
+    entering: Bytes = field(default_factory=dict)  #: what a recomputed layer keeps of this operation: the layer's input
+    made: float = 0  #: of y, while it is made
     temporary: float = 0
     gradients: float = 0
 
 
 def peak_memory(workload: Workload, method: Method) -> Memory:
-    """Where the step holds most. Raises ValueError for a batch without operations to train."""
+    """The step's memory over time."""
     steps = list(_steps(workload, method))
     state = _state(workload, method)
-    remaining = _kept_after_forward(steps, method)
-    saved = sum(remaining.values())
+    summed = 0.0 if not method.accumulates else sum(step.gradients for step in steps)
     share = method.devices if method.zero >= 2 else 1
-    gradients, layer, best = 0.0, "", Memory({}, "", saved)
+    timeline: list[Moment] = []
+    held: Bytes = {}
+
+    def note(at: str, temporary: float, gradients: float) -> None:
+        now = _sum(state, held, {"gradients": gradients, "temporary": temporary})
+        timeline.append(Moment(at, now))
+
+    for step in steps:
+        _add(held, step.entering if method.recompute and step.layer else step.kept)
+        note(f"forward of {step.op.name}", step.made, summed / share)
+    saved = sum(held.values())
+    for name, size in list(held.items()):
+        held[name] = size * method.in_flight
+    gradients, layer, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0
+    stream_bytes = float(widths_of(method.setup)["r"]) / 8
     for step in reversed(steps):
         if method.recompute and step.layer and step.layer != layer:  # the layer's forward again
             for other in steps:
                 if other.layer == step.layer:
-                    _add(remaining, other.kept)
+                    _add(held, other.kept)
+                    _add(held, other.entering, -1)
         layer = step.layer
-        gradients += step.gradients / share
-        now = state | remaining | {"gradients": gradients, "temporary": step.temporary}
-        if sum(now.values()) > best.peak:
-            best = Memory(now, f"backward of {step.op.name}", saved)
-        _add(remaining, step.kept, -1)
-    update = state | {"gradients": gradients}
-    if sum(update.values()) > best.peak:
-        best = Memory(update, "update", saved)
-    return Memory({name: best.categories.get(name, 0.0) for name in CATEGORIES}, best.cause, saved)
+        if step.op.name.startswith("encoder."):
+            encoder_gradient = 0.0
+        if not isinstance(step.op, Gemm) and step.op.kind == "residual":
+            stream = step.made  # the gradient that passes by the branch
+        new = step.gradients if method.accumulates else 0.0
+        gradients += 0 if method.accumulates else step.gradients
+        note(
+            f"backward of {step.op.name}",
+            step.temporary + waiting + encoder_gradient + new + (stream if layer else 0.0),
+            gradients / share,
+        )
+        if isinstance(step.op, Gemm) and step.op.tied:  # waits for the gradient of the embedding
+            waiting += step.op.K * step.op.N * STATE_BITS / 8
+        if isinstance(step.op, Gemm) and step.op.input == ENCODER_OUT and not encoder_gradient:
+            encoder_gradient = step.op.M * step.op.K * stream_bytes  # sums up until the encoder's backward
+        _add(held, step.kept, -1)
+    timeline.append(Moment("update", state | {"gradients": gradients / share}))
+    return Memory(tuple(timeline), saved)
+
+
+def in_layer(op: Operation) -> bool:
+    """Whether it belongs to one of the alike layers, which recomputation runs again."""
+    return _LAYER.match(op.name) is not None
 
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
@@ -97,7 +154,7 @@ def _state(workload: Workload, method: Method) -> Bytes:
     """What is there all the time."""
     container = float(method.setup.container_bits)
     word, share = STATE_BITS / 8, method.devices
-    working = container / 8 if container < WIDEST else 0
+    working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     if method.zero:  # the master weights go with the optimiser's state, where there is a working copy
         master = workload.trained * word / share if working else workload.trained * word
     else:
@@ -113,42 +170,78 @@ def _state(workload: Workload, method: Method) -> Bytes:
 def _steps(workload: Workload, method: Method) -> Iterator[_Step]:
     widths = widths_of(method.setup)
     groups = {name: group for group in workload.groups for name in group.names}
-    sizes: dict[tuple[int, str], float] = {}
+    sizes: dict[tuple[int, str], tuple[float, float, float]] = {}
     seen: set[tuple[str, str, int]] = set()
+    entered: set[str] = set()
 
-    def size(group: Group, stored: Stored) -> float:
+    def size(group: Group, stored: Stored) -> tuple[float, float, float]:
+        """Bytes of it while its operation runs, as it is kept (a policy may pack it), and its values."""
         key = (id(group), stored.name)
         if key not in sizes:
-            sizes[key] = stored.times * float(_stored_bytes(group, stored, method, widths))
+            plain = stored.times * float(layout_bytes(group, stored, method.setup, widths)[0])
+            values = plain * 8 / (float(widths[stored.width]) or 1)
+            packs = method.stash and not stored.width.startswith("q")
+            kept = method.stash.keeps(group.operation, stored, plain, values) if method.stash and packs else plain
+            sizes[key] = plain, kept, values
         return sizes[key]
 
     for op in workload.operations:
         group = groups[op.name]
         layer = _LAYER.match(op.name)
-        step = _Step(op, layer[0] if layer else "")
+        step, packing = _Step(op, layer[0] if layer else ""), 0.0
         for stored in tensors_of(group, method.setup):
-            if stored.name in ("dy", "dx", "dx, df", "d gate, up") and _category(op, stored) != "logits":
-                step.temporary += size(group, stored)
-            if stored.name == "log p":  # its gradient, and that of the logits, both in fp32
-                step.temporary += 2 * size(group, stored)
-            if stored.written == BEFORE and not step.boundary:
-                step.boundary = size(group, stored)
-            if stored.kept and _new(op, stored, size(group, stored), seen):
-                _add(step.kept, {_category(op, stored): size(group, stored)})
+            plain, kept, values = size(group, stored)
+            if stored.name == "y" and not stored.kept:
+                step.made += plain
+            if stored.name in _GRADIENTS and _category(op, stored) != "logits":
+                step.temporary += plain
+            if stored.name == "log p":  # its gradient, and that of the logits
+                step.temporary += 2 * plain
+                step.made += plain  # the logits
+            if stored.kept and kept < plain and method.stash:
+                step.temporary += plain / stored.times  # unpacked
+                step.made += plain
+                packing = max(packing, method.stash.packing_bytes(values))
+            if stored.kept and _new(op, stored, kept, seen, method.setup.autocast):
+                _add(step.kept, {_category(op, stored): kept})
+            if step.layer and step.layer not in entered and stored.written == BEFORE:
+                entered.add(step.layer)
+                step.entering = {"activations": kept}
+            if step.layer and isinstance(op, Gemm) and op.input == ENCODER_OUT and ENCODER_OUT not in entered:
+                entered.add(ENCODER_OUT)  # what every layer of a decoder is given besides
+                step.entering = {"activations": kept}
+        step.made += packing
+        if (
+            isinstance(op, Gemm) and op.weight and op.weights == 1 and method.setup.autocast
+        ):  # the gradients of its copies
+            step.temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+        if isinstance(op, Gemm) and _multiplies_copies(op, method.setup):
+            step.temporary += op.M * (op.K + op.N) * float(method.setup.container_bits) / 8
         if op.trains and getattr(op, "kind", "") != "adam":
             step.gradients = op.parameters * STATE_BITS / 8
         yield step
 
 
-def _new(op: Operation, stored: Stored, size: float, seen: set[tuple[str, str, int]]) -> bool:
+def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
+    """Codes are multiplied as floats: where tensors are 16 bits wide, copies of both operands beyond scratch memory."""
+    return (
+        op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
+    )
+
+
+def _new(op: Operation, stored: Stored, size: float, seen: set[tuple[str, str, int]], autocast: bool) -> bool:
     """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
-    if isinstance(op, Gemm):
+    own = f"{op.name}.{stored.name}"
+    name = own
+    if stored.name == "y":
+        name = op.name
+    elif isinstance(op, Gemm):
         if stored.name == "x" and not (op.w_grad or op.on_chip):
             return False  # a frozen layer needs its weight alone
-        name = (op.input if stored.name in ("x", "stash") else "") or f"{op.name}.{stored.name}"
-        name = op.name if stored.name == "y" else name
-    else:
-        name = op.name if stored.name == "y" else f"{op.name}.{stored.name}"
+        if stored.name == "x" and op.input == BATCH and not autocast:
+            return False  # there before the step
+        if stored.name in ("x", "stash") and not (autocast and op.stream):  # autocast casts x for each that reads it
+            name = op.input or own
     key = ("packed" if stored.name.startswith("stash") else "", name, int(size))
     if key in seen:
         return False
@@ -156,31 +249,19 @@ def _new(op: Operation, stored: Stored, size: float, seen: set[tuple[str, str, i
     return True
 
 
-def _stored_bytes(group: Group, stored: Stored, method: Method, widths: dict[str, object]) -> float:
-    packed = stored.width.startswith("q")
-    if method.stash and stored.kept and not packed and stored.width not in _NOT_FLOATS and stored.shape != "rows":
-        values = float(layout_bytes(group, stored, method.setup, widths)[0]) * 8 / float(str(widths[stored.width]))
-        return values * (method.stash.bits + method.stash.scale_bits / (method.stash.box or values)) / 8
-    return float(layout_bytes(group, stored, method.setup, widths)[0])
-
-
 def _category(op: Operation, stored: Stored) -> str:
-    if not isinstance(op, Gemm) and op.kind == "loss":
+    if not isinstance(op, Gemm) and op.kind in LOSSES:
         return "logits"
+    if stored.name == "w" and isinstance(op, Gemm) and op.weight:
+        return "parameters"  # autocast's copy
     return "stash" if stored.width.startswith("q") else "activations"
 
 
-def _kept_after_forward(steps: list[_Step], method: Method) -> Bytes:
-    kept: Bytes = {}
-    entered: set[str] = set()
-    for step in steps:
-        if method.recompute and step.layer:
-            if step.layer not in entered:
-                _add(kept, {"activations": step.boundary})
-            entered.add(step.layer)
-        else:
-            _add(kept, step.kept)
-    return kept
+def _sum(*parts: Bytes) -> Bytes:
+    total: Bytes = {}
+    for part in parts:
+        _add(total, part)
+    return total
 
 
 def _add(total: Bytes, more: Bytes, sign: int = 1) -> None:

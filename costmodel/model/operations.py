@@ -9,6 +9,8 @@ from dsq.arguments import pattern
 #: operation classes of the roofline (paper, table 7)
 CLASSES = ("attention", "fc", "other")
 MAX_COUNT = 2**56
+#: input of the layers that read the encoder
+ENCODER_OUT = "encoder.out"
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,13 @@ class Gemm:
     quantised: bool = True  #: a converted layer: q0..q3 apply; otherwise everything moves at the activation width
     input: str = ""  #: name of the input tensor; layers that share one stash it once
     x_grad: bool = True  #: the input needs a gradient (there is a dx GEMM)
+    stream: bool = False  #: x is of the residual stream, which autocast keeps in fp32 and casts for each reader
     w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
     recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
     pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
+    weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
+    x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
 
     @property
     def macs(self) -> int:
@@ -55,7 +60,8 @@ class Gemm:
 
     @property
     def parameters(self) -> int:
-        return (0 if self.tied or not self.weight else self.K * self.N) + (self.N if self.bias else 0)
+        weight = 0 if self.tied or not self.weight else self.K * self.N
+        return self.weights * (weight + (self.N if self.bias else 0))
 
 
 @dataclass(frozen=True)
@@ -183,10 +189,10 @@ class Workload:
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
-    """A softmax comes before the next matrix product."""
+    """A softmax comes before the next matrix product, and before it no learned bias: fused kernels take none."""
     for op in operations:
-        if isinstance(op, Gemm) or op.kind == "softmax":
-            return not isinstance(op, Gemm)
+        if isinstance(op, Gemm) or op.kind in ("softmax", "bias"):
+            return not isinstance(op, Gemm) and op.kind == "softmax"
     return False
 
 

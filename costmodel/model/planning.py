@@ -1,23 +1,27 @@
 """Does it fit, how long does a step take, how large may the batch be: memory, time and communication of a method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
+from costmodel.model.arithmetic import matmuls
 from costmodel.model.estimate import evaluate
-from costmodel.model.ledger import STATE_BITS
-from costmodel.model.memory import Method, peak_memory
+from costmodel.model.ledger import FORWARD, STATE_BITS
+from costmodel.model.memory import Method, in_layer, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import floors
+from costmodel.model.stash import POLICIES
+from costmodel.model.traffic import transfers
 from dsq.formats import BFP, WIDEST, Identity
 from dsq.precision import Precision
 
 #: the setups that a plan compares unless told
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
+AUTOCAST = replace(BF16, autocast=True)
 LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
-STASH = BFP(4)
 MOST_SEQUENCES = 2**20
 
 
@@ -37,10 +41,15 @@ class Step:
 
 def usual_methods(zero: int, devices: int) -> list[Method]:
     shared: dict[str, Any] = {"zero": zero, "devices": devices}
-    found = [Method("fp32", FP32, **shared), Method("bf16", BF16, **shared)]
+    found = [
+        Method("fp32", FP32, **shared),
+        Method("bf16 autocast", AUTOCAST, **shared),
+        Method("bf16", BF16, **shared),
+    ]
     found += [Method(f"dsq {level}", Setup(BFP(WIDEST), level), **shared) for level in LEVELS]
-    found.append(Method("bf16, bfp 4 stash", BF16, stash=STASH, **shared))
+    found += [Method(f"bf16, {name}", BF16, stash=stash, **shared) for name, stash in POLICIES.items()]
     found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
+    found.append(Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True, **shared))
     return found
 
 
@@ -49,14 +58,22 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     estimate = evaluate(workload, method.setup, hardware)
     total = estimate.total
     seconds = float(total.seconds)
-    if method.recompute:  # a forward more: of the products, one in three
-        seconds *= 4 / 3
+    if method.recompute:
+        seconds += _layers_forward(workload, method, hardware)
     bound = "memory" if total.memory_bound else "compute"
     communicated = communication_bytes(workload, method)
     if communicated and not hardware.link:
         raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
     talking = communicated / hardware.link if communicated else 0.0
     return Step(seconds, talking, "link" if talking > seconds else bound)
+
+
+def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Seconds of the forward of all layers, which recomputation runs again."""
+    layers = replace(workload, operations=tuple(op for op in workload.operations if in_layer(op)))
+    moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
+    multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
+    return float(sum(floor.seconds for floor in floors(moved, multiplied, hardware).values()))
 
 
 def communication_bytes(workload: Workload, method: Method) -> float:

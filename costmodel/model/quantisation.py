@@ -42,6 +42,8 @@ class Setup:
     format: Format  #: its own bits do not matter: the precision has them
     precision: Precision | PrecisionGrid
     box_axis: str = "contraction"  #: "contraction": the axis the consuming GEMM sums over; "last": the last axis
+    container: int = 0  #: bits of what no quantiser touches; 0: as few as the precision allows
+    autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     def __post_init__(self) -> None:
         if self.box_axis not in BOX_AXES:
@@ -49,7 +51,10 @@ class Setup:
 
     @property
     def container_bits(self) -> Bits:
-        """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if q0..q3 fit, else 32."""
+        """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if q0..q3 fit, else 32,
+        unless told."""
+        if self.container:
+            return self.container
         widest = reduce(np.maximum, self.precision)
         return by_width(widest, lambda m: MAX_PACKED_BITS if m <= MAX_PACKED_BITS else WIDEST)
 

@@ -2,18 +2,20 @@
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
 matrix products run the fastest way their operands multiply exactly (Hardware.rate), pointwise passes at the vector rate
-with one operation a value moved. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone
-take longer than its operations.
+with one operation a value moved. On hardware that was measured, a kernel takes what such a product or pass was measured
+to take, its memory included. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone take
+longer than its operations.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from costmodel.hardware.hardware import Hardware
+from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import MatMul
-from costmodel.model.operations import CLASSES, Gemm, Group
+from costmodel.model.operations import CLASSES, Gemm, Group, Pointwise
 from costmodel.model.quantisation import Bits, at_width, by_width
 from costmodel.model.traffic import Transfer
 from dsq.formats import WIDEST
@@ -29,7 +31,7 @@ class Floor:
     bytes: Bits
     compute_seconds: Bits
     memory_seconds: Bits
-    seconds: Bits  #: sum over kernels of the larger of the two
+    seconds: Bits  #: sum over kernels of the larger of the two, or of what was measured
 
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
@@ -57,46 +59,96 @@ class Floor:
 ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def datatypes(listed: list[MatMul], cls: str, hardware: Hardware) -> str:
-    """The datatypes that the class's matrix products run at, for one configuration: "bf16", "2 x bf16, bf16" or ""."""
-    used = {
-        str(hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2)))
+def operation_class(group: Group) -> str:
+    return group.operation.cls
+
+
+def operation_kind(group: Group) -> str:
+    """What the operation is called in every layer: "fc1", "softmax"."""
+    return group.names[0].rpartition(".")[2] if isinstance(group.operation, Gemm) else group.operation.kind
+
+
+def rates(
+    listed: list[MatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
+) -> list[Rate]:
+    """How the matrix products of a class run, for one configuration: each way once."""
+    used = [
+        hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
         for matmul in listed
-        if matmul.group.operation.cls == cls
-    }
-    return ", ".join(sorted(used))
+        if key(matmul.group) == name
+    ]
+    return list({str(rate): rate for rate in used}.values())
 
 
-def floors(moved: list[Transfer], listed: list[MatMul], hardware: Hardware) -> dict[str, Floor]:
-    """Floor of each operation class that has a kernel."""
-    Kernel = tuple[Group, str]
+def datatypes(
+    listed: list[MatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
+) -> str:
+    """The same in words: "bf16", "2 x bf16, bf16" or ""."""
+    return ", ".join(sorted(map(str, rates(listed, name, hardware, key))))
+
+
+def floors(
+    moved: list[Transfer],
+    listed: list[MatMul],
+    hardware: Hardware,
+    container: Bits,
+    key: Callable[[Group], str] = operation_class,
+) -> dict[str, Floor]:
+    """Floor of each class of operations that has a kernel; `container`: bits of what passes between operations."""
+    Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
+    groups: dict[int, Group] = {}
     nbytes: dict[Kernel, Bits] = defaultdict(float)
     flops: dict[Kernel, Bits] = defaultdict(float)
     seconds: dict[Kernel, Bits] = defaultdict(float)
     for transfer in moved:
-        kernel = (transfer.group, transfer.phase)
+        kernel = (id(transfer.group), transfer.phase)
+        groups[kernel[0]] = transfer.group
         nbytes[kernel] += transfer.total
         if not isinstance(transfer.group.operation, Gemm):
             values = float(transfer.values)
             flops[kernel] += values
             seconds[kernel] += values / hardware.vector_flops
     for matmul in listed:
-        kernel = (matmul.group, "forward" if matmul.name == "forward" else "backward")
-        done = float(FLOPS_PER_MAC * matmul.total_macs)
-        flops[kernel] += done
-        seconds[kernel] += done / _rate(matmul, hardware)
-    totals = dict.fromkeys(CLASSES, ZERO)
+        kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
+        flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
+        seconds[kernel] += _product_seconds(matmul, hardware)
+    totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
     for kernel, size in nbytes.items():
+        group, phase = groups[kernel[0]], kernel[1]
         memory, compute = size / hardware.bandwidth, seconds[kernel]
-        totals[kernel[0].operation.cls] += Floor(flops[kernel], size, compute, memory, np.maximum(memory, compute))
+        measured = bool(hardware.measured)
+        if isinstance(group.operation, Pointwise):
+            measured = _is_measured(group.operation, phase, hardware, container)
+            compute = _pass_seconds(group, phase, hardware, container) if measured else compute
+        longest = compute if measured else np.maximum(memory, compute)
+        name = key(group)
+        totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, longest)
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
 
 
-def _rate(matmul: MatMul, hardware: Hardware) -> Bits:
-    """Operations a second of the fastest exact way to multiply the two widths."""
+def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:
+    return all((op.kind, int(bits), phase) in hardware.passes for bits in np.unique(container))
+
+
+def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits) -> Bits:
+    op = group.operation
+    assert isinstance(op, Pointwise)
+
+    def of(bits: int) -> float:
+        found = hardware.passes[op.kind, bits, phase]
+        return group.count * (op.rows * op.width * found.per_value + found.per_call)
+
+    return by_width(container, of)
+
+
+def _product_seconds(matmul: MatMul, hardware: Hardware) -> Bits:
+    """Time of the group's products, run the fastest exact way for the two widths."""
+    count, flops = matmul.group.count, float(FLOPS_PER_MAC * matmul.total_macs)
+    values = float(matmul.values * count)
 
     def of(pair: int) -> float:
         m1, m2 = divmod(pair, WIDEST + 1)
-        return hardware.rate(at_width(matmul.format, m1), at_width(matmul.format, m2)).flops
+        rate = hardware.rate(at_width(matmul.format, m1), at_width(matmul.format, m2))
+        return rate.seconds(flops, values, count)
 
     return by_width(matmul.m1 * (WIDEST + 1) + matmul.m2, of)

@@ -73,16 +73,16 @@ def _rounding_noise(bits: int) -> float:
 def pareto(columns: Sequence[Column]) -> Mask:
     """Mask of the points no other point beats: nowhere larger and somewhere smaller. Of equal points the first
     stays."""
-    points = np.column_stack(columns)
-    order = np.lexsort(points.T[::-1])
-    # in this order nothing later beats anything earlier: one pass that discards what each survivor beats or equals
-    alive = points[order]
-    indices = order
+    ranks = [np.unique(column, return_inverse=True)[1] for column in columns]
+    order = np.argsort(sum(ranks), kind="stable")
+    # in this order nothing later beats anything earlier, and what beats most comes early: one pass that discards what
+    # each survivor beats or equals
+    alive, indices = [rank[order].astype(np.int32) for rank in ranks], order
     front = []
     while len(indices):
         front.append(indices[0])
-        beaten = np.all(alive >= alive[0], axis=1)
-        alive, indices = alive[~beaten], indices[~beaten]
-    mask = np.zeros(len(points), dtype=bool)
+        kept = np.logical_or.reduce([rank < rank[0] for rank in alive])
+        alive, indices = [rank[kept] for rank in alive], indices[kept]
+    mask = np.zeros(len(order), dtype=bool)
     mask[front] = True
     return mask

@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 
 from costmodel.model.ledger import (
+    BEFORE,
     ID_BITS,
     MASK_BITS,
     POINTWISE,
@@ -19,9 +20,10 @@ from costmodel.model.ledger import (
     UPDATE,
     Stored,
     of_gemm,
+    under_autocast,
 )
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
-from costmodel.model.quantisation import Bits, Setup, nbytes, scale_bytes
+from costmodel.model.quantisation import Bits, Setup, by_width, nbytes, scale_bytes
 from costmodel.model.tiles import reads, tile_edge
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 
@@ -66,6 +68,8 @@ def widths_of(setup: Setup) -> dict[str, Bits]:
     """Bits of each width a stored tensor may have."""
     container = setup.container_bits
     widths = {f"q{i}": bits for i, bits in enumerate(setup.precision)}
+    widths["cast"] = by_width(container, lambda bits: STATE_BITS if bits < STATE_BITS else 0)
+    widths["r"] = WIDEST if setup.autocast else container
     return widths | {"a": container, "w": container, "state": STATE_BITS, "ids": ID_BITS, "mask": MASK_BITS}
 
 
@@ -77,11 +81,10 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
         return [stored for stored in POINTWISE[op.kind] if not stored.needs or op.trained]
     on_chip = {"x": "MK", "y": "MN", "": ""}[op.on_chip]
     packs = not isinstance(setup.format, Identity)
-    return [
-        stored
-        for stored in of_gemm(op, packs)
-        if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))
-    ]
+    listed = of_gemm(op, packs)
+    if setup.autocast and op.weight:
+        listed = under_autocast(op, listed)
+    return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
 
 def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits]) -> tuple[Bits, Bits]:
@@ -115,8 +118,14 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
     op = group.operation
     if isinstance(op, Gemm):
         size = {"M": op.M, "K": op.K, "N": op.N}
+        if "N" in stored.shape and "M" not in stored.shape:  # a weight or bias: one for each expert
+            rows = size[stored.shape[0]] if len(stored.shape) > 1 else 1
+            return op.batch * op.weights, rows, size[stored.shape[-1]]
         if len(stored.shape) == 1:
             return op.batch, 1, size[stored.shape]
+        if stored.shape == "MK" and op.x_values and stored.name == "x":
+            values = op.x_values if stored.written == BEFORE else min(op.x_values, op.M * op.K)
+            return 1, -(-values // op.K), op.K
         return op.batch, size[stored.shape[0]], size[stored.shape[1]]
     return {"values": (1, op.rows, op.width), "rows": (1, op.rows, 1), "parameters": (1, op.parameters, 1)}[
         stored.shape
@@ -151,7 +160,7 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], 
             continue
         times = stored.times
         if read.reread and isinstance(op, Gemm):
-            times *= reads({"M": op.M, "K": op.K, "N": op.N}[read.reread], edge)
+            times *= reads({"M": -(-op.M // op.weights), "K": op.K, "N": op.N}[read.reread], edge)
         move(read.name or stored.name, read.phase, "read", times)
     return moved
 

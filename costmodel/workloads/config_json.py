@@ -1,5 +1,6 @@
 """Fields of a Hugging Face config.json; every error names the file and the field."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,43 @@ class ConfigJson:
         return names[0]
 
     @property
+    def bare(self) -> bool:
+        """Whether the model class has no head."""
+        return self.architecture.endswith("Model") and not self.architecture.endswith(("LMHeadModel", "MTModel"))
+
+    @property
     def classes(self) -> int:
         labels = self.data.get("id2label")
         return len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
+
+
+def size(*names: str, default: int | Callable[[ConfigJson], int] | None = None) -> Callable[[ConfigJson], int]:
+    """Reads the first of these fields that is present."""
+    return lambda config: config.size(*names, default=default(config) if callable(default) else default)
+
+
+def flag(name: str, default: bool) -> Callable[[ConfigJson], bool]:
+    return lambda config: config.flag(name, default)
+
+
+def windows(
+    name: str, every: int = 1, first: bool = False, halved: bool = False, switch: str = ""
+) -> Callable[[ConfigJson], tuple[int, ...]]:
+    """Reads the windows of a model's layers (Stack.windows), from the config's list of layers where it has one.
+
+    every: without a list, one layer in so many sees all keys, the last of them, or the first; 1: none does.
+    halved: the field counts the keys to both sides. switch: a flag without which nothing slides.
+    """
+
+    def read(config: ConfigJson) -> tuple[int, ...]:
+        if name not in config.data or (switch and not config.flag(switch, False)):
+            return ()
+        window = config.size(name) // 2 + 1 if halved else config.size(name)
+        kinds = config.data.get("layer_types") or config.data.get("attention_layers")
+        if isinstance(kinds, list):
+            return tuple(window if kind in ("sliding_attention", "local") else 0 for kind in kinds)
+        if every == 1:
+            return (window,)
+        return (0, *(window,) * (every - 1)) if first else (*(window,) * (every - 1), 0)
+
+    return read

@@ -1,249 +1,363 @@
-"""A Hugging Face config.json as a Transformer: the shapes that a family's model classes build, a function a family."""
+"""Hugging Face's families as data: how each names its shapes, and what it has that others do not.
 
-from collections.abc import Callable
+An entry's values are constants, or functions of the configuration: `size("hidden_size")` reads a field.
+"""
+
 from dataclasses import replace
 from typing import Any
 
-from costmodel.names import nearest
-from costmodel.workloads.config_json import ConfigJson
-from costmodel.workloads.transformer import Head, Stack, Transformer
+from costmodel.names import suggestion
+from costmodel.workloads.config_json import ConfigJson, flag, size, windows
+from costmodel.workloads.family import (
+    DEFAULT_LENGTH,
+    LONGEST,
+    Family,
+    Fields,
+    Reader,
+    decoder_only,
+    encoder_decoder,
+    encoder_only,
+    image_encoder,
+    read_fields,
+)
+from costmodel.workloads.shapes import Convolution, Experts, Latent, Transformer
 
-DEFAULT_LENGTH = 512
-#: fields of the number of layers, the model's width, the heads and the MLP's width, as most families name them
-USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+def _patches(bias: bool) -> Reader:
+    def read(config: ConfigJson) -> tuple[Convolution, ...]:
+        image, patch = config.size("image_size", default=224), config.size("patch_size", default=16)
+        area, channels = patch * patch, config.size("num_channels", default=3)
+        return (Convolution("patches", channels, config.size("hidden_size"), area, (image // patch) ** 2, area, bias),)
+
+    return read
 
 
-#: fields of a config that switch dropout on; a family without one has none
-_DROPOUT = ("hidden_dropout_prob", "dropout", "resid_pdrop", "dropout_rate", "hidden_dropout", "resid_dropout")
-_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-_ACTIVATION = ("hidden_act", "activation_function", "activation")
-
-
-def _stack(config: ConfigJson, name: str, sizes: tuple[str, ...], tables: dict[str, int], **options: Any) -> Stack:
-    """A stack with sizes from these fields, and embedding tables of these rows, as wide as the model."""
-    layers, d, heads, ffn = (config.size(field) for field in sizes)
-    rows = tuple((table, count, d) for table, count in tables.items())
-    hidden, attention = (
-        any(float(config.data.get(field) or 0) > 0 for field in fields) for fields in (_DROPOUT, _ATTENTION_DROPOUT)
+def _speech(config: ConfigJson) -> tuple[Convolution, ...]:
+    """Whisper's two convolutions, the second of which halves the length."""
+    d, mels, length = config.size("d_model"), config.size("num_mel_bins"), config.size("max_source_positions")
+    return (
+        Convolution("conv1", mels, d, 3, 2 * length, 1, activation=True),
+        Convolution("conv2", d, d, 3, length, 2, activation=True),
     )
-    read: dict[str, Any] = {"dropout": hidden, "attention_dropout": attention}
-    act = next((config.data[field] for field in _ACTIVATION if field in config.data), "")
-    read |= {"activation": "relu" if act == "relu" else "activation", "causal": name == "decoder"}
-    options = read | options
-    return Stack(name, layers, d, heads, ffn, tables=rows, **options)
 
 
-def _name(config: ConfigJson) -> str:
-    return config.text("_name_or_path") or config.text("model_type")
+def _experts(count: str, chosen: str, width: str, **more: Any) -> Reader:
+    """A mixture of experts with its numbers in these fields, each with its other names behind a blank."""
+
+    def read(config: ConfigJson) -> Experts:
+        experts, ours, wide = (config.size(*field.split()) for field in (count, chosen, width))
+        return Experts(experts, ours, wide, **read_fields(config, more))
+
+    return read
 
 
-def _encoder_only(config: ConfigJson, encoder: Stack, pooler: bool = True) -> Transformer:
-    """BERT's kin with a masked LM, a classifier behind a dense layer, or a bare pooler (or nothing) on top."""
-    head = Head("none", dense=pooler)
-    if config.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
-        tied = config.flag("tie_word_embeddings", True)
-        head = Head("lm", config.size("vocab_size"), bias=True, tied=tied, dense=True, norm=True)
-    elif config.architecture.endswith("ForSequenceClassification"):
-        head = Head("classes", config.classes, bias=True, dense=True)
-    length = min(DEFAULT_LENGTH, config.size("max_position_embeddings"))
-    return Transformer(_name(config), head, encoder=encoder, source_length=length, source=config.where)
+def _all_experts(config: ConfigJson) -> Experts:
+    """Llama 4: transformers multiplies every token with every expert, by zero where it was not chosen."""
+    count, width, layers = config.size("num_local_experts"), config.size("intermediate_size"), config.data
+    step = config.size("interleave_moe_layer_step", default=1)
+    sparse = layers.get("moe_layers") or range(step - 1, config.size("num_hidden_layers"), step)
+    dense = frozenset(range(config.size("num_hidden_layers"))) - frozenset(sparse)
+    return Experts(count, count, width, shared=width, dense_layers=dense)
 
 
-def bert(config: ConfigJson) -> Transformer:
-    tables = {
-        "word_embeddings": config.size("vocab_size"),
-        "position_embeddings": config.size("max_position_embeddings"),
-        "token_type_embeddings": config.size("type_vocab_size", default=2),
-    }
-    return _encoder_only(config, _stack(config, "encoder", USUAL, tables, embedding_norm=True))
+def _sparse_step(config: ConfigJson) -> frozenset[int]:
+    """Qwen's layers without experts."""
+    step, only = config.size("decoder_sparse_step", default=1), config.data.get("mlp_only_layers") or ()
+    return frozenset(i for i in range(config.size("num_hidden_layers")) if i in only or (i + 1) % step)
 
 
-def distilbert(config: ConfigJson) -> Transformer:
-    words, positions = config.size("vocab_size"), config.size("max_position_embeddings")
-    tables = {"word_embeddings": words, "position_embeddings": positions}
-    sizes = ("n_layers", "dim", "n_heads", "hidden_dim")
-    return _encoder_only(config, _stack(config, "encoder", sizes, tables, embedding_norm=True), pooler=False)
+def _latent(config: ConfigJson) -> Latent:
+    rank = 0 if "q_lora_rank" not in config.data else config.size("q_lora_rank")
+    widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return Latent(rank, *(config.size(field) for field in widths))
 
 
-def _decoder_only(
-    config: ConfigJson, decoder: Stack, tied: bool, positions: int, head_bias: bool = False
-) -> Transformer:
-    tied = config.flag("tie_word_embeddings", tied)
-    head = Head("lm", config.size("vocab_size"), bias=head_bias, tied=tied)
-    if config.architecture.endswith("ForSequenceClassification"):
-        head = Head("classes", config.classes)
-    elif config.architecture.endswith("Model") and not config.architecture.endswith("LMHeadModel"):
-        head = Head("none")
-    return Transformer(_name(config), head, decoder=decoder, target_length=min(2048, positions), source=config.where)
+def _falcon(config: ConfigJson) -> Fields:
+    """Its three layouts: 7b shares one head of keys, 40b some, 1b-rw none."""
+    heads, new = config.size("num_attention_heads"), config.flag("new_decoder_architecture", False)
+    parallel = config.flag("parallel_attn", True)
+    norms = config.size("num_ln_in_parallel_attn", default=2 if new else 1) if parallel else 2
+    one = config.flag("multi_query", True) and not new
+    return {"kv_heads": 1 if one else config.size("num_kv_heads", default=heads), "norms": norms}
 
 
-def gpt2(config: ConfigJson) -> Transformer:
-    positions = config.size("n_positions", "n_ctx")
-    tables = {"wte": config.size("vocab_size"), "wpe": positions}
-    decoder = _stack(config, "decoder", ("n_layer", "n_embd", "n_head", "n_embd"), tables, final_norm=True)
-    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d))
-    return _decoder_only(config, decoder, True, positions)
-
-
-def opt(config: ConfigJson) -> Transformer:
-    d, positions = config.size("hidden_size"), config.size("max_position_embeddings")
+def _opt_width(config: ConfigJson) -> int:
+    d = config.size("hidden_size")
     if config.size("word_embed_proj_dim", default=d) != d:
         raise ValueError(f"config {config.where}: field word_embed_proj_dim must be hidden_size ({d})")
-    bias = config.flag("enable_bias", True)
-    tables = {"embed_tokens": config.size("vocab_size"), "embed_positions": positions + 2}
-    final = config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False)
-    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias)
-    decoder = _stack(config, "decoder", (*USUAL[:3], "ffn_dim"), tables, **biases, final_norm=final)
-    return _decoder_only(config, decoder, True, positions)
+    return d
 
 
-def gpt_neox(config: ConfigJson) -> Transformer:
-    bias, tables = config.flag("attention_bias", True), {"embed_in": config.size("vocab_size")}
-    decoder = _stack(config, "decoder", USUAL, tables, qkv_bias=bias, out_bias=bias, final_norm=True)
-    return _decoder_only(config, decoder, False, config.size("max_position_embeddings"))
+def _opt_norm(config: ConfigJson) -> bool:
+    return config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False)
 
 
-def phi(config: ConfigJson) -> Transformer:
-    """Attention and MLP run side by side behind one norm."""
-    kv_heads = config.size("num_key_value_heads", "num_attention_heads")
-    tables = {"embed_tokens": config.size("vocab_size")}
-    decoder = _stack(config, "decoder", USUAL, tables, kv_heads=kv_heads, norms=1, final_norm=True)
-    return _decoder_only(config, decoder, False, config.size("max_position_embeddings"), head_bias=True)
+#: fields of most families
+VOCABULARY, POSITIONS = size("vocab_size"), size("max_position_embeddings")
+USUAL: Fields = {
+    "layers": size("num_hidden_layers"),
+    "d": size("hidden_size"),
+    "heads": size("num_attention_heads"),
+    "ffn": size("intermediate_size"),
+}
+_SHORT: Fields = {"layers": size("n_layer"), "heads": size("n_head")}
+_UNBIASED: Fields = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), False)
 
 
-def gptj(config: ConfigJson) -> Transformer:
-    """Attention without biases and MLP side by side behind one norm."""
-    tables, sizes = {"wte": config.size("vocab_size")}, ("n_layer", "n_embd", "n_head", "n_embd")
-    decoder = _stack(config, "decoder", sizes, tables, qkv_bias=False, out_bias=False, norms=1, final_norm=True)
-    decoder = replace(decoder, ffn=config.size("n_inner", default=4 * decoder.d))
-    return _decoder_only(config, decoder, False, config.size("n_positions", default=2048), head_bias=True)
+def _four_wide(*names: str) -> Fields:
+    """An MLP four times as wide as the model, whose width has one of these names."""
+    return {"d": size(*names), "ffn": size("n_inner", default=lambda config: 4 * config.size(*names))}
 
 
-def gpt_neo(config: ConfigJson) -> Transformer:
-    """Its local layers count as if they saw all keys."""
-    positions = config.size("max_position_embeddings")
-    tables, sizes = {"wte": config.size("vocab_size"), "wpe": positions}, ("num_layers", "hidden_size", "num_heads")
-    decoder = _stack(config, "decoder", (*sizes, "hidden_size"), tables, qkv_bias=False, final_norm=True)
-    decoder = replace(decoder, ffn=config.size("intermediate_size", default=4 * decoder.d))
-    return _decoder_only(config, decoder, True, positions)
+_KV_HEADS: Fields = {"kv_heads": size("num_key_value_heads", default=size("num_attention_heads"))}
+#: RMS norms, gated MLP, grouped-query attention, rotary positions
+LLAMA: Fields = {
+    **USUAL,
+    **_KV_HEADS,
+    "head_dim": size("head_dim", default=lambda c: c.size("hidden_size") // c.size("num_attention_heads")),
+    "gated": True,
+    "qkv_bias": flag("attention_bias", False),
+    "out_bias": flag("attention_bias", False),
+    "mlp_bias": flag("mlp_bias", False),
+    "rms": True,
+    "final_norm": True,
+}
+_WORDS: Fields = {"embed_tokens": VOCABULARY}
 
 
-def bloom(config: ConfigJson) -> Transformer:
-    tables, sizes = {"word_embeddings": config.size("vocab_size")}, ("n_layer", "hidden_size", "n_head", "hidden_size")
-    decoder = _stack(config, "decoder", sizes, tables, embedding_norm=True, final_norm=True)
-    return _decoder_only(config, replace(decoder, ffn=4 * decoder.d), True, 2048)
+def _llama_like(tied: bool = False, **more: Any) -> Family:
+    return Family(decoder_only, LLAMA | more, _WORDS, tied=tied)
 
 
-def starcoder2(config: ConfigJson) -> Transformer:
-    bias = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), config.flag("use_bias", True))
-    tables, kv_heads = {"embed_tokens": config.size("vocab_size")}, config.size("num_key_value_heads", default=2)
-    decoder = _stack(config, "decoder", USUAL, tables, kv_heads=kv_heads, final_norm=True, **bias)
-    return _decoder_only(config, decoder, True, config.size("max_position_embeddings", default=4096))
+_BERT_TABLES: Fields = {
+    "word_embeddings": VOCABULARY,
+    "position_embeddings": POSITIONS,
+    "token_type_embeddings": size("type_vocab_size", default=2),
+}
+_BERT = Family(encoder_only, USUAL | {"embedding_norm": True, "post_norm": True}, _BERT_TABLES)
+_NARROW: Fields = {"embedding_width": size("embedding_size", default=128)}
 
 
-def llama_like(
-    qkv_bias: bool = False,
-    qk_norm: bool = False,
-    tied: bool = False,
-    norms: int = 2,
-    kv_default: int = 0,
-    slides: tuple[str, bool] | None = None,
-) -> Callable[[ConfigJson], Transformer]:
-    """Llama's kin: RMS norms, gated MLP, grouped-query attention, rotary positions.
-
-    slides: the flag that says whether all layers see a sliding window, and its default.
-    """
-
-    def read(config: ConfigJson) -> Transformer:
-        d, heads = config.size("hidden_size"), config.size("num_attention_heads")
-        biased = config.flag("attention_bias", False)
-        decoder = _stack(
-            config,
-            "decoder",
-            USUAL,
-            {"embed_tokens": config.size("vocab_size")},
-            kv_heads=config.size("num_key_value_heads", default=kv_default or heads),
-            head_dim=config.size("head_dim", default=d // heads),
-            gated=True,
-            qkv_bias=qkv_bias or biased,
-            out_bias=biased,
-            mlp_bias=config.flag("mlp_bias", False),
-            rms=True,
-            norms=norms,
-            qk_norm=qk_norm,
-            final_norm=True,
-            window=config.size("sliding_window", default=0) if slides and config.flag(*slides) else 0,
-        )
-        return _decoder_only(config, decoder, tied, config.size("max_position_embeddings", default=2048))
-
-    return read
+def _sided(side: str) -> Fields:
+    return {
+        **{"layers": size(f"{side}_layers"), "d": size("d_model"), "heads": size(f"{side}_attention_heads")},
+        **{"ffn": size(f"{side}_ffn_dim")},
+    }
 
 
-def _encoder_decoder(config: ConfigJson, encoder: Stack, decoder: Stack, positions: int) -> Transformer:
-    head = Head("lm", config.size("vocab_size"), tied=config.flag("tie_word_embeddings", True))
-    if config.architecture.endswith("Model"):
-        head = Head("none")
-    lengths = dict.fromkeys(("source_length", "target_length"), min(DEFAULT_LENGTH, positions))
-    return Transformer(_name(config), head, encoder=encoder, decoder=decoder, source=config.where, **lengths)
-
-
-def t5(config: ConfigJson) -> Transformer:
-    encoder = _stack(
-        config,
-        "encoder",
-        ("num_layers", "d_model", "num_heads", "d_ff"),
-        {"embed_tokens": config.size("vocab_size")},
-        head_dim=config.size("d_kv"),
-        gated=config.text("feed_forward_proj", "relu").startswith("gated"),
-        **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), False),
-        rms=True,
-        final_norm=True,
-        extra_parameters=config.size("relative_attention_num_buckets", default=32) * config.size("num_heads"),
+def _bart_like(extra_positions: int | None, frozen: bool = False, **more: Any) -> Family:
+    """Both stacks have positions, biases everywhere and one table of words; None: positions that are no parameters."""
+    positions: Fields = {}
+    if extra_positions is not None:
+        positions = {"embed_positions": lambda config: config.size("max_position_embeddings") + extra_positions}
+    more |= {"frozen": ("embed_positions",)} if frozen else {}
+    shared = {"embed_tokens (shared)": 0} | positions
+    return Family(
+        encoder_decoder, _sided("encoder") | more, _WORDS | positions, _sided("decoder") | {"cross": True}, shared
     )
-    shared = (("embed_tokens (shared)", 0, encoder.d),)
-    layers = config.size("num_decoder_layers", "num_layers")
-    decoder = replace(encoder, name="decoder", layers=layers, cross=True, tables=shared)
-    return _encoder_decoder(config, encoder, decoder, DEFAULT_LENGTH)
 
 
-def bart(final_norm: bool = False) -> Callable[[ConfigJson], Transformer]:
-    """BART's kin: learned positions in both stacks, biases everywhere, one shared table of words."""
+_T5: Fields = {
+    **{"layers": size("num_layers"), "d": size("d_model"), "heads": size("num_heads"), "ffn": size("d_ff")},
+    **{"head_dim": size("d_kv"), "rms": True, "final_norm": True, "position_bias": True, **_UNBIASED},
+    "gated": lambda config: config.text("feed_forward_proj", "relu").startswith("gated"),
+    "activation": lambda config: "relu" if config.text("feed_forward_proj", "relu") == "relu" else "activation",
+    "extra_parameters": lambda c: c.size("relative_attention_num_buckets", default=32) * c.size("num_heads"),
+}
+_T5_FAMILY = Family(
+    encoder_decoder,
+    _T5,
+    _WORDS,
+    {"layers": size("num_decoder_layers", "num_layers"), "cross": True},
+    {"embed_tokens (shared)": 0},
+    positions=lambda _: DEFAULT_LENGTH,
+)
+_QWEN_EXPERTS = _experts(
+    "num_experts num_local_experts", "num_experts_per_tok", "moe_intermediate_size", dense_layers=_sparse_step
+)
 
-    def read(config: ConfigJson) -> Transformer:
-        positions = config.size("max_position_embeddings")
-
-        def stack(name: str, words: int, cross: bool) -> Stack:
-            sizes = (f"{name}_layers", "d_model", f"{name}_attention_heads", f"{name}_ffn_dim")
-            tables = {"embed_tokens": words, "embed_positions": positions + 2}
-            return _stack(config, name, sizes, tables, cross=cross, final_norm=final_norm, embedding_norm=True)
-
-        encoder, decoder = stack("encoder", config.size("vocab_size"), False), stack("decoder", 0, True)
-        return _encoder_decoder(config, encoder, decoder, positions)
-
-    return read
-
-
-FAMILIES: dict[str, Callable[[ConfigJson], Transformer]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), bert),
-    "distilbert": distilbert,
-    "gpt2": gpt2,
-    "opt": opt,
-    "gpt_neox": gpt_neox,
-    "phi": phi,
-    "gptj": gptj,
-    "gpt_neo": gpt_neo,
-    "bloom": bloom,
-    "starcoder2": starcoder2,
-    "llama": llama_like(),
-    "phi3": llama_like(slides=("use_sliding_window", True)),
-    "mistral": llama_like(kv_default=8, slides=("use_sliding_window", True)),
-    "qwen2": llama_like(qkv_bias=True),
-    "qwen3": llama_like(qk_norm=True),
-    "gemma": llama_like(tied=True),
-    "gemma2": llama_like(tied=True, norms=4),
-    **dict.fromkeys(("t5", "mt5"), t5),
-    "bart": bart(),
-    "mbart": bart(final_norm=True),
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
+    "electra": replace(
+        _BERT, stack=_BERT.stack | _NARROW, head={"pooler": False, "width": size("embedding_size", default=128)}
+    ),
+    "albert": replace(
+        _BERT,
+        stack=_BERT.stack | _NARROW | {"shared_layers": size("num_hidden_groups", default=1)},
+        head={"width": size("embedding_size", default=128)},
+    ),
+    "distilbert": Family(
+        encoder_only,
+        {"layers": size("n_layers"), "d": size("dim"), "heads": size("n_heads"), "ffn": size("hidden_dim")}
+        | {"embedding_norm": True, "post_norm": True},
+        {"word_embeddings": VOCABULARY, "position_embeddings": POSITIONS},
+        head={"pooler": False},
+    ),
+    "modernbert": Family(
+        encoder_only,
+        USUAL
+        | {"gated": True, "embedding_norm": True, "fused_qkv": True, "final_norm": True, "first_norms": 1}
+        | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", False))
+        | {"mlp_bias": flag("mlp_bias", False), "norm_bias": flag("norm_bias", False)}
+        | {"windows": windows("local_attention", every=3, first=True, halved=True)},
+        {"tok_embeddings": VOCABULARY},
+        head={
+            "pooler": False,
+            "dense_bias": flag("classifier_bias", False),
+            "norm_bias": flag("norm_bias", False),
+            "bias": flag("decoder_bias", True),
+        },
+    ),
+    "gpt2": Family(
+        decoder_only,
+        _SHORT | _four_wide("n_embd") | {"fused_qkv": True, "final_norm": True},
+        {"wte": VOCABULARY, "wpe": size("n_positions", "n_ctx")},
+        positions=size("n_positions", "n_ctx"),
+    ),
+    "gptj": Family(  # attention without biases and MLP side by side behind one norm
+        decoder_only,
+        _SHORT | _four_wide("n_embd") | {"qkv_bias": False, "out_bias": False, "norms": 1, "final_norm": True},
+        {"wte": VOCABULARY},
+        tied=False,
+        head={"bias": True},
+        positions=size("n_positions", default=LONGEST),
+    ),
+    "gpt_neo": Family(
+        decoder_only,
+        {"layers": size("num_layers"), "heads": size("num_heads"), "d": size("hidden_size")}
+        | {"ffn": size("intermediate_size", default=lambda config: 4 * config.size("hidden_size"))}
+        | {"qkv_bias": False, "final_norm": True, "windows": windows("window_size", every=2, first=True)},
+        {"wte": VOCABULARY, "wpe": POSITIONS},
+    ),
+    "gpt_neox": Family(
+        decoder_only,
+        USUAL
+        | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", True))
+        | {"fused_qkv": True, "final_norm": True},
+        {"embed_in": VOCABULARY},
+        tied=False,
+    ),
+    "opt": Family(
+        decoder_only,
+        USUAL
+        | {"ffn": size("ffn_dim"), "d": _opt_width}
+        | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("enable_bias", True))
+        | {
+            "final_norm": lambda c: (
+                c.flag("do_layer_norm_before", True) and not c.flag("_remove_final_layer_norm", False)
+            )
+        },
+        {"embed_tokens": VOCABULARY, "embed_positions": lambda c: c.size("max_position_embeddings") + 2},
+    ),
+    "bloom": Family(
+        decoder_only,
+        _SHORT | _four_wide("hidden_size", "n_embed") | {"embedding_norm": True, "fused_qkv": True, "final_norm": True},
+        {"word_embeddings": VOCABULARY},
+    ),
+    "falcon": Family(
+        decoder_only,
+        USUAL
+        | {"ffn": size("ffn_hidden_size", default=lambda config: 4 * config.size("hidden_size"))}
+        | {name: (lambda c, name=name: _falcon(c)[name]) for name in ("kv_heads", "norms")}
+        | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("bias", False))
+        | {"fused_qkv": True, "final_norm": True},
+        {"word_embeddings": VOCABULARY},
+    ),
+    "phi": Family(  # attention and MLP side by side behind one norm
+        decoder_only, USUAL | _KV_HEADS | {"norms": 1, "final_norm": True}, _WORDS, tied=False, head={"bias": True}
+    ),
+    "starcoder2": Family(
+        decoder_only,
+        USUAL
+        | {"kv_heads": size("num_key_value_heads", default=2), "final_norm": True, "windows": windows("sliding_window")}
+        | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("use_bias", True)),
+        _WORDS,
+    ),
+    "llama": _llama_like(),
+    "phi3": _llama_like(fused_qkv=True, windows=windows("sliding_window")),
+    "mistral": _llama_like(kv_heads=size("num_key_value_heads", default=8), windows=windows("sliding_window")),
+    "mixtral": _llama_like(
+        kv_heads=size("num_key_value_heads", default=8),
+        windows=windows("sliding_window"),
+        experts=_experts("num_local_experts", "num_experts_per_tok", "intermediate_size"),
+    ),
+    "qwen2": _llama_like(qkv_bias=True, windows=windows("sliding_window", switch="use_sliding_window")),
+    "qwen3": _llama_like(qk_norm="head", windows=windows("sliding_window", switch="use_sliding_window")),
+    "qwen3_moe": _llama_like(
+        qk_norm="head", windows=windows("sliding_window", switch="use_sliding_window"), experts=_QWEN_EXPERTS
+    ),
+    "olmo2": _llama_like(qk_norm="all", post_norm=True),
+    "gemma": _llama_like(tied=True),
+    "gemma2": _llama_like(tied=True, norms=4, windows=windows("sliding_window", every=2)),
+    "gemma3_text": _llama_like(tied=True, norms=4, qk_norm="head", windows=windows("sliding_window", every=6)),
+    "deepseek_v3": _llama_like(
+        latent=_latent,
+        kv_heads=0,
+        experts=_experts(
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            shared=lambda c: c.size("moe_intermediate_size") * c.size("n_shared_experts", default=1),
+            dense_layers=lambda c: frozenset(range(int(c.data.get("first_k_dense_replace", 3)))),
+        ),
+    ),
+    "gpt_oss": _llama_like(
+        qkv_bias=flag("attention_bias", True),
+        out_bias=flag("attention_bias", True),
+        windows=windows("sliding_window", every=2),
+        layer_parameters=size("num_attention_heads"),  # attention's sinks
+        experts=_experts("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True, router_bias=True),
+    ),
+    "llama4_text": _llama_like(ffn=size("intermediate_size_mlp"), experts=_all_experts),
+    **dict.fromkeys(("t5", "mt5"), _T5_FAMILY),
+    "bart": _bart_like(2, embedding_norm=True, post_norm=True),
+    "mbart": _bart_like(2, embedding_norm=True, final_norm=True),
+    "marian": _bart_like(0, frozen=True, post_norm=True),
+    "pegasus": _bart_like(0, frozen=True, final_norm=True),
+    "m2m_100": _bart_like(None, final_norm=True),
+    "whisper": Family(
+        encoder_decoder,
+        _sided("encoder")
+        | {
+            "key_bias": False,
+            "context_copied": True,
+            "final_norm": True,
+            "convolutions": _speech,
+            "frozen": ("embed_positions",),
+        },
+        {"embed_positions": size("max_source_positions")},
+        _sided("decoder") | {"cross": True, "convolutions": (), "frozen": ()},
+        {"embed_tokens": VOCABULARY, "embed_positions": size("max_target_positions")},
+        positions=size("max_target_positions"),
+    ),
+    "vit": Family(
+        image_encoder,
+        USUAL
+        | {"convolutions": _patches(True), "final_norm": True, "qkv_bias": flag("qkv_bias", True)}
+        | {"extra_parameters": lambda config: config.size("hidden_size")},  # the class token
+        {"position_embeddings": lambda config: _patches(True)(config)[0].positions + 1},
+    ),
+    "clip_vision_model": Family(
+        image_encoder,
+        USUAL
+        | {"convolutions": _patches(False), "embedding_norm": True, "final_norm": True}
+        | {"extra_parameters": lambda config: config.size("hidden_size")},
+        {"position_embeddings": lambda config: _patches(False)(config)[0].positions + 1},
+        head={"pooler": False},
+    ),
+    "clip_text_model": Family(
+        decoder_only,
+        USUAL | {"final_norm": True},
+        {"token_embedding": VOCABULARY, "position_embedding": POSITIONS},
+    ),
+}
+#: model_type -> what to do about a family that is not described
+REFUSED = {
+    "deberta-v2": "its disentangled attention is not described: trace the model with dsq.workload.trace",
+    "mamba": "state-space models are not described by their configuration: trace the model with dsq.workload.trace",
+    "clip": "it holds two models: give its text_config (clip_text_model) or vision_config (clip_vision_model)",
+    "gemma3": "it holds a vision model and a language model: give its text_config (gemma3_text)",
+    "llama4": "it holds a vision model and a language model: give its text_config (llama4_text)",
 }
 
 
@@ -252,10 +366,12 @@ def transformer_of(data: Any, where: str) -> Transformer:
     if not isinstance(data, dict):
         raise ValueError(f"config {where} must be a JSON object")
     config = ConfigJson({name: value for name, value in data.items() if value is not None}, where)
-    family = config.text("model_type")
-    if not family:
+    name = config.text("model_type")
+    if not name:
         raise ValueError(f"config {where}: field model_type is missing")
-    if family not in FAMILIES:
-        known = f"nearest is {nearest(family, FAMILIES)!r}; supported are {', '.join(FAMILIES)}"
-        raise ValueError(f"config {where}: model_type {family!r} is not supported; {known}")
-    return FAMILIES[family](config)
+    if name in REFUSED:
+        raise ValueError(f"config {where}: model_type {name!r} is not supported: {REFUSED[name]}")
+    if name not in FAMILIES:
+        known = f"{suggestion(name, FAMILIES)}supported are {', '.join(FAMILIES)}"
+        raise ValueError(f"config {where}: model_type {name!r} is not supported; {known}")
+    return FAMILIES[name].kind(config, FAMILIES[name])

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.model.operations import Workload
-from costmodel.names import nearest
-from costmodel.workloads.transformer import Head, Stack, Transformer, build
+from costmodel.names import suggestion
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.transformer import build
 
 
 def _fairseq(name: str, heads: int, ffn: int, source_types: int, target_types: int, source: str) -> Transformer:
     """Six layers a side, 512 wide, the decoder's embeddings tied; 0 target types: one table for both sides."""
     words = ("embed_tokens", target_types, 512) if target_types else ("embed_tokens (shared)", 0, 512)
-    trained: dict[str, Any] = {"activation": "relu", "dropout": True}
+    trained: dict[str, Any] = {"activation": "relu", "dropout": True, "post_norm": True}
     return Transformer(
         name,
         Head("lm", target_types or source_types, tied=True),
@@ -38,7 +39,7 @@ def transformer_wmt_en_de() -> Transformer:
 
 def _roberta_base(task: str, classes: int) -> Transformer:
     tables = (("word_embeddings", 50265, 768), ("position_embeddings", 514, 768), ("token_type_embeddings", 1, 768))
-    dropouts: dict[str, Any] = {"dropout": True, "attention_dropout": True}
+    dropouts: dict[str, Any] = {"dropout": True, "attention_dropout": True, "post_norm": True}
     return Transformer(
         f"roberta_base_{task}",
         Head("classes", classes, bias=True, dense=True),
@@ -71,6 +72,22 @@ WORKLOADS: dict[str, Callable[[], Transformer]] = {
 }
 
 
+def load_shapes(
+    name: str, sequences: int | None = None, source_length: int | None = None, target_length: int | None = None
+) -> Transformer:
+    """A model by name or from a Hugging Face config.json. Raises ValueError, for a workload file too."""
+    from costmodel.workloads import families, workload_file
+
+    sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
+    given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
+    if name in WORKLOADS:
+        return _sized(WORKLOADS[name](), given)
+    data = workload_file.read_json(Path(name))
+    if workload_file.is_workload(data):
+        raise ValueError(f"workload file {name} states one device's operations, which cannot be cut for more")
+    return _sized(families.transformer_of(data, name), given)
+
+
 def load_workload(
     name: str, sequences: int | None = None, source_length: int | None = None, target_length: int | None = None
 ) -> Workload:
@@ -79,21 +96,23 @@ def load_workload(
     sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
     given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
     if name in WORKLOADS:
-        workload = _build(WORKLOADS[name](), given)
+        workload = build(_sized(WORKLOADS[name](), given))
     elif name.endswith(".json"):
         workload = _from_file(name, given)
     else:
         known = f"{', '.join(WORKLOADS)}, or a .json file (a Hugging Face config.json or a workload file)"
-        raise ValueError(f"unknown workload {name!r}: nearest is {nearest(name, WORKLOADS)!r}; workloads are {known}")
+        raise ValueError(f"unknown workload {name!r}: {suggestion(name, WORKLOADS)}workloads are {known}")
     workload.check_size()
     return workload
 
 
-def _build(model: Transformer, given: dict[str, Any]) -> Workload:
+def _sized(model: Transformer, given: dict[str, Any]) -> Transformer:
     for length, stack in (("source_length", "encoder"), ("target_length", "decoder")):
         if length in given and not getattr(model, stack):
             raise ValueError(f"{length} does nothing for {model.name}, which has no {stack}: leave it out")
-    return build(replace(model, **given))
+        if length in given and getattr(model, stack).convolutions:
+            raise ValueError(f"{length} is what the convolutions of {model.name} put out: leave it out")
+    return replace(model, **given)
 
 
 def _from_file(name: str, given: dict[str, Any]) -> Workload:
@@ -101,7 +120,7 @@ def _from_file(name: str, given: dict[str, Any]) -> Workload:
 
     data = workload_file.read_json(Path(name))
     if not workload_file.is_workload(data):
-        return _build(families.transformer_of(data, name), given)
+        return build(_sized(families.transformer_of(data, name), given))
     if given:
         raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
     return workload_file.parse(data, name)

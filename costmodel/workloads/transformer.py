@@ -1,90 +1,15 @@
-"""Transformers from stated shapes: every matrix product and pointwise pass of one training step, in order.
+"""The operations of a transformer's training step, in order: matrix products and pointwise passes, from its shapes.
 
-Covers encoders, decoders and encoder-decoders, grouped-query attention, gated MLPs, layer and RMS norms. Attention is
-written as its two batched products with a materialised softmax (see Workload.fusing_attention for the fused kernel).
+Attention is written as its two batched products with a materialised softmax (see Workload.fusing_attention for the
+fused kernel).
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
-from dsq.arguments import whole_number
-
-MAX_SIZE = 2**24
-MAX_LAYERS = 4096
-
-
-@dataclass(frozen=True)
-class Stack:
-    """A stack of alike layers."""
-
-    name: str  #: "encoder" or "decoder"
-    layers: int
-    d: int  #: model width
-    heads: int
-    ffn: int  #: width of the MLP's hidden layer
-    kv_heads: int = 0  #: key and value heads (grouped-query attention); 0: as many as heads
-    head_dim: int = 0  #: 0: d / heads
-    gated: bool = False  #: the MLP has a gate (SwiGLU, GeGLU): two up projections
-    qkv_bias: bool = True
-    out_bias: bool = True
-    mlp_bias: bool = True
-    rms: bool = False  #: norms have a scale only
-    norms: int = 2  #: norms a layer has, without the one of cross-attention
-    qk_norm: bool = False  #: queries and keys are normed, a scale of head_dim each
-    cross: bool = False  #: attends to the encoder
-    final_norm: bool = False
-    embedding_norm: bool = False
-    tables: tuple[tuple[str, int, int], ...] = ()  #: embeddings looked up at the input: (name, rows, width)
-    activation: str = "activation"  #: "relu" keeps its output for the backward, others their input
-    causal: bool = False  #: a query sees no later key
-    window: int = 0  #: keys a query sees, itself the last of them; 0: all
-    dropout: bool = False  #: after the embeddings and each sublayer
-    attention_dropout: bool = False
-    converted: bool = True  #: its linear layers are what dsq.convert converts
-    extra_parameters: int = 0  #: parameters that belong to no operation (relative position biases)
-
-    def __post_init__(self) -> None:
-        for field in ("d", "heads", "ffn"):
-            whole_number(f"{self.name}.{field}", getattr(self, field), 1, MAX_SIZE)
-        whole_number(f"{self.name}.layers", self.layers, 1, MAX_LAYERS)
-        heads = f"{self.name}.heads ({self.heads})"
-        if not self.head_dim and self.d % self.heads:
-            raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {heads}")
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"{heads} must be a multiple of {self.name}.kv_heads ({self.kv_heads})")
-
-
-@dataclass(frozen=True)
-class Head:
-    """What turns the last hidden state into logits.
-
-    kind "lm": a projection onto the vocabulary at every position; "classes": one at the first position of each
-    sequence; "none": no logits, no loss.
-    """
-
-    kind: str = "lm"
-    outputs: int = 0
-    bias: bool = False
-    tied: bool = False  #: the projection is the embedding table
-    dense: bool = False  #: a d x d layer and an activation come before it (a pooler, or the transform of a masked LM)
-    norm: bool = False  #: and a norm after that
-
-
-@dataclass(frozen=True)
-class Transformer:
-    name: str
-    head: Head
-    encoder: Stack | None = None
-    decoder: Stack | None = None
-    sequences: int = 1
-    source_length: int = 512
-    target_length: int = 512
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        for field in ("sequences", "source_length", "target_length"):
-            whole_number(field, getattr(self, field), 1, MAX_SIZE)
+from costmodel.model.ledger import BATCH
+from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Pointwise, Workload
+from costmodel.workloads.shapes import Convolution, Experts, Head, Latent, Stack, Transformer
 
 
 def build(model: Transformer) -> Workload:
@@ -92,124 +17,261 @@ def build(model: Transformer) -> Workload:
     ops: list[Operation] = []
     source_tokens, target_tokens = (model.sequences * n for n in (model.source_length, model.target_length))
     if model.encoder:
-        ops += _stack(model.encoder, model, source_tokens, model.source_length)
+        ops += _stack(model.encoder, model, model.source_length)
     if model.decoder:
-        ops += _stack(model.decoder, model, target_tokens, model.target_length)
+        ops += _stack(model.decoder, model, model.target_length)
     last = model.decoder or model.encoder
     assert last is not None
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
+    ops = _mark_stream(ops)
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
-    ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops), 1))
+    ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
     return Workload(model.name, tuple(ops), tokens, model.source)
 
 
-def _stack(stack: Stack, model: Transformer, tokens: int, length: int) -> list[Operation]:
-    ops: list[Operation] = []
-    for index, (name, rows, width) in enumerate(stack.tables):
-        ops.append(Pointwise(f"{stack.name}.{name}", "embedding", tokens, width, parameters=rows * width))
-        if index:
-            ops.append(Pointwise(f"{stack.name}.{name}.add", "residual", tokens, width))
-    if stack.dropout:
-        ops.append(Pointwise(f"{stack.name}.dropout", "dropout", tokens, stack.d))
-    if stack.embedding_norm:
-        ops.append(_norm(f"{stack.name}.embedding_norm", tokens, stack))
-    if stack.extra_parameters:
-        ops.append(Pointwise(f"{stack.name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
+#: pointwise operations whose output is of a layer's branch
+_BRANCH = ("activation", "relu", "gate", "expert gate")
+
+
+def _mark_stream(ops: list[Operation]) -> list[Operation]:
+    """The layers whose x is no product's or activation's output."""
+    branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
+    return [
+        replace(op, stream=op.weight and op.input.removesuffix(" (copy)") not in branch) if isinstance(op, Gemm) else op
+        for op in ops
+    ]
+
+
+def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
+    tokens = model.sequences * length
+    ops = _embeddings(stack, model.sequences, length)
     for layer in range(stack.layers):
-        prefix = f"{stack.name}.layers.{layer}"
-        own = (length, f"{prefix}.self_attn.x", stack.d)
-        ops += _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own)
-        if stack.dropout:
-            ops.append(Pointwise(f"{prefix}.self_attn.out_dropout", "dropout", tokens, stack.d))
-        ops.append(Pointwise(f"{prefix}.self_attn.add", "residual", tokens, stack.d))
-        if stack.cross:
-            assert model.encoder is not None
-            memory = (model.source_length, "encoder.out", model.encoder.d)
-            ops += _attention(f"{prefix}.encoder_attn", stack, model.sequences, length, *memory)
-            if stack.dropout:
-                ops.append(Pointwise(f"{prefix}.encoder_attn.out_dropout", "dropout", tokens, stack.d))
-            ops.append(Pointwise(f"{prefix}.encoder_attn.add", "residual", tokens, stack.d))
-        ops += _mlp(prefix, stack, tokens)
-        if stack.dropout:
-            ops.append(Pointwise(f"{prefix}.mlp.out_dropout", "dropout", tokens, stack.d))
-        ops.append(Pointwise(f"{prefix}.mlp.add", "residual", tokens, stack.d))
-        ops += [_norm(f"{prefix}.norm{i}", tokens, stack) for i in range(stack.norms + stack.cross)]
+        ops += _layer(stack, layer, model, length)
     if stack.final_norm:
-        ops.append(_norm(f"{stack.name}.final_norm", tokens, stack))
+        ops.append(_norm(f"{stack.name}.final_norm", tokens, stack.d, stack))
     return ops
 
 
-def _norm(name: str, tokens: int, stack: Stack) -> Pointwise:
-    return Pointwise(
-        name, "rms" if stack.rms else "norm", tokens, stack.d, parameters=stack.d * (1 if stack.rms else 2)
-    )
+def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
+    ops: list[Operation] = []
+    name, tokens, width = stack.name, sequences * length, stack.embedding_width or stack.d
+    for index, convolution in enumerate(stack.convolutions):
+        source = f"{name}.{stack.convolutions[index - 1].name}.activation" if index else BATCH
+        ops += _convolution(convolution, f"{name}.{convolution.name}", sequences, source)
+    for index, (table, rows, columns) in enumerate(stack.tables):
+        trained = table not in stack.frozen
+        owned: dict[str, Any] = {"parameters": rows * columns, "trained": trained}
+        ops.append(Pointwise(f"{name}.{table}", "embedding", tokens, columns, **owned))
+        if index or stack.convolutions:
+            ops.append(Pointwise(f"{name}.{table}.add", "residual", tokens, columns))
+    if stack.embedding_norm:
+        ops.append(_norm(f"{name}.embedding_norm", tokens, width, stack))
+    if stack.dropout:
+        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, width))
+    if stack.embedding_width:
+        wide = f"{name}.embedding_projection"
+        ops.append(Gemm(wide, tokens, width, stack.d, bias=True, quantised=stack.converted, input=f"{wide}.x"))
+    if stack.extra_parameters:
+        ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
+    return ops
+
+
+def _convolution(made: Convolution, name: str, sequences: int, source: str) -> list[Operation]:
+    rows, width = sequences * made.positions, made.channels * made.kernel
+    sizes: dict[str, Any] = {"bias": made.bias, "quantised": False, "x_grad": source != BATCH, "input": source}
+    ops: list[Operation] = [Gemm(name, rows, width, made.outputs, x_values=rows * made.channels * made.stride, **sizes)]
+    if made.activation:
+        ops.append(Pointwise(f"{name}.activation", "activation", rows, made.outputs))
+    return ops
+
+
+def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Operation]:
+    prefix, tokens = f"{stack.name}.layers.{layer}", model.sequences * length
+    ops: list[Operation] = []
+    count = (stack.first_norms if layer == 0 and stack.first_norms >= 0 else stack.norms) + stack.cross
+    norms = [_norm(f"{prefix}.norm{index}", tokens, stack.d, stack) for index in range(count)]
+    both_sides = count > 2 + stack.cross
+
+    def norm(here: bool) -> None:
+        if here and norms:
+            ops.append(norms.pop(0))
+
+    def sublayer(name: str, inside: list[Operation]) -> None:
+        norm(not stack.post_norm)
+        ops.extend(inside)
+        norm(both_sides)
+        if stack.dropout:
+            ops.append(Pointwise(f"{prefix}.{name}.out_dropout", "dropout", tokens, stack.d))
+        ops.append(Pointwise(f"{prefix}.{name}.add", "residual", tokens, stack.d))
+        norm(stack.post_norm)
+
+    window = stack.windows[layer % len(stack.windows)] if stack.windows else 0
+    own = (length, f"{prefix}.self_attn.x", stack.d)
+    sublayer("self_attn", _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window))
+    if stack.cross:
+        assert model.encoder is not None
+        memory = (model.source_length, ENCODER_OUT, model.encoder.d)
+        cross = replace(stack, causal=False, position_bias=False)
+        sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+    if stack.experts and layer not in stack.experts.dense_layers:
+        sublayer("mlp", _experts(prefix, stack, stack.experts, tokens))
+    else:
+        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, stack.ffn, f"{prefix}.mlp.x"))
+    if stack.layer_parameters:
+        ops.append(Pointwise(f"{prefix}.extra", "parameters", 1, 1, parameters=stack.layer_parameters))
+    if stack.shared_layers and layer >= stack.shared_layers:
+        return [_again(op) for op in ops]
+    return ops
+
+
+def _again(op: Operation) -> Operation:
+    """The operation with parameters that another one counts."""
+    return replace(op, tied=op.weight, bias=False) if isinstance(op, Gemm) else replace(op, parameters=0)
+
+
+def _norm(name: str, tokens: int, width: int, stack: Stack) -> Pointwise:
+    kind, parameters = ("rms", width) if stack.rms else ("norm", width * (1 + stack.norm_bias))
+    return Pointwise(name, kind, tokens, width, parameters=parameters)
 
 
 def _attention(
-    prefix: str, stack: Stack, sequences: int, query_length: int, key_length: int, key_input: str, key_width: int
+    prefix: str,
+    stack: Stack,
+    sequences: int,
+    query_length: int,
+    key_length: int,
+    key_input: str,
+    key_width: int,
+    window: int = 0,
 ) -> list[Operation]:
     heads, kv_heads = stack.heads, stack.kv_heads or stack.heads
     head_dim = stack.head_dim or stack.d // heads
+    value_dim = head_dim
     queries, keys = sequences * query_length, sequences * key_length
     query_input = f"{prefix}.x"
     # grouped-query attention: the heads that share keys are rows of one product
     batch, rows = sequences * kv_heads, query_length * (heads // kv_heads)
 
-    def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool = stack.qkv_bias) -> Gemm:
+    def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
         return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias, quantised=stack.converted)
 
-    pairs = 0
-    if stack.causal and not prefix.endswith("encoder_attn"):
-        seen = min(stack.window or key_length, key_length)
-        pairs = heads // kv_heads * (seen * (seen + 1) // 2 + (query_length - seen) * seen)
+    pairs = heads // kv_heads * _pairs(query_length, key_length, stack.causal, window)
 
     def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
         size = rows, width, outputs, batch
         own: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
         return Gemm(f"{prefix}.{name}", *size, "attention", **own)
 
-    ops: list[Operation] = [
-        linear("q_proj", queries, stack.d, heads * head_dim, query_input),
-        linear("k_proj", keys, key_width, kv_heads * head_dim, key_input),
-        linear("v_proj", keys, key_width, kv_heads * head_dim, key_input),
-    ]
-    if stack.qk_norm:
-        ops.append(Pointwise(f"{prefix}.q_norm", "rms", queries * heads, head_dim, parameters=head_dim))
-        ops.append(Pointwise(f"{prefix}.k_norm", "rms", keys * kv_heads, head_dim, parameters=head_dim))
+    ops: list[Operation] = []
+    if stack.latent:
+        head_dim, value_dim = stack.latent.plain + stack.latent.rotary, stack.latent.value
+        ops += _latent_projections(prefix, stack, stack.latent, queries)
+    else:
+        bias = stack.qkv_bias
+        fused = linear("qkv_proj", queries, stack.d, (heads + 2 * kv_heads) * head_dim, query_input, bias)
+        ops += (
+            [fused]
+            if stack.fused_qkv
+            else [
+                linear("q_proj", queries, stack.d, heads * head_dim, query_input, bias),
+                linear("k_proj", keys, key_width, kv_heads * head_dim, key_input, bias and stack.key_bias),
+                linear("v_proj", keys, key_width, kv_heads * head_dim, key_input, bias),
+            ]
+        )
+    for name, tokens, count in (("q_norm", queries, heads), ("k_norm", keys, kv_heads)):
+        if stack.qk_norm:
+            rows_, width = (tokens * count, head_dim) if stack.qk_norm == "head" else (tokens, count * head_dim)
+            ops.append(Pointwise(f"{prefix}.{name}", "rms", rows_, width, parameters=width))
+    context = f"{prefix}.context" + (" (copy)" if stack.context_copied else "")
     dropout = [Pointwise(f"{prefix}.dropout", "dropout", batch * rows, key_length, cls="attention")]
     dropout = dropout if stack.attention_dropout else []
     ops += [
         product("scores", head_dim, key_length),
-        Pointwise(f"{prefix}.scale", "scale", batch * rows, key_length, cls="attention"),
+        Pointwise(
+            f"{prefix}.scale", "bias" if stack.position_bias else "scale", batch * rows, key_length, cls="attention"
+        ),
         Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
         *dropout,
-        product("context", key_length, head_dim, "" if dropout else f"{prefix}.softmax"),
-        linear("out_proj", queries, heads * head_dim, stack.d, f"{prefix}.context", stack.out_bias),
+        product("context", key_length, value_dim, "" if dropout else f"{prefix}.softmax"),
+        linear("out_proj", queries, heads * value_dim, stack.d, context, stack.out_bias),
     ]
     return ops
 
 
-def _mlp(prefix: str, stack: Stack, tokens: int) -> list[Operation]:
-    up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"] if stack.gated else [f"{prefix}.fc1"]
-    down = f"{prefix}.down_proj" if stack.gated else f"{prefix}.fc2"
+def _pairs(queries: int, keys: int, causal: bool, window: int) -> int:
+    """Pairs of a query and a key that it sees, of one head; 0: all of them."""
+    if not causal and not window:
+        return 0
+    seen = min(window or keys, keys)
+    causal_pairs = seen * (seen + 1) // 2 + (queries - seen) * seen
+    return causal_pairs if causal else 2 * causal_pairs - queries  # the same to the other side; itself once
+
+
+def _latent_projections(prefix: str, stack: Stack, latent: Latent, tokens: int) -> list[Operation]:
+    ops: list[Operation] = []
+
+    def linear(name: str, width: int, outputs: int, source: str, bias: bool = False) -> None:
+        ops.append(Gemm(f"{prefix}.{name}", tokens, width, outputs, input=source, bias=bias, quantised=stack.converted))
+
+    def narrowed(name: str, rank: int, more: int) -> str:
+        linear(f"{name}_a_proj", stack.d, rank + more, f"{prefix}.x", stack.qkv_bias)
+        ops.append(Pointwise(f"{prefix}.{name}_a_norm", "rms", tokens, rank, parameters=rank))
+        return f"{prefix}.{name}_a_norm"
+
+    source = narrowed("q", latent.query_rank, 0) if latent.query_rank else f"{prefix}.x"
+    linear("q_b_proj", latent.query_rank or stack.d, stack.heads * (latent.plain + latent.rotary), source)
+    source = narrowed("kv", latent.key_rank, latent.rotary)
+    linear("kv_b_proj", latent.key_rank, stack.heads * (latent.plain + latent.value), source)
+    return ops
+
+
+def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> list[Operation]:
+    up = [f"{prefix}gate_proj", f"{prefix}up_proj"] if stack.gated else [f"{prefix}fc1"]
+    down = f"{prefix}down_proj" if stack.gated else f"{prefix}fc2"
     bias, own = stack.mlp_bias, stack.converted
     return [
-        *(Gemm(name, tokens, stack.d, stack.ffn, bias=bias, quantised=own, input=f"{prefix}.mlp.x") for name in up),
-        Pointwise(f"{prefix}.activation", "gate" if stack.gated else stack.activation, tokens, stack.ffn),
-        Gemm(down, tokens, stack.ffn, stack.d, bias=bias, quantised=own, input=f"{prefix}.activation"),
+        *(Gemm(name, tokens, stack.d, width, bias=bias, quantised=own, input=source) for name in up),
+        Pointwise(f"{prefix}activation", "gate" if stack.gated else stack.activation, tokens, width),
+        Gemm(down, tokens, width, stack.d, bias=bias, quantised=own, input=f"{prefix}activation"),
     ]
 
 
+def _experts(prefix: str, stack: Stack, experts: Experts, tokens: int) -> list[Operation]:
+    """Rows are gathered by expert. transformers keeps experts' weights as plain parameters: dsq.convert passes them
+    by."""
+    source, name, rows = f"{prefix}.mlp.x", f"{prefix}.experts", tokens * experts.chosen
+    ours: dict[str, Any] = {"bias": experts.bias, "quantised": False, "weights": experts.count}
+    router = Gemm(
+        f"{prefix}.router", tokens, stack.d, experts.count, bias=experts.router_bias, quantised=False, input=source
+    )
+    ops: list[Operation] = [
+        router,
+        Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),
+        Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **ours),
+        Pointwise(f"{name}.activation", "expert gate", rows, experts.width),
+        Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", **ours),
+        Pointwise(f"{name}.weighted", "expert weights", rows, stack.d),
+    ]
+    if experts.shared:
+        ops += _mlp(f"{prefix}.shared_", stack, tokens, experts.shared, source)
+        ops.append(Pointwise(f"{prefix}.shared_.add", "residual", tokens, stack.d))
+    return ops
+
+
 def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
-    rows = tokens if head.kind == "lm" else sequences
+    rows, width = tokens if head.kind == "lm" else sequences, head.width or d
+    whole = 0 if head.kind == "lm" else tokens * d  # a view of all positions is read
     ops: list[Operation] = []
     if head.dense:
-        ops.append(Gemm("head.dense", rows, d, d, bias=True, input="head.x"))
-        ops.append(Pointwise("head.activation", "activation", rows, d))
+        ops.append(Gemm("head.dense", rows, d, width, bias=head.dense_bias, input="head.x", x_values=whole))
+        whole = 0
+        ops.append(Pointwise("head.activation", "activation", rows, width))
     if head.norm:
-        ops.append(Pointwise("head.norm", "norm", rows, d, parameters=2 * d))
+        ops.append(Pointwise("head.norm", "norm", rows, width, parameters=width * (1 + head.norm_bias)))
     if head.kind != "none":
         name = "output_projection"
-        ops.append(Gemm(name, rows, d, head.outputs, bias=head.bias, tied=head.tied, input=f"{name}.x"))
-        ops.append(Pointwise("loss", "loss", rows, head.outputs))
+        ops.append(
+            Gemm(name, rows, width, head.outputs, bias=head.bias, tied=head.tied, input=f"{name}.x", x_values=whole)
+        )
+        ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
     return ops

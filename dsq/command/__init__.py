@@ -1,4 +1,5 @@
-"""What every command of this repository shares: errors of one line, files that appear whole, tables.
+"""What every command of this repository shares: errors of one line, files that appear whole, tables, the machine's
+name.
 
 Needs neither torch nor pandas nor numpy.
 """

@@ -21,7 +21,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def guarded(prog: str, work: Callable[[], object]) -> int:
-    """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line.
+    """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line, or
+    lacked a package.
 
     Where the reader of standard output has gone (``| head``), there is nothing left to say: 0.
     """
@@ -32,6 +33,9 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own flush at exit succeeds
     except (ValueError, OSError) as error:
         print(_line(prog, error), file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(_line(prog, f"{error.name} is not installed: pip install 'dsq-torch[plots]'"), file=sys.stderr)
         return 2
     return 0
 

@@ -29,23 +29,24 @@ def table(records: Sequence[Record], columns: Mapping[str, str] | None = None, m
 
 
 def _cell(value: Any, spec: str) -> str:
-    if _is_missing(value):
+    if is_missing(value):
         return "-"
     return str(value) if isinstance(value, str) else f"{value:{spec}}" if spec else str(value)
 
 
 def _is_text(records: Sequence[Record], name: str) -> bool:
-    return isinstance(next((r[name] for r in records if not _is_missing(r.get(name))), None), str)
+    return isinstance(next((r[name] for r in records if not is_missing(r.get(name))), None), str)
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether ``value`` is None or NaN."""
     return value is None or value != value  # only NaN differs from itself
 
 
 def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
     """``records`` as CSV with a head: every field that any of them has; empty where one lacks it, or it is None or NaN.
 
-    ``spec``: the format of floats.
+    ``spec``: the format of floats, "" for all their digits.
     """
     names = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
@@ -53,5 +54,5 @@ def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
     writer.writerow(names)
     for record in records:
         values = [record.get(name) for name in names]
-        writer.writerow(["" if _is_missing(v) else f"{v:{spec}}" if isinstance(v, float) else v for v in values])
+        writer.writerow(["" if is_missing(v) else f"{v:{spec}}" if isinstance(v, float) else v for v in values])
     return text.getvalue()

@@ -116,6 +116,24 @@ class Format:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BoxFormat(Format):
+    """A format whose scales serve ``box`` values each, along one axis."""
+
+    #: whether a scale has a sign: the largest magnitude of a box then takes the negative side, one code longer
+    signed_scale: ClassVar[bool] = False
+
+    box: int = BOX  #: values that share a scale
+
+    def __post_init__(self) -> None:
+        Format.__post_init__(self)
+        object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
+
+    @property
+    def smallest_code(self) -> int:
+        return -self.largest_code - self.signed_scale
+
+
 #: the formats a tensor can be quantised to, by name
 FORMATS: dict[str, type[Format]] = {}
 F = TypeVar("F", bound=type[Format])

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dsq.arguments import whole_number
-from dsq.formats.base import BOX, Format, Law, register
+from dsq.formats.base import BoxFormat, Law, register
 
 
 @register
 @dataclass(frozen=True, slots=True)
-class BFP(Format):
+class BFP(BoxFormat):
     """Block floating point: along one axis, ``box`` values share one exponent (DSQ, section 4; MX's INT grid).
 
     With E = max floor(log2|x|) over the box, the step is ``2**(E - (bits - 2))`` and the largest code
@@ -24,12 +24,10 @@ class BFP(Format):
         "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits",
     )
 
-    box: int = BOX  #: values that share an exponent
     exponent_bits: int = 8  #: width of the shared exponent; kernels store 8
 
     def __post_init__(self) -> None:
-        Format.__post_init__(self)
-        object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
+        BoxFormat.__post_init__(self)
         object.__setattr__(self, "exponent_bits", whole_number("exponent_bits", self.exponent_bits, 1, 16))
 
     @property

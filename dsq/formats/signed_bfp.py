@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dsq.arguments import whole_number
-from dsq.formats.base import BOX, Format, Law, register
+from dsq.formats.base import BoxFormat, Law, register
 from dsq.formats.bfp import BFP
 
 #: the smallest and the largest exponent that the 7 bits of a scale hold; NaN takes the code after
@@ -13,7 +12,7 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -96, 30
 
 @register
 @dataclass(frozen=True, slots=True)
-class SignedBFP(Format):
+class SignedBFP(BoxFormat):
     """Block floating point with a signed scale: the codes are all of two's complement, -2^(bits-1)..2^(bits-1) - 1.
 
     BFP never uses -2^(bits-1): at 2 bits a quarter of the codes. Here the value of largest magnitude in a box, x_M,
@@ -27,14 +26,5 @@ class SignedBFP(Format):
 
     name: ClassVar[str] = "sbfp"
     law: ClassVar[Law] = BFP.law
+    signed_scale: ClassVar[bool] = True
     useful_to: ClassVar[int] = 8
-
-    box: int = BOX  #: values that share a scale
-
-    def __post_init__(self) -> None:
-        Format.__post_init__(self)
-        object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
-
-    @property
-    def smallest_code(self) -> int:
-        return -self.largest_code - 1

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dsq.arguments import whole_number
-from dsq.formats.base import BOX, Format, Law, register
+from dsq.formats.base import BoxFormat, Law, register
 from dsq.formats.bfp import BFP
 from dsq.formats.layout import Layout
 
@@ -14,7 +13,7 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -90, 120
 
 @register
 @dataclass(frozen=True, slots=True)
-class SignedNVInt(Format):
+class SignedNVInt(BoxFormat):
     """NVINT with a signed scale: two's complement codes, an E4M3 scale a box, and an exponent a tensor.
 
     As in SignedBFP the value of largest magnitude in a box, x_M, takes the negative side, which is one code longer; and
@@ -30,18 +29,9 @@ class SignedNVInt(Format):
 
     name: ClassVar[str] = "snvint"
     law: ClassVar[Law] = BFP.law
+    signed_scale: ClassVar[bool] = True
     tensor_bytes: ClassVar[int] = 1
     useful_to: ClassVar[int] = 6  # above, the clipping that its rounded scale causes outweighs what it gains
-
-    box: int = BOX  #: values that share a scale
-
-    def __post_init__(self) -> None:
-        Format.__post_init__(self)
-        object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
-
-    @property
-    def smallest_code(self) -> int:
-        return -self.largest_code - 1
 
     @property
     def significand_bits(self) -> int:

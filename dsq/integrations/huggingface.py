@@ -1,14 +1,18 @@
-"""Hugging Face's Trainer: dynamic stashing quantization as a callback.
+"""Hugging Face's Trainer: dynamic stashing quantization as a callback, and the config in config.json.
 
     trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback(levels="[4,4,4,16] [16,4,4,16]")])
 
 The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
-the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was.
+the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
+how it was trained:
+
+    model = restore(AutoModelForCausalLM.from_pretrained(folder))
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
+from transformers import Trainer
 from transformers.trainer_callback import (
     ExportableState,
     TrainerCallback,
@@ -18,9 +22,26 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
-from dsq.conversion import convert, converted, set_level
+from dsq.conversion import convert, set_level
 from dsq.precision import parse_levels
-from dsq.scheduler import PrecisionScheduler
+from dsq.state import DynamicPrecision
+
+Model = TypeVar("Model", bound=nn.Module)
+#: the key of config.json
+_KEY = "dsq"
+
+
+def restore(model: Model) -> Model:
+    """Convert ``model``, in place, as the one was that ``PrecisionCallback`` trained and ``save_pretrained`` saved, at
+    the level it had reached. Returns it. Raises ValueError where its config.json does not say how.
+    """
+    saved = getattr(getattr(model, "config", None), _KEY, None)
+    if saved is None:
+        raise ValueError(f"config.json of the model has no {_KEY!r}: PrecisionCallback writes it; use dsq.convert")
+    config = DSQConfig.from_dict(saved["config"])
+    convert(model, config)
+    set_level(model, config, saved["scheduler"]["level"])
+    return model
 
 
 class PrecisionCallback(TrainerCallback, ExportableState):
@@ -35,43 +56,55 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
     def __init__(self, levels: str = "[4,4,4,16] [16,4,4,16]", **options: Any) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
-        self.scheduler: PrecisionScheduler | None = None  #: from the beginning of the training on
+        self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self._args = {"levels": levels, **options}
+
+    def add_to(self, trainer: Trainer) -> None:
+        """In place of ``callbacks=[...]``: before the loggers, so that TensorBoard, W&B and others get ``metrics()``.
+
+        The Trainer's own log history has them either way.
+        """
+        trainer.callback_handler.callbacks.insert(0, self)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Convert the model, at the level of the checkpoint that the trainer resumes from."""
-        model: nn.Module = kwargs["model"]
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
-        self.scheduler = self.config.scheduler(state.max_steps)
         saved = callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
         if saved:
-            self.scheduler.load_state_dict(saved)
-        if not converted(model):
-            convert(model, self.config)
-        set_level(model, self.config, self.scheduler.level)
+            self.dynamic.load_state_dict(saved)
+        self._note()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        assert self.scheduler is not None
-        if self.scheduler.record(updates=1):
-            set_level(kwargs["model"], self.config, self.scheduler.level)
+        assert self.dynamic is not None
+        self.dynamic.record(updates=1)
+        self._note()
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Take note of the evaluation's loss. Raises ValueError where the evaluation gave none."""
         metrics: dict[str, float] = kwargs["metrics"]
         if "eval_loss" not in metrics:
             raise ValueError(f"the evaluation must give eval_loss for the level to follow, got {sorted(metrics)}")
-        assert self.scheduler is not None
-        if self.scheduler.step(metrics["eval_loss"]):
-            set_level(kwargs["model"], self.config, self.scheduler.level)
+        if self.dynamic is not None:  # else it is an evaluation before training
+            self.dynamic.step(metrics["eval_loss"])
+            self._note()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Add ``DynamicPrecision.metrics`` to what is logged."""
+        if self.dynamic is not None:
+            metrics = self.dynamic.metrics()
+            kwargs["logs"].update(metrics)
+            state.log_history[-1].update(metrics)
 
     def state(self) -> dict[str, Any]:
         """What the trainer writes into its checkpoints."""
-        return {"args": self._args, "attributes": {"saved": self.scheduler.state_dict() if self.scheduler else None}}
+        return {"args": self._args, "attributes": {"saved": self.dynamic.state_dict() if self.dynamic else None}}
+
+    def _note(self) -> None:
+        """Let config.json say where the schedule stands."""
+        assert self.dynamic is not None
+        config = getattr(self.dynamic.model, "config", None)
+        if config is not None:
+            setattr(config, _KEY, self.dynamic.state_dict())

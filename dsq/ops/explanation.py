@@ -50,7 +50,7 @@ def explain_linear(matmuls: LinearMatMuls, x_shape: tuple[int, ...], w_shape: tu
     for name, (matmul, a, b) in operands.items():
         sizes = matmul.sizes(a, b)
         fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)]
-        times = timed(fitting, matmul, size_class(sizes), backend)
+        times = timed(fitting, matmul, torch.float32, size_class(sizes), backend)
         chosen = gemm_for(matmul, torch.float32, sizes, backend).name
         microseconds = {trial.gemm.name: trial.seconds * 1e6 for trial in times}
         choices.append(ProductChoice(name, sizes, size_class(sizes), chosen, microseconds))

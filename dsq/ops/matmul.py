@@ -19,36 +19,47 @@ from dsq.kernels.reference.gemm import TORCH
 
 
 def multiply(
-    matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None = None, seed: int | None = None
+    matmul: MatMul,
+    a: Tensor,
+    b: Tensor | Codes,
+    bias_N: Tensor | None = None,
+    seed: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``a b`` (+ bias), with what ``matmul`` says of both and of the result; in the dtype of ``a``.
+    """``a b`` (+ bias), with what ``matmul`` says of both and of the result; in ``dtype`` (default: that of ``a``).
 
-    Batches of matrices are multiplied each by its own, by PyTorch in that dtype; their axes count from the end.
+    PyTorch multiplies in the narrower of the dtypes of ``a`` and of the result. Batches of matrices are multiplied each
+    by its own, by PyTorch; their axes count from the end.
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
+    dtype = dtype or a.dtype
     if plain(a):
-        return _multiply(matmul, a, b, bias_N, seed)
+        return _multiply(matmul, a, b, bias_N, seed, dtype)
     result: Tensor
     if isinstance(b, Codes):
-        result = torch.ops.dsq.multiply_packed(a, b.codes, b.scales, b.shape, bias_N, matmul.text, signed(seed))
+        result = torch.ops.dsq.multiply_packed(a, b.codes, b.scales, b.shape, bias_N, matmul.text, signed(seed), dtype)
     else:
-        result = torch.ops.dsq.multiply(a, b, bias_N, matmul.text, signed(seed))
+        result = torch.ops.dsq.multiply(a, b, bias_N, matmul.text, signed(seed), dtype)
     return result
 
 
-def _multiply(matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None, seed: int | None) -> Tensor:
-    batched = a.dim() > 2
-    gemm = TORCH if batched else gemm_for(matmul, a.dtype, matmul.sizes(a.shape, b.shape), backend_for(a.device))
+def _multiply(
+    matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None, seed: int | None, dtype: torch.dtype
+) -> Tensor:
+    batched, inner = a.dim() > 2, min(a.dtype, dtype, key=lambda dtype: dtype.itemsize)
+    gemm = TORCH if batched else gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
+    if bias_N is not None:
+        bias_N = bias_N.to(inner if gemm is TORCH else torch.promote_types(inner, torch.float32))
     if gemm.packed:
         result = gemm.run(matmul, packed(matmul.a, a, seed), packed(matmul.b, b, seed), bias_N)
     else:
-        left = _values(matmul.a, a, gemm.a_dtype or a.dtype, seed)
-        right = _values(matmul.b, b, gemm.b_dtype or a.dtype, seed)
+        left = _values(matmul.a, a, gemm.a_dtype or inner, seed)
+        right = _values(matmul.b, b, gemm.b_dtype or inner, seed)
         result = gemm.run(matmul, left, right, bias_N)
     if matmul.result is None:
-        return result
-    return quantize(result, matmul.result, -1, _plus(seed, matmul.result_seed))
+        return result.to(dtype)
+    return quantize(result, matmul.result, -1, _plus(seed, matmul.result_seed), dtype)
 
 
 def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:
@@ -63,7 +74,7 @@ def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int |
     if isinstance(x, Codes):
         values = unpack(x.codes, x.scales, _format(operand), x.shape, operand.axis, dtype)
     elif operand.format is None:
-        values = x
+        values = x.to(dtype)
     else:
         values = quantize(x, operand.format, operand.axis, _plus(seed, operand.seed), dtype)
     return values.mT if operand.transposed else values
@@ -78,8 +89,8 @@ def _plus(seed: int | None, offset: int) -> int | None:
     return None if seed is None else seed + offset
 
 
-def _operator(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None) -> Tensor:
-    return _multiply(parse_matmul(matmul), a, b, bias, seed)
+def _operator(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None, dtype: torch.dtype) -> Tensor:
+    return _multiply(parse_matmul(matmul), a, b, bias, seed, dtype)
 
 
 def _packed_operator(
@@ -90,16 +101,26 @@ def _packed_operator(
     bias: Tensor | None,
     matmul: str,
     seed: int | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    return _multiply(parse_matmul(matmul), a, Codes(codes, scales, torch.Size(shape)), bias, seed)
+    return _multiply(parse_matmul(matmul), a, Codes(codes, scales, torch.Size(shape)), bias, seed, dtype)
 
 
-def _fake(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None) -> Tensor:
-    return a.new_empty((*a.shape[:-2], *parse_matmul(matmul).sizes(a.shape, b.shape)[:2]))
+def _fake(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None, dtype: torch.dtype) -> Tensor:
+    return a.new_empty((*a.shape[:-2], *parse_matmul(matmul).sizes(a.shape, b.shape)[:2]), dtype=dtype)
 
 
-def _fake_packed(a: Tensor, codes: Tensor, scales: Tensor, shape: Any, *options: Any) -> Tensor:
-    return a.new_empty((*a.shape[:-2], *parse_matmul(options[1]).sizes(a.shape, shape)[:2]))
+def _fake_packed(
+    a: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    shape: Any,
+    bias: Tensor | None,
+    matmul: str,
+    seed: int | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    return a.new_empty((*a.shape[:-2], *parse_matmul(matmul).sizes(a.shape, shape)[:2]), dtype=dtype)
 
 
 def _flops(a_shape: Any, b_shape: Any, bias_shape: Any, matmul: str, *_: Any, **__: Any) -> int:
@@ -110,10 +131,12 @@ def _packed_flops(a_shape: Any, codes: Any, scales: Any, shape: Any, bias: Any, 
     return _flops(a_shape, shape, bias, matmul)
 
 
-define("multiply(Tensor a, Tensor b, Tensor? bias, str matmul, int? seed) -> Tensor", _operator, _fake)
 define(
-    "multiply_packed(Tensor a, Tensor codes, Tensor scales, SymInt[] shape, Tensor? bias, str matmul, int? seed)"
-    " -> Tensor",
+    "multiply(Tensor a, Tensor b, Tensor? bias, str matmul, int? seed, ScalarType dtype) -> Tensor", _operator, _fake
+)
+define(
+    "multiply_packed(Tensor a, Tensor codes, Tensor scales, SymInt[] shape, Tensor? bias, str matmul, int? seed,"
+    " ScalarType dtype) -> Tensor",
     _packed_operator,
     _fake_packed,
 )

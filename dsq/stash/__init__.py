@@ -6,12 +6,15 @@ print(controller.report()); controller.remove()
 
 print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by tensor and module; peak memory
 
+x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed (boundaries.py)
+
 Start reading in policy.py, then bfp/ (the shortest of the quantising policies), then saved_tensors/ (the mechanism).
 """
 
 import importlib
 import pkgutil
 
+from dsq.stash.boundaries import packed_checkpoint
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import Controller, Summary, apply, policies, register
 
@@ -20,4 +23,4 @@ for _folder in pkgutil.iter_modules(__path__):
     if _folder.ispkg:
         importlib.import_module(f"{__name__}.{_folder.name}")
 
-__all__ = ["Controller", "Held", "Report", "Summary", "apply", "measure", "policies", "register"]
+__all__ = ["Controller", "Held", "Report", "Summary", "apply", "measure", "packed_checkpoint", "policies", "register"]

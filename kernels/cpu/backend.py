@@ -1,6 +1,7 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
 from dsq.kernels.backend import Backend
+from dsq.kernels.cpu.affine import Affine
 from dsq.kernels.cpu.codec import FORMATS, Codec
 from dsq.kernels.cpu.gemm import gemms
 from dsq.kernels.cpu.library import library
@@ -18,7 +19,7 @@ def backend(isa: str) -> Backend:
     """The kernels of one instruction set: a key of ``Library.instruction_sets()``."""
     loaded = library()
     index = loaded.instruction_sets()[isa]
-    codec, masks = Codec(loaded, index), Masks(loaded, index)
+    codec, masks, affine = Codec(loaded, index), Masks(loaded, index), Affine(loaded, index)
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
@@ -30,6 +31,9 @@ def backend(isa: str) -> Backend:
         unpack_mask=masks.unpack_mask,
         apply_mask=masks.apply_mask,
         relu=masks.relu,
+        affine_extents=affine.extents,
+        affine_pack=affine.pack,
+        affine_unpack=affine.unpack,
         gemms=gemms(loaded),
         tuned=True,
         linear=Linear(loaded, codec) if fused else None,

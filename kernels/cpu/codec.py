@@ -104,8 +104,3 @@ class Codec:
         desc = self.prepared(fmt, layout, dtype, dtype, False).desc
         self._unpack(desc, codes.data_ptr(), scales.data_ptr(), out.data_ptr(), torch.get_num_threads())
         return out
-
-
-def empty_bytes(shape: tuple[int, ...]) -> Tensor:
-    """An uninitialised uint8 tensor on the CPU, whatever the default device is."""
-    return torch.empty(*shape, dtype=torch.uint8, device="cpu")  # sizes spread out parse in half the time

@@ -1,10 +1,11 @@
 """Products of quantised operands by the compiled kernels (src/gemm): products of values exact, sums in float32.
 
-bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16). integer takes packed operands with boxes along the
-contraction: an exact integer dot product a box, then the boxes' scale factors, as hardware for the format computes it
-(AVX512_VNNI). Where both have at most 8 bits they multiply as bytes, at two thirds of the cost; and where a byte has
-room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The sums of 256
-products of codes, shifted or not, times the scale factors of either operand or both, have to be within float32's range.
+bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
+packed operands with boxes along the contraction: an exact integer dot product a box, then the boxes' scale factors, as
+hardware for the format computes it (AVX512_VNNI). Where both have at most 8 bits they multiply as bytes, at two thirds
+of the cost; and where a byte has room to shift narrower codes to one exponent, one dot product takes 64 or 512 values
+of the contraction. The sums of 256 products of codes, shifted or not, times the scale factors of either operand or
+both, have to be within float32's range.
 
 Shape suffixes: M rows, N columns, K the contraction.
 """
@@ -45,23 +46,27 @@ def summed_as_integers(box: int) -> int:
 
 
 def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return _exact(matmul, dtype) and all(x.format and x.format.exact_in_bfloat16 for x in (matmul.a, matmul.b))
+    a, b = matmul.a.format, matmul.b.format
+    if not _exact(matmul, dtype) or a is None or b is None:
+        return False
+    kept = dtype is torch.bfloat16 and isinstance(a, BFP) and a.packs  # on whose grid a bfloat16 value stays one
+    return (a.exact_in_bfloat16 or kept) and b.exact_in_bfloat16
 
 
 def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, and a
     box's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
-    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS or a.box != b.box:
+    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS:
         return False
-    box, axes = summed_as_integers(a.box), (matmul.a.axis % 2, matmul.b.axis % 2)
+    box = summed_as_integers(a.box)
     divides = box % 2 == 0 and _PANEL_DEPTH % box == 0
     fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
-    return divides and fits and (a.box == 0 or axes == matmul.contracted())
+    return divides and fits and matmul.boxes_match()
 
 
 def _exact(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return matmul.exact and dtype is torch.float32
+    return matmul.exact and dtype is not torch.float64
 
 
 def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Layout
-from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, LinearMatMuls, MatMul, Operand
-from dsq.kernels.cpu.codec import Codec, empty_bytes
+from dsq.kernels.backend import BackwardCall, Codes, Dtypes, ForwardCall, LinearMatMuls, MatMul, Operand
+from dsq.kernels.cpu.codec import Codec
 from dsq.kernels.cpu.gemm import summed_as_integers
 from dsq.kernels.cpu.library import SEED_MASK, Library
-from dsq.kernels.cpu.scratch import Arena, scratch
+from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
 from dsq.kernels.reference.gemm import TORCH
 
 #: a Gemm's name in enum GemmKernel
@@ -28,31 +28,39 @@ class Linear:
         self._library, self._codec = library, codec
 
     def forward(
-        self, matmuls: LinearMatMuls, gemm: str, x_shape: torch.Size, w_shape: torch.Size, stochastic: bool
+        self,
+        matmuls: LinearMatMuls,
+        gemm: str,
+        dtypes: Dtypes,
+        x_shape: torch.Size,
+        w_shape: torch.Size,
+        stochastic: bool,
     ) -> ForwardCall | None:
         by_torch = gemm == TORCH.name
         if by_torch and matmuls.output.result is not None:
             return None
         shape_TK, stash = _matrix(x_shape), matmuls.stash
-        output, room = self._matmul(matmuls.output, gemm, shape_TK, w_shape, False, stochastic)
+        output, room = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, False, stochastic)
         fields: dict[str, Any] = {"output": output}
         code_shape: tuple[int, ...] = ()
         scale_shape: tuple[int, ...] = ()
         if stash.format is not None:
             layout = Layout.of(shape_TK, stash.axis)
-            fields["stash"] = self._codec.fields(stash.format, layout, torch.float32, torch.float32, stochastic)
+            fields["stash"] = self._codec.fields(stash.format, layout, dtypes.x, dtypes.x, stochastic)
             fields["stash_seed"] = stash.seed
             code_shape, scale_shape = layout.code_shape(stash.format.bits), stash.format.scale_shape(layout)
         desc = self._library.new("LinearForwardDesc", fields)
         run, sizes = self._library.c.dsq_linear_forward, (*x_shape[:-1], w_shape[0])
+        item, bias_dtype = dtypes.y.itemsize, dtypes.y if by_torch else torch.float32
 
         def call(
             x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
         ) -> tuple[Tensor, Codes | None]:
-            x, w, bias = x.contiguous(), w.contiguous(), None if bias is None else bias.contiguous()
-            y = torch.empty(*sizes, dtype=torch.float32, device="cpu")  # whatever the defaults are
-            # values of float32 are large: their memory is freed here, so that the stash can have it
-            memory = torch.empty(room // 4, dtype=torch.float32, device="cpu") if by_torch else scratch(room)
+            x, w = x.contiguous(), w.contiguous()
+            bias = None if bias is None else bias.to(bias_dtype).contiguous()
+            y = torch.empty(*sizes, dtype=dtypes.y, device="cpu")  # whatever the defaults are
+            # values are large: their memory is freed here, so that the stash can have it
+            memory = torch.empty(room // item, dtype=dtypes.y, device="cpu") if by_torch else scratch(room)
             packed, codes_address, scales_address = None, 0, 0
             if packing:
                 packed = Codes(empty_bytes(code_shape), empty_bytes(scale_shape), shape_TK)
@@ -63,8 +71,8 @@ class Linear:
             )
             if by_torch:
                 depth = shape_TK[1]
-                x0_TK = memory.as_strided(shape_TK, (depth, 1), output["a"]["offset"] // 4)
-                w0_KN = memory.as_strided((depth, w_shape[0]), (1, depth), output["b"]["offset"] // 4)
+                x0_TK = memory.as_strided(shape_TK, (depth, 1), output["a"]["offset"] // item)
+                w0_KN = memory.as_strided((depth, w_shape[0]), (1, depth), output["b"]["offset"] // item)
                 y_TN = y.view(shape_TK[0], w_shape[0])
                 if bias is None:
                     torch.mm(x0_TK, w0_KN, out=y_TN)
@@ -78,6 +86,7 @@ class Linear:
         self,
         matmuls: LinearMatMuls,
         gemms: tuple[str, str],
+        dtypes: Dtypes,
         dy_shape: torch.Size,
         w_shape: torch.Size | None,
         x_shape: torch.Size | None,
@@ -91,12 +100,24 @@ class Linear:
         if w_shape is not None:
             dx_shape = (*dy_shape[:-1], w_shape[1])
             fields["input_gradient"], room = self._matmul(
-                matmuls.input_gradient, gemms[0], shape_TN, w_shape, False, stochastic
+                matmuls.input_gradient,
+                gemms[0],
+                (dtypes.y, dtypes.w, dtypes.x),
+                shape_TN,
+                w_shape,
+                False,
+                stochastic,
             )
         if x_shape is not None:
             dw_shape = (shape_TN[1], x_shape[1])
             fields["weight_gradient"], more = self._matmul(
-                matmuls.weight_gradient, gemms[1], shape_TN, x_shape, True, stochastic
+                matmuls.weight_gradient,
+                gemms[1],
+                (dtypes.y, dtypes.x, dtypes.w),
+                shape_TN,
+                x_shape,
+                True,
+                stochastic,
             )
             room = max(room, more)
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
@@ -107,11 +128,11 @@ class Linear:
             dy, memory, dx, dw = dy.contiguous(), scratch(room), None, None
             w_address = dx_address = codes_address = scales_address = dw_address = 0
             if w is not None:
-                w, dx = w.contiguous(), torch.empty(*dx_shape, dtype=torch.float32, device="cpu")
+                w, dx = w.contiguous(), torch.empty(*dx_shape, dtype=dtypes.x, device="cpu")
                 w_address, dx_address = w.data_ptr(), dx.data_ptr()
             if x is not None:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
-                dw = torch.empty(*dw_shape, dtype=torch.float32, device="cpu")
+                dw = torch.empty(*dw_shape, dtype=dtypes.w, device="cpu")
                 codes_address, scales_address, dw_address = codes.data_ptr(), scales.data_ptr(), dw.data_ptr()
             run(
                 *(desc, dy.data_ptr(), w_address, codes_address, scales_address, dx_address, dw_address),
@@ -122,19 +143,34 @@ class Linear:
         return call
 
     def _matmul(
-        self, matmul: MatMul, gemm: str, a_shape: torch.Size, b_shape: torch.Size, packed: bool, stochastic: bool
+        self,
+        matmul: MatMul,
+        gemm: str,
+        dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+        a_shape: torch.Size,
+        b_shape: torch.Size,
+        packed: bool,
+        stochastic: bool,
     ) -> tuple[dict[str, Any], int]:
-        """The fields of a MatMulDesc, and the bytes of scratch memory that it takes; ``packed``: b comes as codes."""
+        """The fields of a MatMulDesc, and the bytes of scratch memory that it takes.
+
+        ``dtypes``: of a, b and the result. ``packed``: b comes as codes.
+        """
         arena = Arena()
+        a_dtype, b_dtype, dtype = dtypes
+        values = dtype if gemm == TORCH.name else torch.bfloat16
         a_axis, b_axis = matmul.contracted()
         rows, depth, columns = a_shape[1 - a_axis], a_shape[a_axis], b_shape[1 - b_axis]
         fields = {
-            "a": self._operand(matmul.a, a_shape, gemm, False, arena, stochastic) | {"across": a_axis == 0},
-            "b": self._operand(matmul.b, b_shape, gemm, packed, arena, stochastic) | {"across": b_axis == 0},
+            "a": self._operand(matmul.a, a_dtype, values, a_shape, gemm, False, arena, stochastic)
+            | {"across": a_axis == 0},
+            "b": self._operand(matmul.b, b_dtype, values, b_shape, gemm, packed, arena, stochastic)
+            | {"across": b_axis == 0},
             "rows": rows,
             "columns": columns,
             "depth": depth,
             "gemm": getattr(self._library.c, _KERNELS[gemm]),
+            "result": {"out_dtype": self._library.dtypes()[dtype]},
         }
         if gemm == "integer":
             assert matmul.a.format is not None
@@ -146,23 +182,29 @@ class Linear:
             fields["panels_offset"] = arena.take(room)
         if matmul.result is not None:
             layout = Layout(1, rows, columns, along_rows=False)
-            fields["result"] = self._codec.fields(matmul.result, layout, torch.float32, torch.float32, stochastic)
+            fields["result"] = self._codec.fields(matmul.result, layout, torch.float32, dtype, stochastic)
             fields["result_seed"] = matmul.result_seed
+            fields["result_offset"] = 0 if dtype is torch.float32 else arena.take(4 * rows * columns)
         return fields, arena.size
 
     def _operand(
-        self, operand: Operand, shape: torch.Size, gemm: str, packed: bool, arena: Arena, stochastic: bool
+        self,
+        operand: Operand,
+        dtype: torch.dtype,
+        values: torch.dtype,
+        shape: torch.Size,
+        gemm: str,
+        packed: bool,
+        arena: Arena,
+        stochastic: bool,
     ) -> dict[str, Any]:
-        """The fields of an OperandDesc but one."""
+        """The fields of an OperandDesc but one; ``values``: what ``gemm`` multiplies, where it takes no codes."""
         assert operand.format is not None
         layout = Layout.of(shape, operand.axis)
-        values = torch.float32 if gemm == TORCH.name else torch.bfloat16
         strides = (shape[1], 1)
         row_stride, column_stride = strides[::-1] if operand.transposed else strides
         fields = {
-            "codec": self._codec.fields(
-                operand.format, layout, values if packed else torch.float32, values, stochastic
-            ),
+            "codec": self._codec.fields(operand.format, layout, values if packed else dtype, values, stochastic),
             "row_stride": row_stride,
             "column_stride": column_stride,
             "seed": operand.seed,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.cpu.codec import empty_bytes
 from dsq.kernels.cpu.library import Library
+from dsq.kernels.cpu.scratch import empty_bytes
 from dsq.kernels.reference import masks as reference
 
 

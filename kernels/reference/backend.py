@@ -2,7 +2,7 @@
 
 from dsq.formats import FORMATS
 from dsq.kernels.backend import Backend
-from dsq.kernels.reference import codec, masks
+from dsq.kernels.reference import affine, codec, masks
 from dsq.kernels.reference.gemm import FLOAT64
 
 REFERENCE = Backend(
@@ -15,5 +15,8 @@ REFERENCE = Backend(
     unpack_mask=masks.unpack_mask,
     apply_mask=masks.apply_mask,
     relu=masks.relu,
+    affine_extents=affine.extents,
+    affine_pack=affine.pack,
+    affine_unpack=affine.unpack,
     gemms=(FLOAT64,),
 )

@@ -12,14 +12,14 @@ def _any(matmul: MatMul, dtype: torch.dtype) -> bool:
 
 def _in_float64(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     product = a_MK.double() @ b_KN.double()
-    return (product if bias_N is None else product + bias_N).to(a_MK.dtype)
+    return (product if bias_N is None else product + bias_N).to(torch.promote_types(a_MK.dtype, torch.float32))
 
 
 def _by_torch(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     return a_MK @ b_KN if bias_N is None else torch.addmm(bias_N, a_MK, b_KN)
 
 
-#: sums in float64, rounded once
+#: sums in float64, rounded once to float32, unless the operands are float64
 FLOAT64 = Gemm("float64", _any, _in_float64)
 #: PyTorch's matmul in the operands' own dtype
 TORCH = Gemm("torch", _any, _by_torch)

@@ -18,10 +18,10 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
 
-def uniform(rows: int, columns: int, seed: int, device: torch.device) -> Tensor:
-    """Uniform numbers ``(k + 1/2) / 2**16``, float64, shape (rows, columns)."""
+def uniform(rows: int, columns: int, seed: int, device: torch.device, first_block: int = 0) -> Tensor:
+    """Uniform numbers ``(k + 1/2) / 2**16``, float64, shape (rows, columns), from a block of columns on."""
     blocks = -(-columns // BLOCK)
-    counter_BL = torch.arange(blocks * LANES, device=device).view(1, blocks, LANES)
+    counter_BL = torch.arange(first_block * LANES, (first_block + blocks) * LANES, device=device).view(1, blocks, LANES)
     row_R = torch.arange(rows, device=device).view(rows, 1, 1)
     words = philox((counter_BL, row_R & _MASK, row_R >> 32, torch.zeros_like(row_R)), seed)
     halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]

@@ -6,13 +6,13 @@ same kernels on CPU tensors, slowly (that is how they are tested where there is 
 
 import importlib.util
 
-from dsq.formats import BFP, FixedPoint
 from dsq.kernels.backend import Backend
+from dsq.kernels.reference import affine
 from dsq.kernels.triton import codec, gemm, masks
 
 TRITON = Backend(
     name="triton",
-    formats=frozenset((BFP, FixedPoint)),
+    formats=frozenset(codec.GRIDS),
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,
@@ -20,7 +20,12 @@ TRITON = Backend(
     unpack_mask=masks.unpack_mask,
     apply_mask=masks.apply_mask,
     relu=masks.relu,
+    affine_extents=affine.extents,
+    affine_pack=affine.pack,
+    affine_unpack=affine.unpack,
     gemms=gemm.GEMMS,
+    tuned=True,
+    device_type="cuda",
 )
 
 

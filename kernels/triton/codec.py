@@ -6,15 +6,25 @@ same kernels on CPU tensors, slowly (that is how they are tested where there is 
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsq.formats import FixedPoint, Format, Layout
+from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.fixed_point import BIAS
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import HIGHEST_EXPONENT, LOWEST_EXPONENT, SignedNVInt
 from dsq.kernels.reference.philox import BLOCK
 from dsq.kernels.reference.power_of_two import NAN_EXPONENT
 
+#: the Grid of each format, by its name in grids.py, which imports Triton
+GRIDS: dict[type[Format], str] = {
+    BFP: "POWER",
+    FixedPoint: "POWER",
+    SignedBFP: "SIGNED_POWER",
+    SignedNVInt: "SIGNED_E4M3",
+}
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
 #: boxes along rows: box x 128 values for one warp, a thread holding whole boxes, whose maximum then needs no exchange
@@ -22,7 +32,7 @@ BOX_TILE = {"C": BLOCK, "num_warps": 1}
 #: a tile holds whole boxes of these lengths, along columns and along rows (more rows would not fit the registers);
 #: other boxes have their scales made first
 BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
-#: boxes a program of box_exponents
+#: boxes a program of box_scales
 BOXES = 512
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
@@ -35,7 +45,8 @@ def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: to
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
     x = x.to(_float(x.dtype))
     y = torch.empty_like(x, dtype=_float(dtype))
-    _encode(x, y, None, _scales_first(x, fmt, layout), fmt, layout, seed)
+    scales = None if holds_boxes(fmt, layout) and not _of_tensor(fmt) else _scales_first(x, fmt, layout)
+    _encode(x, y, None, scales, fmt, layout, seed)
     return y.to(dtype)
 
 
@@ -44,8 +55,6 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tens
     x = x.to(_float(x.dtype))
     codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
     scales = _scales_first(x, fmt, layout)
-    if scales is None:
-        scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
     _encode(x, None, codes, scales, fmt, layout, seed)
     return codes, scales
 
@@ -57,56 +66,66 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
     y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
     if y.numel():
         launch = launch_for(fmt, layout, counted=False)
-        words, word = _words(codes, launch)
+        words, word = words_of(codes, fmt.bits, launch.row_bits)
         with torch.cuda.device_of(y):
             decode[launch.programs](
-                words,
-                scales,
-                integers_for_bfloat16(y),
-                *launch.sizes,
-                launch.row_bits // word,
-                WORD=word,
-                **launch.options,
-            )
+                words, scales, scales.view(-1)[-1:], integers_for_bfloat16(y), *launch.sizes, launch.row_bits // word,
+                **grid_of(fmt), WORD=word, **launch.options,
+            )  # fmt: skip
     return y.to(dtype)
+
+
+def grid_of(fmt: Format) -> dict[str, Any]:
+    """What the kernels know of the format, as compile-time arguments."""
+    from dsq.kernels.triton import grids
+
+    return {"GRID": getattr(grids, GRIDS[type(fmt)]), "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 
 def _encode(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, fmt: Format, layout: Layout,
     seed: int | None,
 ) -> None:  # fmt: skip
-    """Quantise ``x`` into ``y`` or pack it into ``codes``; ``scales`` are read where no tile holds a whole box, else
-    written with the codes."""
+    """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
+    box, else written with the codes."""
     from dsq.kernels.triton.codec_kernels import encode
 
     if not x.numel():
         return
     launch = launch_for(fmt, layout, counted=seed is not None)
-    words, word = (None, 8) if codes is None else _words(codes, launch)
+    words, word = (None, 8) if codes is None else words_of(codes, fmt.bits, launch.row_bits)
+    of_tensor = None if scales is None else scales.view(-1)[-1:]
     with torch.cuda.device_of(x):
         encode[launch.programs](
             integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
-            scales, seed or 0, *launch.sizes, layout.columns, launch.row_bits // word,
-            STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word, **launch.options,
+            scales, of_tensor, seed or 0, *launch.sizes, layout.columns, launch.row_bits // word,
+            **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
+            **launch.options,
         )  # fmt: skip
 
 
-def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor | None:
-    """The scales of boxes that no tile holds; None where the kernel that rounds makes them."""
-    from dsq.kernels.triton.codec_kernels import box_exponents
+def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    """Memory for the scales of ``x``, with those that have to be known before a value is rounded: the tensor's own, and
+    those of boxes that no tile holds."""
+    from dsq.kernels.triton.codec_kernels import box_scales
 
-    if holds_boxes(fmt, layout):
-        return None
-    if fmt.box == 0:
-        return _tensor_exponent(x, fmt)
     scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
-    if scales.numel():
+    of_tensor = scales.view(-1)[-1:]
+    if _of_tensor(fmt):
+        of_tensor.copy_(_tensor_exponent(x, fmt))
+    boxes = layout.boxes(fmt.box)
+    if fmt.box and boxes and not holds_boxes(fmt, layout):
         with torch.cuda.device_of(x):
-            box_exponents[(-(-scales.numel() // BOXES),)](
-                integers_for_bfloat16(x), scales, scales.numel(), layout.rows, layout.columns,
+            box_scales[(-(-boxes // BOXES),)](
+                integers_for_bfloat16(x), scales, of_tensor, boxes, layout.rows, layout.columns, **grid_of(fmt),
                 BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES, WIDE=x.numel() >= WIDE,
             )  # fmt: skip
     return scales
+
+
+def _of_tensor(fmt: Format) -> bool:
+    """Whether the last of the scales is the tensor's."""
+    return fmt.box == 0 or fmt.tensor_bytes > 0
 
 
 def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
@@ -114,10 +133,13 @@ def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
         largest: Tensor = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
     else:
         largest = torch.zeros(1, dtype=torch.float32, device=x.device)
-    stored = largest.view(torch.int32) >> 23
+    stored = largest.view(torch.int32) >> 23 & NAN_EXPONENT
     if isinstance(fmt, FixedPoint) and fmt.static_exponent is not None:
-        stored = torch.where(stored == NAN_EXPONENT, stored, fmt.static_exponent + BIAS)
-    return stored.to(torch.uint8)
+        return torch.where(stored == NAN_EXPONENT, stored, fmt.static_exponent + BIAS)
+    if isinstance(fmt, SignedNVInt):
+        within = stored.clamp(LOWEST_EXPONENT + BIAS, HIGHEST_EXPONENT + BIAS)
+        return torch.where(stored == NAN_EXPONENT, stored, within)
+    return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +167,6 @@ def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
     else:
         programs = -(-layout.outer * layout.rows * strips // tile["T"])
     options = {
-        "BITS": fmt.bits,
         "BOX": fmt.box,
         "ALONG_ROWS": layout.along_rows,
         "INSIDE": inside,
@@ -169,12 +190,11 @@ def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
     return boxes and layout.columns * fmt.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
 
 
-def _words(codes: Tensor, launch: Launch) -> tuple[Tensor, int]:
+def words_of(codes: Tensor, bits: int, row_bits: int) -> tuple[Tensor, int]:
     """``codes`` as the widest words that hold whole codes and end with the row; and their width in bits."""
-    for dtype, bits in ((torch.int32, 32), (torch.int16, 16)):
-        aligned = launch.row_bits % bits == 0 and codes.data_ptr() % dtype.itemsize == 0
-        if bits % launch.options["BITS"] == 0 and aligned:
-            return codes.view(-1).view(dtype), bits
+    for dtype, word in ((torch.int32, 32), (torch.int16, 16)):
+        if word % bits == 0 and row_bits % word == 0 and codes.data_ptr() % dtype.itemsize == 0:
+            return codes.view(-1).view(dtype), word
     return codes, 8
 
 

@@ -6,8 +6,9 @@ A program works on a tile of T rows by C columns, in one of three ways:
     boxes along columns       T stretches of C columns, numbered through all the rows
     boxes along rows, INSIDE  the T rows of one box (of one block of rows) by C columns
 
-A tile holds whole boxes (INSIDE), so each value is read once; boxes that fit no tile have their exponents made first,
-by ``box_exponents``, and every value looks its own up.
+A tile holds whole boxes (INSIDE), so each value is read once; boxes that fit no tile have their scales made first, by
+``box_scales``, and every value looks its own up. GRID is the format's (grids.py), SMALLEST its smallest code; the
+exponent of the tensor, where there is one (OF_TENSOR), is stored before.
 
 Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box, P boxes of a program.
 """
@@ -15,23 +16,17 @@ Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box,
 import triton
 import triton.language as tl
 
-from dsq.kernels.reference.power_of_two import NAN_EXPONENT as _NAN_EXPONENT
 from dsq.kernels.triton.tiles import (
-    BIAS,
     MAGIC,
     MAGIC_BITS,
     load_float,
     load_words,
-    magnitude,
     round_to_code,
-    scale,
     split_words,
     store_codes,
     store_float,
     uniform,
 )
-
-NAN_EXPONENT = tl.constexpr(_NAN_EXPONENT)
 
 
 @triton.jit
@@ -67,8 +62,16 @@ def _spread(v_TB, BOX: tl.constexpr):
 
 
 @triton.jit
-def _gather_exponents(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr):
-    """The stored exponent of each value, looked up one by one."""
+def exponent_of_tensor(pointer, OF_TENSOR: tl.constexpr):
+    """What a Grid takes as ``tensor``."""
+    if OF_TENSOR:
+        return tl.load(pointer).to(tl.int32)
+    return 0
+
+
+@triton.jit
+def _gather_scales(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr):
+    """The scale of each value, looked up one by one."""
     if BOX == 0:
         return tl.zeros_like(col_TC).to(tl.int32) + tl.load(pointer).to(tl.int32)
     if ALONG_ROWS:
@@ -81,83 +84,83 @@ def _gather_exponents(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.co
 
 @triton.jit(do_not_specialize=["seed", "lines", "rows", "width"])
 def encode(
-    x_pointer, y_pointer, codes_pointer, exponents_pointer, seed: tl.int64, lines, rows, columns, width, row_words,
-    BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
+    x_pointer, y_pointer, codes_pointer, scales_pointer, tensor_pointer, seed: tl.int64, lines, rows, columns, width,
+    row_words,
+    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr, BOX: tl.constexpr,
+    ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PACK: tl.constexpr, WORD: tl.constexpr,
     T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a tile of ``x``: into ``y``, or (PACK) into codes and, if its boxes lie INSIDE, exponents."""
+    """Quantise a tile of ``x``: into ``y``, or (PACK) into codes and, if its boxes lie INSIDE, scales."""
     row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     x_TC = load_float(x_pointer + row_T[:, None] * columns + col_TC, mask_TC)
+    tensor = exponent_of_tensor(tensor_pointer, OF_TENSOR)
     if not INSIDE:
-        stored_TC = _gather_exponents(exponents_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
+        scale_TC = _gather_scales(scales_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
     elif ALONG_ROWS:
-        stored_C = tl.max(magnitude(x_TC), axis=0) >> 23
-        stored_TC = stored_C[None, :]
+        scale_C = GRID.scale(tl.max(GRID.key(x_TC, BITS), axis=0), tensor, BITS)
+        scale_TC = scale_C[None, :]
         if PACK:
             col_C = col0 + tl.arange(0, C)
-            tl.store(exponents_pointer + box * columns + col_C, stored_C.to(tl.uint8), col_C < columns)
+            tl.store(scales_pointer + box * columns + col_C, scale_C.to(tl.uint8), col_C < columns)
     else:
-        stored_TB = tl.max(tl.reshape(magnitude(x_TC), (T, C // BOX, BOX)), axis=2) >> 23
-        stored_TC = _spread(stored_TB, BOX)
+        key_TBX = tl.reshape(GRID.key(x_TC, BITS), (T, C // BOX, BOX))
+        scale_TB = GRID.scale(tl.max(key_TBX, axis=2), tensor, BITS)
+        scale_TC = _spread(scale_TB, BOX)
         if PACK:
             boxes = (columns + BOX - 1) // BOX
             at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
             mask_TB = valid_T[:, None] & (at_TB < boxes)
-            tl.store(exponents_pointer + row_T[:, None] * boxes + at_TB, stored_TB.to(tl.uint8), mask_TB)
-    power_TC = BITS - 2 + BIAS - stored_TC
+            tl.store(scales_pointer + row_T[:, None] * boxes + at_TB, scale_TB.to(tl.uint8), mask_TB)
     u_TC = uniform(seed, row_T, col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
-    magic_TC = round_to_code(scale(x_TC, 1.0, power_TC), u_TC, BITS, STOCHASTIC)
+    magic_TC = round_to_code(GRID.divide(x_TC, scale_TC, tensor, BITS), u_TC, BITS, SMALLEST, STOCHASTIC)
     if PACK:
-        code_TC = magic_TC.to(tl.int32, bitcast=True) & tl.where(stored_TC == NAN_EXPONENT, 0, (1 << BITS) - 1)
+        kept_TC = tl.where(GRID.is_nan(scale_TC, tensor, BITS), 0, (1 << BITS) - 1)
+        code_TC = magic_TC.to(tl.int32, bitcast=True) & kept_TC
         store_codes(codes_pointer, code_TC, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
     else:
-        _store_values(y_pointer, magic_TC - MAGIC, stored_TC, row_T, col_TC, mask_TC, columns, BITS)
+        y_TC = GRID.multiply(magic_TC - MAGIC, scale_TC, tensor, BITS)
+        store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
 @triton.jit(do_not_specialize=["lines", "rows"])
 def decode(
-    codes_pointer, exponents_pointer, y_pointer, lines, rows, columns, row_words,
-    BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
-    WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
+    codes_pointer, scales_pointer, tensor_pointer, y_pointer, lines, rows, columns, row_words,
+    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
+    INSIDE: tl.constexpr, FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Unpack a tile of values into ``y``."""
     row_T, col0_T, valid_T, box, _ = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     words = load_words(codes_pointer, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
+    tensor = exponent_of_tensor(tensor_pointer, OF_TENSOR)
     if not INSIDE:
-        stored_TC = _gather_exponents(exponents_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
+        scale_TC = _gather_scales(scales_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
     elif ALONG_ROWS:
-        stored_TC = tl.load(exponents_pointer + box * columns + col_TC, col_TC < columns, other=0).to(tl.int32)
+        scale_TC = tl.load(scales_pointer + box * columns + col_TC, col_TC < columns, other=0).to(tl.int32)
     else:
         boxes = (columns + BOX - 1) // BOX
         at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
         mask_TB = valid_T[:, None] & (at_TB < boxes)
-        stored_TB = tl.load(exponents_pointer + row_T[:, None] * boxes + at_TB, mask_TB, other=0).to(tl.int32)
-        stored_TC = _spread(stored_TB, BOX)
+        scale_TB = tl.load(scales_pointer + row_T[:, None] * boxes + at_TB, mask_TB, other=0).to(tl.int32)
+        scale_TC = _spread(scale_TB, BOX)
     SIGN: tl.constexpr = 1 << (BITS - 1)
     code_TC = split_words(words, BITS, WORD, T, C)
     magic_TC = (code_TC ^ (MAGIC_BITS | SIGN)).to(tl.float32, bitcast=True)  # MAGIC + SIGN + the signed code
-    _store_values(y_pointer, magic_TC - (MAGIC + SIGN), stored_TC, row_T, col_TC, mask_TC, columns, BITS)
-
-
-@triton.jit
-def _store_values(pointer, code_TC, stored_TC, row_T, col_TC, mask_TC, columns, BITS: tl.constexpr):
-    """Store ``code_TC``, whole numbers in float32, as the values they stand for."""
-    unit_TC = tl.where(stored_TC == NAN_EXPONENT, float("nan"), 1.0)
-    value_TC = scale(code_TC, unit_TC, stored_TC - (BIAS + BITS - 2))
-    store_float(pointer + row_T[:, None] * columns + col_TC, value_TC, mask_TC)
+    y_TC = GRID.multiply(magic_TC - (MAGIC + SIGN), scale_TC, tensor, BITS)
+    store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
 @triton.jit(do_not_specialize=["count", "rows"])
-def box_exponents(
-    x_pointer, exponents_pointer, count, rows, columns,
-    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr,
+def box_scales(
+    x_pointer, scales_pointer, tensor_pointer, count, rows, columns,
+    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
+    P: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The stored exponents of P of the ``count`` boxes, in their order in memory; boxes of any length."""
+    """The scales of P of the ``count`` boxes, in their order in memory; boxes of any length."""
     box_P = tl.program_id(0) * P + tl.arange(0, P)
     if WIDE:
         box_P = tl.program_id(0).to(tl.int64) * P + tl.arange(0, P)
@@ -173,8 +176,9 @@ def box_exponents(
         first_P = box_P // boxes * columns + col_P
         step, left_P = 1, columns - col_P
     valid_P = box_P < count
-    largest_P = tl.zeros((P,), tl.int32)
+    largest_P = GRID.key(tl.zeros((P,), tl.float32), BITS)
     for i in range(BOX):
         x_P = load_float(x_pointer + first_P + i * step, valid_P & (i < left_P))
-        largest_P = tl.maximum(largest_P, magnitude(x_P))
-    tl.store(exponents_pointer + box_P, (largest_P >> 23).to(tl.uint8), valid_P)
+        largest_P = tl.maximum(largest_P, GRID.key(x_P, BITS))
+    scale_P = GRID.scale(largest_P, exponent_of_tensor(tensor_pointer, OF_TENSOR), BITS)
+    tl.store(scales_pointer + box_P, scale_P.to(tl.uint8), valid_P)

@@ -1,4 +1,5 @@
-"""Products on a GPU's tensor cores: bfloat16 operands, exact products, sums in float32.
+"""The ways to multiply on a GPU's tensor cores, with exact products and sums in float32: here of values in bfloat16, by
+PyTorch; of codes in int8_gemm.
 
 Values of at most 8 significant bits are exact in bfloat16. One with 9 to 16 bits is exactly the sum of two such parts:
 two products. Shape suffixes: M rows, N columns, K the contraction.
@@ -10,6 +11,7 @@ from torch import Tensor
 from dsq.formats import Format
 from dsq.kernels.backend import Gemm, MatMul
 from dsq.kernels.reference.gemm import TORCH
+from dsq.kernels.triton import int8_gemm
 
 
 def _is_exact(matmul: MatMul, dtype: torch.dtype) -> bool:
@@ -63,5 +65,6 @@ GEMMS = (
     Gemm("bfloat16", _is_exact, matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
     Gemm("split a", _is_exact_in_parts_of_a, _in_parts_of_a, b_dtype=_BF16),
     Gemm("split b", _is_exact_in_parts_of_b, _in_parts_of_b, a_dtype=_BF16),
+    *int8_gemm.GEMMS,
     TORCH,
 )

@@ -35,7 +35,7 @@ def magnitude(x):
 
 
 @triton.jit
-def scale(value, unit, power):
+def times_power(value, unit, power):
     """value * unit * 2**power for |power| <= 252 and a ``unit`` of 1 or NaN, exact unless the product underflows."""
     half = power >> 1
     first = ((half + BIAS) << 23).to(tl.float32, bitcast=True)
@@ -87,17 +87,17 @@ def uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: 
 
 
 @triton.jit
-def round_to_code(t, u, BITS: tl.constexpr, STOCHASTIC: tl.constexpr):
+def round_to_code(t, u, BITS: tl.constexpr, SMALLEST: tl.constexpr, STOCHASTIC: tl.constexpr):
     """MAGIC + the code of ``t``: subtract MAGIC for the code as a float, keep the low bits for the code's bits.
     ``u`` is uniform in (0, 1), for stochastic rounding."""
-    LARGEST: tl.constexpr = (1 << (BITS - 1)) - 1.0
+    t = tl.clamp(t, SMALLEST * 1.0, (1 << (BITS - 1)) - 1.0)
     if STOCHASTIC:
-        size = tl.minimum(tl.abs(t), LARGEST)
+        size = tl.abs(t)
         whole = tl.floor(size)
         whole = tl.where(u < size - whole, whole + 1.0, whole)
         bits = whole.to(tl.int32, bitcast=True) | (t.to(tl.int32, bitcast=True) & -0x80000000)
         return bits.to(tl.float32, bitcast=True) + MAGIC
-    return tl.clamp(t, -LARGEST, LARGEST) + MAGIC
+    return t + MAGIC
 
 
 @triton.jit

@@ -55,7 +55,6 @@ def test_a_compiled_model_stashes_packed_and_once_for_layers_of_one_input():
 
 
 def test_a_compiled_attention_with_quantised_products():
-    torch.manual_seed(0)
     net = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", attention=True))
     torch._dynamo.reset()

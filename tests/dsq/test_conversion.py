@@ -104,7 +104,6 @@ def test_the_fused_encoder_layer_does_not_bypass_its_linears():
 
 
 def test_a_converted_model_learns():
-    torch.manual_seed(0)
     net = dsq.convert(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)), dsq.DSQConfig(levels="[4,4,4,16]"))
     x = torch.randn(256, 8)
     target = (x[:, 0] * x[:, 1] > 0).long()

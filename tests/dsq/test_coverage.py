@@ -30,7 +30,6 @@ class Odd(nn.Module):
 
 
 def test_what_is_quantised_is_counted_and_the_rest_named():
-    torch.manual_seed(0)
     with pytest.warns(UserWarning, match="only 40% of the parameters that are multiplied"):
         net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
     net.called.weight.grad = gradient = torch.ones(64, 64)

@@ -185,6 +185,23 @@ def test_autocast_computes_in_its_dtype():
         assert F.cosine_similarity(a.double().flatten(), e.flatten(), dim=0) > 0.999
 
 
+def test_under_autocast_operands_are_those_of_the_tensors_themselves():
+    x, w, b, dy = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = linear(x, w, b, "[4,4,4,16]")
+        mixed = linear(x.bfloat16(), w, b, "[4,4,4,16]")
+    dx, dw = torch.autograd.grad(y, (x, w), dy.bfloat16())
+    exact = linear(x, w, b, "[4,4,4,16]")
+    exact_dx, exact_dw = torch.autograd.grad(exact, (x, w), dy.bfloat16().float())
+    for found, expected in ((y.float(), exact), (dx, exact_dx), (dw, exact_dw)):
+        assert found.dtype == torch.float32
+        error = (found - expected).abs().max() / expected.abs().max()
+        assert error < 2**-8 if expected is exact else error < 1e-5  # only y is rounded to bfloat16
+    assert mixed.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="share a floating dtype"):
+        linear(x, w.double(), None, "[4,4,4,16]")
+
+
 def test_stochastic_rounding_is_repeatable_and_unbiased():
     x, w, b, _ = (t.detach() for t in inputs(8, 16, 4))
     q = quantizers("[6,6,6,16]", rounding="stochastic")

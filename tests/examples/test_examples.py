@@ -50,6 +50,20 @@ def test_the_vision_transformer_learns_with_a_packed_stash():
     assert shown["packed_bytes"] < 0.25 * shown["fp32_bytes"]
 
 
+def test_two_processes_train_as_one():
+    shown = example("distributed").main()
+    assert shown["losses"][-1] < 0.8 * shown["losses"][0]
+    program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *program, EXAMPLES / "distributed.py", "--engine", "ddp"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines() if "loss" in line]
+    assert losses == pytest.approx(shown["losses"], rel=1e-4)
+    assert shown["levels"][-1] == 1
+
+
 def test_fairseq_translates_from_text_to_text():
     pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
     program = [sys.executable, EXAMPLES / "fairseq_translation.py", "--epochs", "3"]
@@ -63,5 +77,5 @@ def test_fairseq_translates_from_text_to_text():
 
 def test_every_example_is_tested_and_fits_a_screen_or_two():
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == {"plain_loop", "char_gpt", "vit_classifier", "fairseq_translation"}
+    assert names == {"plain_loop", "char_gpt", "vit_classifier", "fairseq_translation", "distributed"}
     assert all(len(path.read_text().splitlines()) <= 100 for path in EXAMPLES.glob("*.py"))

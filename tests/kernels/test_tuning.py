@@ -35,6 +35,10 @@ def test_sizes_of_a_class(sizes, expected):
     assert size_class(sizes) == expected
 
 
+def test_a_gpu_is_timed_on_larger_products():
+    assert size_class((4000, 4000, 4000), "cuda") == (4096, 4096, 4096)
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("DSQ_GEMM")
@@ -48,18 +52,18 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
         tuning, "timed", lambda gemms, *_: [Timed(g, s) for g, s in zip(gemms, next(times), strict=True)]
     )
     for _ in range(2):  # a second measurement would raise StopIteration
-        assert tuning.fastest(gemms, MATMULS.output, (128, 128, 128), CPU).name == "fast"
+        assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "fast"
     assert list(json.loads(cache.read_text()).values()) == ["fast"]
     cache.write_text("no JSON")
     with pytest.raises(StopIteration):
-        tuning.fastest(gemms, MATMULS.output, (128, 128, 128), CPU)
+        tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     monkeypatch.delenv("DSQ_GEMM")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path / "file" / "below"))
-    assert tuning.fastest(CPU.gemms[-1:] * 2, MATMULS.output, (128, 128, 128), CPU).name == "torch"
+    assert tuning.fastest(CPU.gemms[-1:] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
 
 
 def test_a_kernel_can_be_named(cache, monkeypatch):

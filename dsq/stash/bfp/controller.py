@@ -4,17 +4,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional as F
 
 from dsq.formats import BFP, Format
 from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.policy import Controller, Summary, check_keys
-from dsq.stash.saved_tensors.bit_rules import FEW_BITS
+from dsq.stash.saved_tensors.bit_rules import FEW_BITS, SENSITIVE
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
@@ -23,11 +21,6 @@ from dsq.stash.saved_tensors.rules import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages, storages_of
 
 FEW = 256  #: values up to which a tensor is kept exact
-#: what these keep is small, or is what a gradient is most sensitive to (GACT, section 6.1: a loss)
-_SENSITIVE: tuple[Any, ...] = (
-    *(torch.rsqrt, Tensor.rsqrt, torch.logsumexp, Tensor.logsumexp),
-    *(F.cross_entropy, F.nll_loss, F.log_softmax, torch.log_softmax, Tensor.log_softmax),
-)
 
 
 class Bfp(Controller):
@@ -72,7 +65,7 @@ class Bfp(Controller):
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch)
         if not in_backward():  # where it is a recomputation
             self.latest = stash, encode.format
-        rules = FEW_BITS | dict.fromkeys(_SENSITIVE, lambda call: stash.keep)
+        rules = FEW_BITS | dict.fromkeys(SENSITIVE, lambda call: stash.keep)
         with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.form, stash.note_call):
             yield
 

@@ -172,6 +172,8 @@ class Gact(Controller):
             lines.append(f"{'model' if in_model else 'loss'} tensor {index}: {size} values, {width}{known}")
         if run.model_tensors is None:
             lines.append("no tensor that needs a gradient was found in the output: bits stay uniform, the loss exact")
+        if run.offload is not None:
+            lines.append(f"{run.offload.nbytes / 2**20:.1f} MiB of the codes swapped out of the device's memory")
         if self.noise_share is not None:
             lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
         return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, tuple(lines))

@@ -44,6 +44,7 @@ class Offload:
 
     def __init__(self, directory: str | None) -> None:
         self.directory = directory
+        self.nbytes = 0  #: moved out
         self.last: ref[Offloaded] | None = None  #: weak: the stash is its graph's
 
     def __call__(self, code: Code) -> Offloaded:
@@ -55,6 +56,7 @@ class Offload:
         shell = replace(code, **{name: torch.empty(0) for name in slots})  # type: ignore[type-var]
         moved = Offloaded(shell, slots, None if self.last is None else self.last(), code.nbytes)
         self.last = ref(moved)
+        self.nbytes += code.nbytes
         return moved
 
 

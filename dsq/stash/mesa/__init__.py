@@ -10,9 +10,15 @@ is kept with the codes. The forward itself is exact.
 
 A TorchFunctionMode names the operation that runs, saved-tensor hooks quantise what it saves. What autograd saves is
 what the paper keeps: softmax its output, layer norm its input beside the exact mean and deviation, GELU its input;
-one code serves all consumers of a tensor (softmax and the product with V; q, k and v's linears). Two calls are taken
-apart so that their parts can be seen: scaled_dot_product_attention becomes matmul, softmax, matmul, and so keeps its
-attention map, as the paper's models do; multi_head_attention_forward runs its own body.
+one code serves all consumers of a tensor (softmax and the product with V; q, k and v's linears). Fused attention
+(scaled_dot_product_attention without dropout) keeps q, k, v and its output in 8 bits, and the exact logsumexp of its
+rows: there is no attention map, and the backward computes it again tile by tile. multi_head_attention_forward runs its
+own body, so that its parts can be seen.
+
+Beyond the paper, the channel groups serve every other operation of the forward (products, SiLU, group norm, ...). Masks
+of the ReLU family and of dropout take one bit, exact; max-pool's indices their narrowest integers; average pooling
+nothing. Tensors that need no gradient and are only multiplied with stay exact, as do 1/std of an RMS norm that is
+written out and the log-probabilities of a cross entropy inside the model.
 """
 
 from collections.abc import Collection
@@ -41,8 +47,8 @@ def attach(
     """Keep in 8 bits what the operations of `kinds` save while the model's forward runs.
 
     Args:
-        kinds: any of matmul, softmax, gelu, layernorm, relu, conv, linear, dropout, batchnorm (the paper's table 7
-            switches them on alone). An operation outside of `kinds` keeps what it saves exact.
+        kinds: any of matmul, softmax, gelu, layernorm, conv, linear, batchnorm, other (the paper's table 7 switches
+            them on alone). An operation outside of `kinds` keeps what it saves exact.
         decay: lambda of the running ranges, 0 <= lambda < 1; the first forward copies its ranges.
         groups: heads and channel groups; None: the number of heads that the module around an operation names
             (num_heads, nhead, ...), or the model's most frequent one, or 8. A tensor with an axis of heads shows them

@@ -11,8 +11,10 @@ from dsq.stash.mesa.observed_forward import OPERATIONS, ObservedForward
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.saved_tensors.bit_rules import FEW_BITS
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.rules import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages
 
 
@@ -30,7 +32,7 @@ class Mesa(Controller):
         """What is entered around the model's forward."""
         observed = ObservedForward(self.kinds, self.ranges, self.running, parameter_storages(self.model))
         self.latest = observed.stash
-        with saved_tensors_hooks(observed.pack, get), observed:
+        with saved_tensors_hooks(observed.pack, get), Rules(FEW_BITS, observed.stash.form), observed:
             yield
 
     def report(self) -> Summary:

@@ -2,32 +2,40 @@
 
 import math
 from collections import Counter
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from dsq.kernels.backend import Groups
 from dsq.stash.mesa.running_modules import RunningModules
-from dsq.stash.mesa.running_ranges import HeadCodes, RunningRanges
-from dsq.stash.saved_tensors.attention import own_body, scaled_dot_product_attention
+from dsq.stash.mesa.running_ranges import RunningRanges
+from dsq.stash.saved_tensors.affine import AffineGroups
+from dsq.stash.saved_tensors.bit_rules import SENSITIVE
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.hooks import rules_may_act
+from dsq.stash.saved_tensors.own_body import own_body
 from dsq.stash.saved_tensors.storages import storages_of
 
-#: function names of each kind of operation; dropout (masks, 1 bit and exact) and batch norm are not named in the paper
+#: function names of each kind of operation; batch norm is not named in the paper
 OPERATIONS: dict[str, tuple[str, ...]] = {
-    "matmul": ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"),
+    "matmul": ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention"),
     "softmax": ("softmax",),
     "gelu": ("gelu",),
     "layernorm": ("layer_norm",),
-    "relu": ("relu", "relu_"),
     "conv": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
-    "linear": ("linear",),
-    "dropout": ("dropout",),
+    "linear": ("linear", "addmm"),
     "batchnorm": ("batch_norm",),
+    "other": (),  # every other function: products, SiLU, group norm, ...
 }
 _KIND_OF = {name: kind for kind, names in OPERATIONS.items() for name in names}
+_EXACT = frozenset(SENSITIVE)
+_attend = own_body(cast(FunctionType, F.multi_head_attention_forward))
+#: nodes that put channels on axis 1, and those that leave axes where they are
+_CHANNELS_FIRST = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeGroupNorm")
+_ELEMENTWISE = ("Add", "Mul", "Silu", "Gelu", "Relu", "MaskedRelu", "Sigmoid", "Hardswish", "MaxPool", "AvgPool")
 
 
 class ObservedForward(TorchFunctionMode):
@@ -44,45 +52,37 @@ class ObservedForward(TorchFunctionMode):
         self.made: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        kwargs = kwargs or {}
         self.stash.note_call(func, kwargs)
-        if name == "multi_head_attention_forward":
+        if func is F.multi_head_attention_forward:
             with self:
-                return own_body(func)(*args, **kwargs)
-        watched = {"matmul", "softmax"} & self.kinds and rules_may_act()
-        if name == "scaled_dot_product_attention" and watched:
-            with self:
-                return scaled_dot_product_attention(*args, **kwargs)
-        kind = _KIND_OF.get(name)
+                return _attend(*args, **kwargs)
+        kind = None if func in _EXACT else _KIND_OF.get(getattr(func, "__name__", ""), "other")
         self.kind = kind if kind in self.kinds else None
-        operands = [x for x in args if isinstance(x, Tensor)]
+        operands = [x for x in args[:3] if isinstance(x, Tensor)]  # a fourth is attention's mask
         shown = kind in ("matmul", "softmax") and operands and operands[0].dim() >= 4
         self.heads = operands[0].shape[-3] if shown else None
-        self.stash.batch = storages_of(operands)
+        self.stash.batch = storages_of(operands) if kind != "other" else set()  # tables and masks stay exact
         try:
             return func(*args, **kwargs)
         finally:
             self.kind = None
 
     def pack(self, tensor: Tensor) -> Saved:
-        if self.kind is None:
-            return self.stash.keep(tensor)
-        if self.kind == "relu":
-            return self.stash.keep_sign(tensor)
-        return self.stash.pack(tensor)
+        return self.stash.keep(tensor) if self.kind is None else self.stash.pack(tensor)
 
-    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> HeadCodes | None:
+    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> AffineGroups | None:
         path = self.running.path()
         key = f"{path}:{self.made[path]}"
         self.made[path] += 1  # an empty tensor's too: those after it keep theirs
-        if values.numel() == 0:
+        if tensor.dim() == 0 or values.numel() == 0:
             return None
         axis, (outer, groups, inner) = self._grouping(tensor)
         position = order.axes.index(axis)
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
-            outer, groups, inner = 1, values.shape[position], 1
-        values = values.unflatten(position, (outer, groups, inner))
-        return self.ranges.quantize(key, values, position + 1)
+            groups, inner = values.shape[position], 1
+        run = inner * math.prod(values.shape[position + 1 :])
+        return self.ranges.quantize(key, values, Groups(run, groups))
 
     def _grouping(self, tensor: Tensor) -> tuple[int, tuple[int, int, int]]:
         """(axis, its sizes as outer x groups x inner): where the groups of a saved tensor lie."""
@@ -99,6 +99,8 @@ class ObservedForward(TorchFunctionMode):
 
 
 def _made_by_conv(tensor: Tensor) -> bool:
-    """Whether channels are axis 1, as a convolution or batch norm leaves them."""
-    name = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
-    return name.startswith(("Convolution", "NativeBatchNorm", "CudnnBatchNorm"))
+    """Whether channels are axis 1, as a convolution or its norm leaves them."""
+    node = tensor.grad_fn
+    while node is not None and node.name().startswith(_ELEMENTWISE):
+        node = node.next_functions[-1][0]  # of a sum the branch: the first would be the residual stream
+    return node is not None and node.name().startswith(_CHANNELS_FIRST)

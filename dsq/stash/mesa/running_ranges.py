@@ -6,28 +6,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dsq.stash.saved_tensors.affine import Noise, decode, encode
-
-
-@dataclass(frozen=True)
-class HeadCodes:
-    """8-bit codes beside the range they were made with (not the running one: a later forward moves that)."""
-
-    codes: Tensor
-    low: Tensor
-    step: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes.nbytes + self.low.nbytes + self.step.nbytes
-
-    def unpack(self, dtype: torch.dtype) -> Tensor:
-        return decode(self.codes, self.low, self.step, dtype)
+from dsq.kernels.backend import Groups
+from dsq.kernels.dispatch import affine_extents
+from dsq.stash.saved_tensors.affine import AffineGroups, quantize
 
 
 @dataclass
 class RunningRanges:
-    """Ranges by tensor (the path of the module that made it, and its order there), and the count of codes made."""
+    """Ranges by tensor (the path of the module that made it, and its order there), and the count of codes made.
+
+    The range a tensor was coded in is kept with its codes: a later forward moves the running one.
+    """
 
     decay: float
     rounding: str
@@ -35,18 +24,15 @@ class RunningRanges:
     count: int = 0  #: seeds the rounding, with `seed`
     alpha_beta: dict[str, Tensor] = field(default_factory=dict)  #: (2, groups); NaN until a finite tensor was seen
 
-    def quantize(self, key: str, values: Tensor, group_axis: int) -> HeadCodes:
+    def quantize(self, key: str, values: Tensor, groups: Groups) -> AffineGroups:
         """Update the range of `key` by `values`, and code them in it."""
-        low, step = self._now(key, values, group_axis)
-        noise = Noise(values.device, self.rounding, self.seed + self.count)
+        ranges = self._now(key, values, groups)
         self.count += 1
-        return HeadCodes(encode(values, low, step, 8, noise), low, step)
+        return quantize(values, 8, groups, ranges, self.rounding, self.seed + self.count - 1)
 
-    def _now(self, key: str, values: Tensor, group_axis: int) -> tuple[Tensor, Tensor]:
-        """(low, step) after the update, shaped to broadcast against the values."""
-        others = tuple(axis for axis in range(values.dim()) if axis != group_axis)
-        wide = torch.promote_types(values.dtype, torch.float32)
-        low, high = values.amin(others).to(wide), values.amax(others).to(wide)
+    def _now(self, key: str, values: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+        """(low, step) of each group after the update."""
+        low, high = affine_extents(values, groups)
         now = torch.stack([high - low, low])
         before = self.alpha_beta.get(key)
         before = torch.full_like(now, math.nan) if before is None else before.to(now)
@@ -55,5 +41,4 @@ class RunningRanges:
         finite = now.isfinite().all(0)
         self.alpha_beta[key] = torch.where(finite, merged, before)
         alpha, beta = torch.where(finite, merged, math.nan)
-        shape = [-1 if axis == group_axis else 1 for axis in range(values.dim())]
-        return beta.view(shape), (alpha / 255).view(shape)
+        return beta, alpha / 255

@@ -28,7 +28,7 @@ class Held:
     name: str  #: the attribute that holds it: "result", "saved_tensors", or that of a ctx
     shape: tuple[int, ...]
     dtype: str
-    device: str
+    device: str  #: "file": mapped into memory, not allocated
     nbytes: int  #: of the whole storage, which is what stays allocated
 
 
@@ -66,7 +66,7 @@ class Scale:
             self._storages.append(StorageWeakRef(leaf.untyped_storage()))
         shape = tuple(leaf.shape) if isinstance(leaf, (Tensor, np.ndarray)) else (len(leaf),)
         dtype = str(getattr(leaf, "dtype", "bytes")).removeprefix("torch.")
-        device = str(getattr(leaf, "device", "cpu"))
+        device = "file" if _in_file(leaf) else str(getattr(leaf, "device", "cpu"))
         self.held.append(Held(module, op, name, shape, dtype, device, nbytes))
 
 
@@ -83,6 +83,11 @@ def _storage(leaf: Any) -> tuple[int, int]:
             base = base.base
         return id(base), base.nbytes
     return id(leaf), len(leaf)
+
+
+def _in_file(leaf: Any) -> bool:
+    """Whether a tensor is a file mapped into memory (gact's level L2)."""
+    return isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.untyped_storage().filename is not None
 
 
 def _nodes(roots: Iterable[Tensor], since: int) -> list[Any]:

@@ -22,8 +22,13 @@ class Report:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept for the backward."""
-        return sum(h.nbytes for h in self.held)
+        """Bytes that allocators hold for the backward."""
+        return sum(h.nbytes for h in self.held if h.device != "file")
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes kept for the backward in files."""
+        return sum(h.nbytes for h in self.held if h.device == "file")
 
     def by(self, field: str) -> dict[str, int]:
         """Bytes by "module", "op", "dtype" or "device", largest first."""
@@ -34,7 +39,8 @@ class Report:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def __str__(self) -> str:
-        lines = [f"{_mib(self.nbytes)} MiB kept for the backward, {_mib(self.peak_bytes)} MiB at the peak"]
+        files = f", {_mib(self.file_bytes)} MiB in files" if self.file_bytes else ""
+        lines = [f"{_mib(self.nbytes)} MiB kept for the backward{files}, {_mib(self.peak_bytes)} MiB at the peak"]
         lines += [f"{_mib(n):>9}  {name or '(no module)'}" for name, n in list(self.by("module").items())[:20]]
         lines += [f"{_mib(h.nbytes):>9}  {h.op}.{h.name} {h.shape} {h.dtype}  {h.module}" for h in self.held[:20]]
         return "\n".join(lines)

@@ -3,7 +3,7 @@
 From what runs first to what the backward reads:
     hooks.py            contexts entered around a model's forward, and hooks around one op
     rules.py            a rule decides, for one call, in what form the op's saved tensors are kept (a function mode)
-    bit_rules.py        the rules of ReLU, dropout and max-pool; masked_relu.py runs ReLU so that it makes its mask
+    bit_rules.py        the rules of ReLU, dropout and pooling; masked_relu.py runs ReLU so that it makes its mask
     forms.py, masks.py  the forms: as it is, dropped, narrow integers, one bit an element
     forward_stash.py    what a quantising policy does around its own code: one code for all views of a tensor
     storages.py         which memory a tensor lies in, and the cache of what was made of it
@@ -11,5 +11,6 @@ From what runs first to what the backward reads:
     history.py          what a saved tensor's autograd history tells: a weight, a cast, a statistic
     window.py           hooks between the forward and its backward, for what the loss saves
     class_swap.py       modules given another class in place
-    affine.py, attention.py   a quantiser with a step and a minimum a group; attention in parts that rules can see
+    affine.py           a quantiser with a step and a minimum a group
+    own_body.py         nn.MultiheadAttention's function in parts that a mode can see
 """

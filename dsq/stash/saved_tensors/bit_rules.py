@@ -1,4 +1,4 @@
-"""Rules of the ops that need a bit an element, or a narrow integer: ReLU family, dropout, max-pool."""
+"""Rules of the ops that need a bit an element, a narrow integer, or nothing: ReLU family, dropout, pooling."""
 
 from collections.abc import Callable
 from math import inf, nan
@@ -97,6 +97,11 @@ def max_pool(spatial: int) -> Rule:
     return rule
 
 
+def average_pool(call: Call) -> PackOne:
+    """Its backward needs the input's shape and layout."""
+    return Dropped.of
+
+
 RELU_FAMILY: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(RELUS, relu),
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_), leaky_relu),
@@ -113,11 +118,24 @@ DROPOUT: dict[Callable[..., Any], Rule] = dict.fromkeys(
     ),
     dropout,
 )
-MAX_POOL: dict[Callable[..., Any], Rule] = {
+POOLING: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys((F.max_pool1d, F.max_pool1d_with_indices, torch.max_pool1d), max_pool(1)),
     **dict.fromkeys((F.max_pool2d, F.max_pool2d_with_indices, torch.max_pool2d), max_pool(2)),
     **dict.fromkeys((F.max_pool3d, F.max_pool3d_with_indices, torch.max_pool3d), max_pool(3)),
+    **dict.fromkeys(
+        (
+            *(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
+            *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+        ),
+        average_pool,
+    ),
 }
 #: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
 #: zero, and lose their gradient.
-FEW_BITS = {**RELU_FAMILY, **DROPOUT, **MAX_POOL}
+FEW_BITS = {**RELU_FAMILY, **DROPOUT, **POOLING}
+#: Functions whose saved tensors quantising policies keep exact: they are small, or are what a gradient is most
+#: sensitive to (GACT, section 6.1: a loss).
+SENSITIVE: tuple[Callable[..., Any], ...] = (
+    *(torch.rsqrt, Tensor.rsqrt, torch.logsumexp, Tensor.logsumexp),
+    *(F.cross_entropy, F.nll_loss, F.log_softmax, torch.log_softmax, Tensor.log_softmax),
+)

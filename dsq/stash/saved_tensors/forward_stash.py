@@ -16,7 +16,7 @@ from torch import Tensor
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
 from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
-from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
+from dsq.stash.saved_tensors.masks import TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
 from dsq.stash.saved_tensors.rules import PackOne, writes_in_place
 from dsq.stash.saved_tensors.storages import StorageCache, is_plain, storage_key, weak
@@ -109,7 +109,7 @@ class ForwardStash:
         if is_weight(tensor, self.weights):
             parameter = recast_of(tensor)
             return Kept.of(tensor) if parameter is None else Recast.of(parameter, tensor)
-        mask = None if tensor.requires_grad else self._mask(tensor, one_bit)
+        mask = None if tensor.requires_grad else self._mask(tensor)
         if mask is not None:
             return mask
         order, values = MemoryOrder.of(tensor)
@@ -122,12 +122,6 @@ class ForwardStash:
             self._made.put(key, kept, weak(tensor))
             self._count(nbytes, nbytes)
         return kept
-
-    def keep_sign(self, tensor: Tensor) -> Saved:
-        """Of a ReLU's output, where it is above 0, or NaN: all that its backward asks."""
-        mask = self._mask(tensor, lambda t: TwoValued(Mask.of(t), 0.0, 1.0, t.dtype))
-        assert mask is not None
-        return mask
 
     def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
         """What a rule keeps of a tensor, counted with the rest."""
@@ -144,11 +138,11 @@ class ForwardStash:
     def _of_batch(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self.batch and one_bit(tensor) is None
 
-    def _mask(self, tensor: Tensor, make: Callable[[Tensor], TwoValued | None]) -> TwoValued | None:
+    def _mask(self, tensor: Tensor) -> TwoValued | None:
         view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         key = (*storage_key(tensor), "mask", *view)
         found: TwoValued | None = self._made.get(key)
-        if found is None and (found := make(tensor)) is not None:
+        if found is None and (found := one_bit(tensor)) is not None:
             self._made.put(key, found, weak(tensor))
             self._count(tensor.numel() * tensor.element_size(), found.nbytes)
         return found

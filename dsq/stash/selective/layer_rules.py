@@ -16,6 +16,7 @@ gradients are equal bit for bit.
     PReLU                         if w needs a gradient, else one bit
     dropout                       never: one bit an element of its mask
     max-pool                      never: indices in the narrowest integer
+    average pool                  never
 (memsave, section 2.2.1; its section 2.2.2 keeps ReLU's mask in bytes.)
 """
 

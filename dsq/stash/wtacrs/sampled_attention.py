@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsq.stash.saved_tensors.attention import own_body
+from dsq.stash.saved_tensors.own_body import own_body
 from dsq.stash.wtacrs.row_samples import Tokens
 from dsq.stash.wtacrs.sampled_linear import Site, sampled_linear
 

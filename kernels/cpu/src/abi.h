@@ -34,6 +34,17 @@ typedef struct {
   int32_t isa;            /* instruction set: an index of dsq_isa */
 } CodecDesc;
 
+/* Values coded in groups that have a lowest value and a step each: run i of `run` consecutive values is of group
+   i % groups. */
+typedef struct {
+  int64_t count, run, groups;
+  int32_t bits;        /* 1 to 8 */
+  int32_t dtype;       /* of the values */
+  int32_t stochastic;
+  int32_t own_ranges;  /* of pack: it finds low and step, from the values themselves; each group is one run */
+  int32_t isa;
+} AffineDesc;
+
 /* How an operand enters a product. Offsets are into the call's scratch memory, in bytes. */
 typedef struct {
   CodecDesc codec;
@@ -47,8 +58,9 @@ typedef struct {
 
 typedef struct {
   OperandDesc a, b;
-  CodecDesc result;       /* bits 0: the result stays as it is */
+  CodecDesc result;       /* out_dtype: of the result; bits 0: it is not quantised */
   uint64_t result_seed;
+  int64_t result_offset;  /* of scratch memory for sums in float32, where the result is narrower and quantised */
   int64_t rows, columns, depth;
   int64_t panels_offset;  /* of the GEMM's own scratch memory */
   int32_t gemm;           /* enum GemmKernel */
@@ -80,6 +92,12 @@ void dsq_use_threads(address run, address number);
 void dsq_quantize(const CodecDesc* desc, address x, address out, int threads, uint64_t seed);
 void dsq_pack(const CodecDesc* desc, address x, address codes, address scales, int threads, uint64_t seed);
 void dsq_unpack(const CodecDesc* desc, address codes, address scales, address out, int threads);
+
+/* low, high, step: float32 (groups). */
+void dsq_affine_extents(const AffineDesc* desc, address x, address low, address high, int threads);
+void dsq_affine_pack(const AffineDesc* desc, address x, address low, address step, address codes, int threads,
+                     uint64_t seed);
+void dsq_affine_unpack(const AffineDesc* desc, address codes, address low, address step, address out, int threads);
 
 void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,
                    address bits, int threads);

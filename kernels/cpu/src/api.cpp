@@ -45,6 +45,19 @@ void dsq_unpack(const CodecDesc* desc, address codes, address scales, address ou
   unpack_tensor(*desc, At{codes}, At{scales}, At{out}, threads);
 }
 
+void dsq_affine_extents(const AffineDesc* desc, address x, address low, address high, int threads) {
+  affine_extents(*desc, At{x}, At{low}, At{high}, threads);
+}
+
+void dsq_affine_pack(const AffineDesc* desc, address x, address low, address step, address codes, int threads,
+                     uint64_t seed) {
+  affine_pack(*desc, At{x}, At{low}, At{step}, At{codes}, threads, seed);
+}
+
+void dsq_affine_unpack(const AffineDesc* desc, address codes, address low, address step, address out, int threads) {
+  affine_unpack(*desc, At{codes}, At{low}, At{step}, At{out}, threads);
+}
+
 void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,
                    address bits, int threads) {
   const MaskJob job{At{values}, At{bits}, dtype, low, high, nan_is_open != 0, 0, 0, nullptr};
@@ -76,8 +89,8 @@ int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth) 
 void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
                        int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
                        address scratch, int threads) {
-  gemm_bfloat16({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride}, At{bias}, At{c},
-                {rows, columns, depth}, At{scratch}, threads);
+  gemm_bfloat16({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride}, At{bias},
+                {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
@@ -88,8 +101,8 @@ void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits,
                       address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
                       address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads) {
   gemm_integer({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
-               {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias}, At{c},
-               {rows, columns, depth}, At{scratch}, threads);
+               {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias},
+               {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,

@@ -1,4 +1,4 @@
-"""Recipes: what they may say, the plan and its costs, going on after a kill, the ledger and the report."""
+"""Recipes: what they may say, the plan, and going on after a kill."""
 
 import json
 import signal
@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
-from analysis.experiments import data_folder, glue, pareto_picture, report, run
-from analysis.experiments.experiment import Data, load_experiment
-from analysis.experiments.fairseq_run import ROOT
-from analysis.experiments.labelled import read_labelled
-from analysis.experiments.ledger import add_row, read_ledger
-from analysis.experiments.plan import PlannedRun, plan, rises
-from analysis.experiments.plan_costs import Cost, expected, level_costs, weighed
-from analysis.experiments.run_folder import RunFolder
+from analysis import ROOT
+from analysis.experiments import report, run
+from analysis.experiments.ledger.ledger import read_ledger
+from analysis.experiments.plan.costs import expected
+from analysis.experiments.plan.experiment import Data, load_experiment
+from analysis.experiments.plan.runs import plan
+from analysis.experiments.session import data_folder
+from analysis.experiments.session.run_folder import RunFolder
 
 RECIPES = sorted((Path(run.__file__).parent / "recipes").glob("*.toml"))
 HEAD = """
@@ -64,10 +64,6 @@ def recipe(folder: Path, text: str) -> Path:
     return path
 
 
-def planned(levels: str, max_update: int = 100, **options: float | str) -> PlannedRun:
-    return PlannedRun("x", "", None, {"levels": levels, "format": "bfp", **options}, 1, {"max-update": max_update})
-
-
 # ---- the recipe ---------------------------------------------------------------------------------------------------
 
 
@@ -76,16 +72,16 @@ def planned(levels: str, max_update: int = 100, **options: float | str) -> Plann
     [
         ("title = 3", "title must be a text, got 3"),
         ('titel = "x"', "titel is no key here; accepted are title, data"),
-        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, got 'web'"),
+        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, finetuning, got 'web'"),
         ('[data]\nkind = "parallel"', "data.path must be given for data.kind = 'parallel'"),
-        ('[data]\nkind = "generated"\nvocab = "many"', "data.vocab must be a whole number, got 'many'"),
+        ('[data]\nkind = "generated"\nvocab = "many"', "data.vocab must be a whole number from 1, got 'many'"),
         ('[data]\nkind = "generated"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),
         (HEAD, "runs must be tables headed [[runs]]"),
         (HEAD + "[[runs]]\nbits = 4", "runs[0].bits is no key here; accepted are seed, levels, format"),
         (HEAD + "[[runs]]\nbox = []", "runs[0].box must be a value, or a list of values"),
         (HEAD + '[[runs]]\npaper = "high"', "runs[0].paper must be a number"),
         (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].label must be given"),
-        (HEAD + "[options]\nseed = [-1]\n[[runs]]", "options.seed must be whole numbers from 0, got -1"),
+        (HEAD + "[options]\nseed = [-1]\n[[runs]]", "options.seed must be a whole number from 0, got -1"),
         (HEAD + "seed = 3\n[[runs]]", "training.seed: seeds and DSQ's options go under"),
         ("[data\n", "Expected ']'"),
     ],
@@ -135,9 +131,6 @@ def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.Captur
         data_folder.check_present(data)
 
 
-# ---- plan and costs -----------------------------------------------------------------------------------------------
-
-
 def test_a_grid_is_multiplied_out_and_first_seeds_come_first(tmp_path: Path) -> None:
     runs = plan(load_experiment(recipe(tmp_path, HEAD + GRID)))
     assert [one.name for one in runs] == [
@@ -149,29 +142,6 @@ def test_a_grid_is_multiplied_out_and_first_seeds_come_first(tmp_path: Path) -> 
     assert "--cpu" in flags
     assert flags[flags.index("--dsq-rise-at") + 1] == "0.5"
     assert not any(flag.startswith("--dsq") for flag in runs[0].flags)
-
-
-def test_a_cost_is_weighed_by_the_moment_of_the_rise() -> None:
-    levels = "[2,2,2,16] [16,4,4,16]"
-    workload = "transformer_iwslt_de_en"
-    low, high = level_costs(planned(levels), workload)
-    assert (low.arithmetic, high.arithmetic) == pytest.approx((0.0148, 0.0983), abs=1e-4)
-    assert (low.dram, high.dram) == pytest.approx((0.2016, 0.4375), abs=1e-4)
-    quarter = Cost(0.25 * low.arithmetic + 0.75 * high.arithmetic, 0.25 * low.dram + 0.75 * high.dram)
-    for moment in (0.25, 25, "25", "0.25"):
-        assert expected(planned(levels, rise_at=moment), workload) == quarter
-    assert expected(planned(levels), workload) == (low, high)
-    assert expected(planned("none"), workload) is None
-    again = weighed([low, high], [100, 300])
-    assert again is not None
-    assert (again.arithmetic, again.dram) == pytest.approx((quarter.arithmetic, quarter.dram))
-
-
-def test_rises_of_a_run_that_epochs_bound() -> None:
-    levels = "[2,2,2,16] [4,4,4,16] [16,4,4,16]"
-    assert rises(planned(levels, rise_at="0.25 0.5")) == [0.25, 0.5]
-    assert rises(planned(levels, max_update=0, rise_at="100 200")) is None
-    assert rises(planned("[4,4,4,16]")) == []
 
 
 # ---- running ------------------------------------------------------------------------------------------------------
@@ -235,88 +205,3 @@ def test_a_setting_that_came_later_counts_as_its_default() -> None:
     del recorded["pretrained"]
     assert data_folder.same(recorded, data)
     assert not data_folder.same(recorded, Data(kind="generated", vocab=98))
-
-
-# ---- ledger and report --------------------------------------------------------------------------------------------
-
-
-def entry(name: str, score: float, dram: float | None, **more: object) -> dict[str, object]:
-    levels = "none" if dram is None else "[4,4,4,16]"
-    format = "" if dram is None else name.split("_")[0]
-    row = {"recipe": "r", "run": name, "score": score, "measure": "BLEU", "levels": levels, "format": format}
-    return {**row, "arithmetic": dram and dram / 9, "dram": dram, "seconds": 60, "best_valid_loss": 2.0, **more}
-
-
-def test_a_ledger_has_one_row_a_run(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.csv"
-    for name, score in (("a", 1.5), ("b", 2.5), ("a", 3.5)):
-        add_row(path, entry(name, score, 0.3))
-    add_row(path, entry("c", 4.5, 0.3, label="later, a column"))
-    rows = read_ledger(path)
-    assert [(row["run"], row["score"], row["label"]) for row in rows] == [
-        ("a", "3.5", ""),
-        ("b", "2.5", ""),
-        ("c", "4.5", "later, a column"),
-    ]
-    (tmp_path / "other.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match=r"other\.csv: is no ledger"):
-        read_ledger(tmp_path / "other.csv")
-
-
-def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = tmp_path / "ledger.csv"
-    for seed, (plain, bfp, snvint) in enumerate(((80, 70, 76), (82, 73, 77)), start=1):
-        add_row(path, entry(f"fp32_seed{seed}", plain, None))
-        add_row(path, entry(f"bfp_4_seed{seed}", bfp, 0.3, paper_score=71))
-        add_row(path, entry(f"snvint_4_seed{seed}", snvint, 0.3))
-    assert report.main([str(path), "--out", str(tmp_path / "there")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (bfp,) = (line.split() for line in lines if " bfp " in f" {line} ")
-    assert bfp == ["[4,4,4,16]", "bfp", "2", "71.5", "3.0", "-9.5", "71.00", "2.000", "0.0333", "0.3000", "1.0"]
-    assert (tmp_path / "there" / "r.png").read_bytes().startswith(b"\x89PNG")
-    assert "![cost against BLEU](r.png)" in (tmp_path / "there" / "report.md").read_text()
-
-
-def test_the_front_is_what_nothing_beats() -> None:
-    points = [(0.3, 70.0), (0.3, 75.0), (0.4, 74.0), (0.5, 80.0), (0.2, 60.0)]
-    assert pareto_picture.front(points) == [(0.2, 60.0), (0.3, 75.0), (0.5, 80.0)]
-
-
-# ---- GLUE's own files and RoBERTa's own subwords ------------------------------------------------------------------
-
-
-def test_reads_glue_as_it_unpacks(tmp_path: Path) -> None:
-    for task in ("MNLI", "QNLI"):
-        (tmp_path / task).mkdir()
-    (tmp_path / "MNLI" / "dev_matched.tsv").write_text(
-        "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tx\ty\n"
-    )
-    (tmp_path / "QNLI" / "train.tsv").write_text("index\tquestion\tsentence\tlabel\n0\twho\thim\tentailment\n")
-    assert read_labelled(tmp_path, "mnli", "dev").inputs == [["a"], ["b"]]
-    assert read_labelled(tmp_path, "mnli", "dev").labels == ["y"]
-    assert read_labelled(tmp_path, "qnli", "train").inputs == [["who"], ["him"]]
-
-
-def test_fine_tunes_a_roberta_with_its_own_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a full-size recipe does, up to the training itself."""
-    weights, trained = tmp_path / "roberta", []
-    weights.mkdir()
-    letters = "abcdefghijklmnopqrstuvwxyz\u0120"  # GPT-2 writes a space as this letter
-    (weights / "encoder.json").write_text(json.dumps({letter: n for n, letter in enumerate(letters)}))
-    (weights / "vocab.bpe").write_text("#version: 0.2\n\n")
-    (weights / "dict.txt").write_text("".join(f"{n} 1\n" for n in range(len(letters))))
-    for split in ("train", "dev"):
-        (tmp_path / f"toy.{split}.tsv").write_text("label\tsentence\n1\tone a\n0\tone b\n")
-
-    def fairseq(command: str, arguments: list[str], log: Path, watch: object = None) -> None:
-        trained.extend(arguments if command == "train" else [])
-        valid = '{"valid_num_updates": "1", "valid_accuracy": "50", "valid_loss": "1"}'
-        log.write_text(f"x | INFO | valid | {valid}\n")
-
-    monkeypatch.setattr(glue, "fairseq", fairseq)
-    given = ["--data", str(tmp_path), "--task", "toy", "--out", str(tmp_path / "run"), "--dsq-levels", "none"]
-    assert glue.main([*given, "--pretrained", str(weights)]) == 0
-    assert trained[trained.index("--finetune-from-model") + 1] == str(weights / "model.pt")
-    pieces = tmp_path / "run" / "pieces"
-    assert (pieces / "dict.txt").read_text() == (weights / "dict.txt").read_text()
-    assert (pieces / "train.input0").read_text() == "14 13 4 26 0\n14 13 4 26 1\n"  # o n e _ a

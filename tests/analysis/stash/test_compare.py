@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from analysis.stash import compare
+from analysis.stash.allocator.held import Held
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, bits_a_value
 
 
@@ -28,7 +29,8 @@ ROWS = (
 def few(monkeypatch):
     monkeypatch.setattr(compare, "CASES", TINY)
     monkeypatch.setattr(compare, "SETUPS", ROWS)
-    monkeypatch.setattr(compare, "held", lambda *_: 3 * BATCH)  # measured in a process of its own: test_allocator.py
+    measured = Held(3 * BATCH, 4 * BATCH, 0)
+    monkeypatch.setattr(compare, "held", lambda *_: measured)  # in a process of its own: test_allocator.py
 
 
 def test_table_csv_and_picture(few, tmp_path, capsys):
@@ -55,6 +57,14 @@ def test_rows_measured_before_are_kept_in_the_order_of_the_setups(few, tmp_path)
     for only in ("bfp", "plain"):
         assert compare.main(["--out", str(tmp_path), "--steps", "1", "--only", only]) == 0
     assert list(pd.read_csv(tmp_path / "compare_stash.csv")["setup"]) == ["plain", "bfp 4"]
+
+
+def test_times_join_the_sizes_measured_before(few, tmp_path):
+    for what in ("sizes", "times"):
+        assert compare.main(["--out", str(tmp_path), "--steps", "1", "--measure", what, "--only", "bfp"]) == 0
+        (row,) = pd.read_csv(tmp_path / "compare_stash.csv").to_dict("records")
+        assert pd.isna(row["time"]) == (what == "sizes")
+    assert row["held, MiB"] * 2**20 == pytest.approx(3 * BATCH)
 
 
 def test_bad_input(tmp_path, capsys):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cli.main import main
+from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import Setup
@@ -27,7 +27,11 @@ COMMANDS = {
     "plan, shared out": ["plan", "[16,4,4,16]", "float:[16,16,16,16]", "--devices", "8", "--zero", "3"],
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
+    "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
     "sweep": ["sweep", "--q0", "2:4", "--q1", "2:4", "--q2", "4", "--q3", "8,16"],
+    "cheapest": ["cheapest", "analysis/results/demo_formats.csv"],
+    "solve": ["solve", "[16,4,4,16]"],
+    "solve, no energy": ["solve", "[4,4,4,16]", "--hardware", "laptop-cpu", "--gain", "1.2"],
     "explain": ["explain", "[16,4,4,16]"],
     "explain, paper": ["explain", "[16,4,4,16]", "--profile", "paper"],
 }
@@ -124,8 +128,8 @@ def test_special_files_are_written_through(tmp_path):
 
 
 def test_every_error_names_the_command(capsys):
-    for command in ("estimate", "table", "roofline", "sweep", "explain"):
-        needed = ["[16,4,4,16]"] if command in ("roofline", "explain") else []
+    for command in ("estimate", "table", "roofline", "sweep", "explain", "plan", "solve", "calibrate"):
+        needed = ["[16,4,4,16]"] if command in ("roofline", "explain", "solve", "calibrate") else []
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
@@ -214,6 +218,10 @@ BAD = {
     ),
     "no precision": (["estimate"], "give one or more precisions, or --history FILE"),
     "workload": (["estimate", "[16,4,4,16]", "--workload", "opt-1.3b"], "nearest is 'opt_1.3b'"),
+    "no near workload": (
+        ["estimate", "[4,4,4,16]", "--workload", "llama-7b"],
+        "'llama-7b': workloads are transformer_",
+    ),
     "negative": (["estimate", "[16,4,4,16]", "--sequences", "-2"], "sequences must be a whole number"),
     "not a number": (["estimate", "[16,4,4,16]", "--box", "x"], "argument --box: invalid int value"),
     "hardware": (["estimate", "[16,4,4,16]", "--hardware", "h300"], "unknown hardware 'h300'"),
@@ -231,6 +239,11 @@ BAD = {
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
+    "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),
+    "no ledger": (["cheapest", "analysis/results/kernels.csv"], "has no column score"),
+    "gain": (["solve", "[4,4,4,16]", "--gain", "0"], "gain must be above 0, got 0"),
+    "no codes": (["solve", "float:[16,16,16,16]"], "multiplies no codes"),
+    "calibrate": (["calibrate", "mine.txt"], "must end in .toml"),
     "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
     "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "must be a regular expression"),
     "idle exclude": (["estimate", "[16,4,4,16]", "--exclude", "conv"], "exclude 'conv' matches none"),
@@ -259,6 +272,48 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+LEDGER = """run,score,measure,seed,format,levels,level_tokens,exclude
+a,90,BLEU,1,,none,,
+b,89.5,BLEU,1,bfp,"[16,4,4,16]",100,output_projection
+c,87.5,BLEU,2,bfp,"[16,4,4,16]",100,output_projection
+d,80,BLEU,1,snvint,"[2,2,2,16] [16,4,4,16]",75 25,output_projection
+"""
+
+
+def test_cheapest_is_the_mean_of_levels_over_seeds(capsys, tmp_path):
+    path = tmp_path / "ledger.csv"
+    path.write_text(LEDGER)
+
+    def records(*options):
+        _, text, _ = run(capsys, "cheapest", str(path), "--json", *options)
+        return json.loads(text)["setups"]
+
+    by_name = {record["setup"]: record for record in records("--within", "2")}
+    static, two = by_name["bfp [16,4,4,16]"], by_name["snvint [2,2,2,16] 75%, [16,4,4,16] 25%"]
+    assert (static["score"], static["seeds"], static["reaches"]) == (88.5, 2, "yes")
+    assert two["reaches"] == "no"
+    assert records("--accuracy", "70", "--by", "stash")[0] == two | {"reaches": "yes"}
+    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", "[16,4,4,16]", "--exclude", "output_projection", "--json")
+    low, high = (record["dram_MB"] for record in json.loads(text)["estimates"])
+    assert two["dram_MB"] == pytest.approx(0.75 * low + 0.25 * high, rel=1e-3)  # a scale more, of the whole tensor
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (("BLEU,2", "loss,2"), "mixes what its scores measure: BLEU, loss"),
+        (("75 25", "75"), "line 5: 2 levels, but 1 level_tokens"),
+        (("[2,2,2,16] ", "[2,2,16] "), "line 5: precision must be four whole numbers"),
+    ],
+)
+def test_a_bad_ledger_names_the_line(change, message, capsys, tmp_path):
+    path = tmp_path / "ledger.csv"
+    path.write_text(LEDGER.replace(*change))
+    status, _, errors = run(capsys, "cheapest", str(path))
+    assert status == 2
+    assert message in errors
 
 
 @pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
@@ -290,7 +345,7 @@ def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
     assert path.read_text() == "old"
 
 
-@pytest.mark.parametrize("command", ["", "estimate", "plan", "table", "roofline", "sweep", "explain"])
+@pytest.mark.parametrize("command", ["", *EXAMPLES])
 def test_help_has_examples_that_parse(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"] if command else ["--help"])

@@ -49,7 +49,28 @@ def test_shipped_profiles_name_a_source_for_each_figure_and_run_fp32(name):
 
 def test_named_profiles():
     assert {"a100-80gb", "h100", "h200", "laptop-cpu", "msfp-accelerator"} <= set(profile_names())
-    assert load_hardware("h200").bandwidth == 4.8e12
+    assert load_hardware("h200", datasheet=True).bandwidth == 4.8e12
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_datasheet_rates_are_the_stated_ones(name):
+    """Efficiency lowers what programs reach, --datasheet takes it away, and every one names its source."""
+    hardware, datasheet = load_hardware(name), load_hardware(name, datasheet=True)
+    assert datasheet.bandwidth == datasheet.stated_bandwidth == hardware.stated_bandwidth >= hardware.bandwidth
+    for reached, stated in zip(hardware.peaks, datasheet.peaks, strict=True):
+        assert reached.flops <= reached.stated == stated.flops
+        assert reached.flops == reached.stated or "; efficiency " in reached.source
+    assert "estimated" in hardware.rates
+    assert "datasheet" in datasheet.rates
+
+
+def test_efficiency_of_a_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    half = 'gb_per_s = 100\nefficiency = 0.5\nefficiency_source = "a benchmark"'
+    path.write_text(MINE.replace("gb_per_s = 100", half))
+    hardware = load_hardware(str(path))
+    assert (hardware.bandwidth, hardware.stated_bandwidth) == (50e9, 100e9)
+    assert hardware.sources["bandwidth"] == "measured; efficiency 0.5: a benchmark"
 
 
 def test_fastest_exact_way(mine):
@@ -74,7 +95,72 @@ def test_split_passes_on_tensor_cores():
         "4 x bf16",
         "fp32",
     ]
-    assert h100.rate(BFP(16), BFP(2)).flops == 989.4e12 / 2
+    assert h100.rate(BFP(16), BFP(2)).flops == 0.80 * 989.4e12 / 2
+
+
+def test_split_passes_on_each_accelerator():
+    """16 x 2 bits by hand. A100: two bf16 products, 312 / 2 = 156 TFLOP/s, against 19.5 on its fp32 cores. MSFP: the 15
+    bits of a 16-bit significand are five parts of 3 bits on FP12 (286 / 5 = 57.2), three of 7 bits on FP16
+    (143 / 3 = 47.7); a 16 x 16 unit (35.75) is slower. A 16 x 16 product: nine FP16 passes (15.9), so that unit."""
+    a100, msfp = (load_hardware(name, datasheet=True) for name in ("a100-80gb", "msfp-accelerator"))
+    for hardware, m1, m2, way, tera in (
+        (a100, 16, 2, "2 x bf16", 156),
+        (a100, 16, 16, "4 x bf16", 78),
+        (msfp, 16, 2, "5 x block-fp12", 57.2),
+        (msfp, 16, 16, "4 x block-fp16", 35.75),
+    ):
+        rate = hardware.rate(BFP(m1), BFP(m2))
+        assert str(rate) == way
+        assert rate.flops == pytest.approx(tera * 1e12)
+
+
+MEASURED = """
+name = "mine"
+measured = "today"
+[bandwidth]
+gb_per_s = 10
+source = "measured"
+[on_chip]
+mb = 8
+source = "measured"
+[vector]
+tflops = 0.01
+source = "measured"
+[[peak]]
+datatype = "16 x 4 bits"
+tflops = 0.3
+ns_per_value = 0.5
+us_per_call = 20
+holds = { bfp = [16, 4] }
+source = "measured"
+[[peak]]
+datatype = "fp32"
+tflops = 0.1
+holds = { bfp = 32, float = 32 }
+source = "measured"
+[[pass]]
+kind = "relu"
+bits = 32
+phase = "forward"
+ns_per_value = 0.25
+us_per_call = 2
+"""
+
+
+@pytest.fixture
+def measured(tmp_path):
+    path = tmp_path / "measured.toml"
+    path.write_text(MEASURED)
+    return load_hardware(str(path))
+
+
+def test_a_measured_peak_is_a_kernel(measured):
+    """It holds a wider and a narrower operand, in either order, and splits nothing."""
+    ways = [str(measured.rate(BFP(m1), BFP(m2))) for m1, m2 in ((16, 4), (4, 16), (4, 4), (16, 8), (16, 16))]
+    assert ways == ["16 x 4 bits", "16 x 4 bits", "16 x 4 bits", "fp32", "fp32"]
+    assert measured.rate(BFP(16), BFP(4)).seconds(3e11, 1e9, 5) == pytest.approx(1 + 0.5 + 5 * 20e-6)
+    assert measured.passes["relu", 32, "forward"].per_value == pytest.approx(0.25e-9)
+    assert "today" in measured.rates
 
 
 @pytest.mark.parametrize("bits", [10, 12, 16])
@@ -103,6 +189,9 @@ def test_a_split_is_exact(bits):
         ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),
         ("holds = { bfp = 8 }", "holds = { int = 8 }", r"field peak\[1\]\.holds\.int must be"),
         ("holds = { bfp = 8 }", 'holds = { bfp = "8" }', r"field peak\[1\]\.holds\.bfp must be"),
+        ("holds = { bfp = 8 }", "holds = { bfp = [8, 4, 2] }", r"field peak\[1\]\.holds\.bfp must be"),
+        ("tflops = 4", "tflops = 4\nefficiency = 2", r"field peak\[1\]\.efficiency must be above 0 and at most 1"),
+        ("tflops = 4", "tflops = 4\nefficiency = 0.5", r"field peak\[1\]\.efficiency_source is missing"),
         ("[bandwidth]", "bandwidth", "is not TOML"),
     ],
 )

@@ -7,10 +7,12 @@ import pytest
 
 from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FORWARD, POINTWISE, UPDATE
 from costmodel.model.operations import Gemm, Workload
+from costmodel.model.planning import AUTOCAST
 from costmodel.model.quantisation import Setup
 from costmodel.model.tiles import reads, tile_edge
 from costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
-from costmodel.workloads.transformer import Head, Stack, Transformer, build
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 
@@ -65,8 +67,25 @@ def test_every_read_was_written_and_widths_agree(seed):
             if stored.kept:
                 assert any(read.phase == BACKWARD for read in stored.reads)
             assert size >= 0
-    assert between[True] <= {"a"}
-    assert between[False] <= {"a", "ids", "state"}  # dw reaches the update as it was written: state
+    assert between[True] <= {"a", "r"}
+    assert between[False] <= {"a", "r", "ids", "state"}  # dw reaches the update as it was written: state
+    assert setup.autocast or widths["a"] == widths["r"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_autocast_products_read_what_they_cast(seed):
+    """Whatever a layer multiplies in 16 bits it has written in 16 bits, from what was there in fp32."""
+    workload, setup = random_workload(random.Random(seed)), AUTOCAST
+    widths = widths_of(setup)
+    for group in workload.groups:
+        op = group.operation
+        if isinstance(op, Gemm) and op.weight:
+            stored = {tensor.name: tensor for tensor in tensors_of(group, setup)}
+            assert widths[stored["w"].width] == 16
+            assert stored["w"].own
+            assert widths[stored["w in fp32"].width] == 32
+            assert ("x in fp32" in stored) == op.stream
+            assert stored["x"].own == op.stream
 
 
 @pytest.mark.parametrize("seed", range(20))

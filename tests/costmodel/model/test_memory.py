@@ -1,5 +1,8 @@
 """Peak memory: by hand, against models that run, and what methods of training change."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from costmodel.hardware.hardware import load_hardware
@@ -41,7 +44,7 @@ def test_the_stash_is_what_converted_layers_keep_and_a_part_of_the_whole():
 def test_methods_keep_less():
     workload = load_workload("opt_1.3b").fusing_attention()
     peaks = {method.name: peak_memory(workload, method).saved for method in usual_methods(0, 1)}
-    assert peaks["bf16, recompute"] < peaks["bf16, bfp 4 stash"] < peaks["dsq [2,2,2,16]"] < peaks["dsq [16,4,4,16]"]
+    assert peaks["bf16, recompute"] < peaks["bf16, bfp 4"] < peaks["dsq [2,2,2,16]"] < peaks["dsq [16,4,4,16]"]
     assert peaks["dsq [16,4,4,16]"] < peaks["bf16"] < peaks["fp32"]
 
 
@@ -77,12 +80,13 @@ def test_communication_and_step():
         step_time(workload, eight, load_hardware("laptop-cpu"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "opt"])
-@pytest.mark.parametrize("method", ["fp32", "dsq [16,4,4,16]"])
-def test_saved_bytes_and_peak_of_models_that_run(name, method):
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "whisper", "mixtral"])
+def test_prediction_against_what_malloc_counted(name):
+    """The record of running models (python -m analysis.memory.check): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")
     from analysis.memory.check import compare
 
-    record = compare(name, method)
-    assert abs(record["off"]) < 0.02
-    assert abs(record["peak_off"]) < 0.02
+    held = json.loads(Path("analysis/results/memory.json").read_text())[name]
+    for record in compare(name, held):
+        assert abs(record["off"]) < 0.05, record
+        assert abs(record["peak_off"]) < 0.10, record

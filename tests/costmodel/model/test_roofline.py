@@ -1,26 +1,31 @@
 """Floors of operations small enough to count by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from costmodel.hardware.hardware import Hardware, Peak
+from costmodel.hardware.hardware import Hardware, Pass, Peak
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import datatypes, floors
 from costmodel.model.traffic import transfers
-from dsq.formats import BFP
+from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 
 
 @pytest.fixture
 def mine():
-    peaks = Peak("wide", 1e12, {"bfp": 32, "float": 32}, ""), Peak("narrow", 4e12, {"bfp": 8}, "")
+    peaks = (
+        Peak("wide", 1e12, {"bfp": (32, 32), "float": (32, 32)}, "", stated=1e12),
+        Peak("narrow", 4e12, {"bfp": (8, 8)}, "", stated=4e12),
+    )
     return Hardware("mine", 100e9, 8e6, 0.1e12, peaks, {})
 
 
 def roofs(workload, precision, mine):
     setup = Setup(BFP(32), precision)
-    return floors(transfers(workload, setup, mine.on_chip_bytes), matmuls(workload, setup), mine)
+    return floors(transfers(workload, setup, mine.on_chip_bytes), matmuls(workload, setup), mine, setup.container_bits)
 
 
 def test_floor_by_hand(mine):
@@ -64,3 +69,18 @@ def test_classes_and_datatypes(mine):
     assert datatypes(found, "fc", mine) == "3 x narrow, narrow"
     assert datatypes(found, "attention", mine) == "wide"
     assert datatypes(found, "other", mine) == ""
+
+
+def test_measured_hardware_takes_what_was_measured(mine):
+    """A product: operations, values and call; a pass: values and call. Neither waits for DRAM again."""
+    peak = Peak("kernel", 1e12, {"float": (32, 32)}, "", per_value=1e-9, per_call=1e-5)
+    passes = {("relu", 32, phase): Pass(2e-9, 1e-6) for phase in ("forward", "backward")}
+    measured = replace(mine, peaks=(peak,), measured="today", bandwidth=1.0, passes=passes)
+    n = 100
+    workload = Workload("two", (Gemm("l", n, n, n), Gemm("m", n, n, n), Pointwise("r", "relu", n, n)), tokens=n)
+    setup = Setup(Identity(), Precision(32, 32, 32, 32))
+    found = floors(
+        transfers(workload, setup, measured.on_chip_bytes), matmuls(workload, setup), measured, setup.container_bits
+    )
+    assert found["fc"].seconds == pytest.approx(6 * (2 * n**3 / 1e12 + 3 * n * n * 1e-9 + 1e-5))
+    assert found["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))

@@ -116,15 +116,20 @@ def test_tiles():
     assert small["y", "forward", "write"] == large["y", "forward", "write"]
 
 
-@pytest.mark.parametrize("kind, values", [("softmax", 5), ("residual", 6), ("gate", 11), ("scale", 4)])
+@pytest.mark.parametrize("kind, values", [("softmax", 5 + 4), ("residual", 6), ("gate", 11), ("scale", 4)])
 def test_pointwise_passes(kind, values):
     moved = sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values())
-    assert moved == values * 10 * 20 * 2
+    assert moved == values * 10 * 20 * 2  # softmax: and its fp32 result, written and read
 
 
 def test_statistics_of_norms_and_log_probabilities_are_fp32():
-    moved = {kind: sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values()) for kind in ("norm", "loss")}
-    assert moved == {"norm": 5 * 200 * 2 + 2 * 2 * 10 * 4, "loss": 2 * 200 * 2 + 2 * 200 * 4}
+    moved = {
+        kind: sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values()) for kind in ("norm", "loss", "loss of fp32")
+    }
+    assert moved == {
+        **{"norm": 5 * 200 * 2 + 2 * 2 * 10 * 4, "loss": 4 * 200 * 2},
+        **{"loss of fp32": 2 * 200 * 2 + 2 * 200 * 4},
+    }
 
 
 def test_adam_reads_four_and_writes_three_words_a_parameter_and_a_working_copy_where_products_read_16_bits():

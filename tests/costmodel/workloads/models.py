@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from costmodel.workloads.transformer import Head, Stack, Transformer
+from costmodel.workloads.shapes import Head, Stack, Transformer
 
 
 class Attention(nn.Module):
@@ -122,7 +122,7 @@ GATED_DECODER = Transformer(
         out_bias=False,
         mlp_bias=False,
         rms=True,
-        qk_norm=True,
+        qk_norm="head",
         tables=(("words", 33, 24),),
     ),
     sequences=2,

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import dsq
 from costmodel.model.quantisation import Setup
 from costmodel.workloads.named import load_workload, transformer_iwslt_de_en
-from costmodel.workloads.transformer import Head, build
+from costmodel.workloads.shapes import Head
+from costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
 

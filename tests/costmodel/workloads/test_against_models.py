@@ -88,7 +88,6 @@ def trace_of(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_stash_bytes_equal_what_the_running_model_stashes(shape, setup):
-    torch.manual_seed(0)
     box = {"box": setup.format.box} if setup.format.box else {}
     config = dsq.DSQConfig(levels=(setup.precision,), format=setup.format.name, box_axis=setup.box_axis, **box)
     model = dsq.convert(Model(shape), config)
@@ -117,7 +116,6 @@ def test_parameter_counts_equal_the_real_ones(shape):
 def test_torch_transformer_traced():
     """torch's own: packed q, k, v projections below any module, no gradient for the input, scores by baddbmm or "
     "sdpa."""
-    torch.manual_seed(0)
     model = nn.Transformer(32, 4, 2, 2, 64, batch_first=True)
     inputs = torch.randn(3, 7, 32), torch.randn(3, 5, 32)
     workload = traced(model, *inputs)
@@ -131,7 +129,6 @@ def test_torch_transformer_traced():
 def test_frozen_layers_and_frozen_inputs():
     """A layer whose weight needs no gradient runs no dw product and stashes nothing; the first layer runs no dx "
     "product."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 8))
     model[2].weight.requires_grad_(False)
     x = torch.randn(5, 24)

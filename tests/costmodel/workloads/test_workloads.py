@@ -7,7 +7,8 @@ import pytest
 
 from costmodel.workloads import families, workload_file
 from costmodel.workloads.named import WORKLOADS, load_workload
-from costmodel.workloads.transformer import Head, Stack, Transformer, build
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.transformer import build
 
 BERT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}

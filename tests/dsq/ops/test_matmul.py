@@ -41,7 +41,8 @@ def test_what_fits_follows_the_formats_and_the_device():
     assert way(16, 4) == way(10, 4) == on_codes
     assert way(16, 16) == "torch"
     assert way(4, 4, exact=False) == way(16, 4, exact=False) == "torch"
-    assert way(4, 4, torch.float16) == "torch"
+    assert way(4, 4, torch.float16) == way(4, 4, torch.bfloat16) == way(4, 4)
+    assert way(4, 4, torch.float64) == "torch"
     output = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), -1, transposed=True))
     assert chosen(output) == on_codes
     boxes_elsewhere = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), 0, transposed=True))

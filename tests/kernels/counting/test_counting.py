@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 def test_it_conforms_as_the_backend_behind_it_does():
     backend, calls = counting(backend_for(CPU))
     assert list(failures(backend, CPU)) == []
-    assert min(calls[kernel] for kernel in ("quantize", "pack", "unpack", "pack_mask", "unpack_mask", "torch")) > 0
+    kernels = ("quantize", "pack", "unpack", "pack_mask", "unpack_mask", "affine_pack", "affine_unpack", "torch")
+    assert min(calls[kernel] for kernel in kernels) > 0
 
 
 @pytest.mark.parametrize("behind", [REFERENCE, None])

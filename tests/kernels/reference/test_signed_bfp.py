@@ -9,11 +9,6 @@ import dsq
 from dsq.formats.signed_bfp import SignedBFP
 
 
-def rounded(t):
-    """To the nearest whole number, ties to even."""
-    return round(t)
-
-
 def box_by_integers(values, bits):
     """Codes and step of one box of floats."""
     exact = [Fraction(value) for value in values]
@@ -25,7 +20,7 @@ def box_by_integers(values, bits):
         exponent += 1
     step = Fraction(2) ** (exponent - (bits - 2)) * (-1 if largest > 0 else 1)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    return [min(max(rounded(value / step), low), high) for value in exact], step
+    return [min(max(round(value / step), low), high) for value in exact], step
 
 
 @pytest.mark.parametrize("bits", range(2, 17))

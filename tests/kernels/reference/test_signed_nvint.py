@@ -71,7 +71,7 @@ def test_bfloat16_holds_every_value(bits):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e-38, 1e38])
 def test_the_ends_of_the_range_stay_finite(scale):
-    y = dsq.quantize(torch.randn(4, 32) * scale, SignedNVInt(4))
+    y = dsq.quantize(torch.randn(4, 32).clamp(-3, 3) * scale, SignedNVInt(4))
     assert y.isfinite().all()
 
 

@@ -11,28 +11,46 @@ import pytest
 import torch
 
 from dsq.formats import BFP, FixedPoint, Layout
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
+from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import Case, disagreements, mask_disagreements
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.kernels.triton import codec, masks
+from dsq.kernels.triton import codec, int8_gemm, masks
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
-def test_every_case_gives_the_bits_of_the_reference(tmp_path):
+def check(*parts, out):
+    """What ``analysis.gpu.check`` prints of ``parts``; it agrees with the reference."""
     # a process of its own: Triton reads TRITON_INTERPRET once, when it is imported
-    command = [sys.executable, "-m", "analysis.gpu.check", "--part", "agreement", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "analysis.gpu.check", "--out", str(out)]
+    command += [word for part in parts for word in ("--part", part)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_case_agrees_with_the_reference_and_a_step_runs(tmp_path):
+    printed = check("agreement", "steps", out=tmp_path)
     with open(tmp_path / "gpu_agreement.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) > 100
     assert [row for row in rows if row["disagree"]] == []
+    for kind in (" bfp:", " sbfp:", " snvint:", " fixed:", "product ", "mask ", "64-bit offsets: "):
+        assert sum(kind in row["case"] for row in rows) > 5, kind
+    assert "steps: 3 rows" in printed or torch.cuda.is_available()
     assert torch.cuda.is_available() or {row["machine"] for row in rows} == {
         "not run on a GPU (Triton's interpreter on the CPU)"
     }
+
+
+@pytest.mark.soak
+def test_every_part_runs(tmp_path):
+    printed = check("products", "compiled", "bandwidth", out=tmp_path)
+    assert all(f"{part}: " in printed for part in ("products", "compiled", "bandwidth"))
 
 
 def flipping(operation):
@@ -75,9 +93,11 @@ def compiled():
 
 
 @pytest.mark.parametrize("dim", [-1, 0], ids=["columns", "rows"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled, dim, dtype):
-    x, fmt = torch.empty(1024, 512, dtype=dtype), BFP(4, 16)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), [(BFP(4), torch.float32), (BFP(4), torch.bfloat16), (SignedNVInt(4), torch.float32)]
+)
+def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled, dim, fmt, dtype):
+    x = torch.empty(1024, 512, dtype=dtype)
     layout = Layout.of(x.shape, dim)
     codes = torch.empty(layout.code_shape(4), dtype=torch.uint8)
     scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8)
@@ -87,6 +107,17 @@ def test_compiled_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled
     for kernel in (pack, unpack, stochastic):
         assert (kernel.load_bytes, kernel.store_bytes, kernel.spilled_bytes) == (16, 16, 0)
         assert not kernel.flushes
+
+
+@pytest.mark.parametrize("fmt", [SignedBFP(4), FixedPoint(4)])
+def test_compiled_products_of_codes_use_tensor_cores_without_spills(compiled, fmt):
+    layout = Layout.of((1024, 512), 1)
+    codes, scales = (torch.empty(s, dtype=torch.uint8) for s in (layout.code_shape(4), fmt.scale_shape(layout)))
+    x, matmul = Codes(codes, scales, torch.Size((1024, 512))), MatMul(Operand(fmt, 1), Operand(fmt, 1, transposed=True))
+    kernel = compiled(lambda: int8_gemm.GEMMS[0].run(matmul, x, x, None))
+    assert kernel.kernel == "multiply"
+    assert kernel.matrix_products > 0
+    assert (kernel.load_bytes, kernel.spilled_bytes) == (16, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -46,6 +46,18 @@ struct MaskJob {
   const void* source;  // of apply: the values let through, or 0; of ReLU: its argument
 };
 
+// Groups whose extents are found at a time.
+constexpr int AFFINE_GROUPS = 64;
+
+// Codes between a low and a high value of each group (affine.h).
+struct AffineJob {
+  const AffineDesc* desc;
+  void* values;
+  uint8_t* codes;
+  float *low, *step;  // of each group; `step` takes the largest value where extents are found
+  uint64_t seed;
+};
+
 // One instruction set's kernels. Each works on tasks [begin, end) of a job and may run beside others on the rest.
 struct IsaKernels {
   const char* name;
@@ -58,6 +70,9 @@ struct IsaKernels {
   void (*unmask)(const MaskJob&, int64_t begin, int64_t end);
   void (*apply_mask)(const MaskJob&, int64_t begin, int64_t end);
   void (*relu)(const MaskJob&, int64_t begin, int64_t end);  // of float32
+  void (*affine_extents)(const AffineJob&, int64_t begin, int64_t end);  // of groups, at most AFFINE_GROUPS
+  void (*affine_pack)(const AffineJob&, int64_t begin, int64_t end);     // of tiles
+  void (*affine_unpack)(const AffineJob&, int64_t begin, int64_t end);
 };
 
 extern const IsaKernels PORTABLE;

@@ -1,6 +1,7 @@
 // The kernels of one instruction set: a file defines LANES and includes this.
 #pragma once
 
+#include "affine.h"
 #include "decode.h"
 #include "encode.h"
 #include "masks.h"

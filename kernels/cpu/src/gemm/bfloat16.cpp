@@ -1,11 +1,12 @@
 // C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16, which takes subnormal values as zero).
+#define LANES 16
 #include "../threads.h"
-#include "gemm.h"
 #include "packing.h"
+#include "result_tile.h"
 
 namespace {
 
-constexpr int ROWS = 14, COLUMNS = 32;  // of C in a register tile: 28 accumulators, 2 registers of B, 1 of A
+constexpr int ROWS = 14, COLUMNS = TILE_COLUMNS;  // of C in a register tile: 28 accumulators, 2 registers of B, 1 of A
 constexpr int DEPTH = 256;              // steps of a panel: B's takes 16 KiB and stays in the first-level cache
 constexpr int TASK_PANELS = 16;         // panels of A that a task multiplies by one panel of B
 constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
@@ -72,8 +73,8 @@ int64_t gemm_bfloat16_scratch(GemmSize size) {
   return 4 * blocks * (ceil_div(size.rows, ROWS) * A_PANEL + ceil_div(size.columns, COLUMNS) * B_PANEL);
 }
 
-void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, float* c, GemmSize size,
-                   uint32_t* scratch, int threads) {
+void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
+                   GemmSize size, uint32_t* scratch, int threads) {
   const int64_t rows = size.rows, columns = size.columns, depth = size.depth;
   const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
   uint32_t* b_scratch = scratch + a_panels * blocks * A_PANEL;
@@ -91,15 +92,18 @@ void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const flo
   parallel_for(b_panels * chunks, threads, [&](int64_t task) {
     const int64_t j = task / chunks, first = task % chunks * TASK_PANELS;
     const int width = least(COLUMNS, columns - j * COLUMNS);
+    const int64_t top = first * ROWS;
+    ResultTile<TASK_PANELS * ROWS> tile(c, top, j * COLUMNS, least(TASK_PANELS * ROWS, rows - top), width, columns);
     for (int64_t k = 0; k < blocks; k++) {
       const int pairs = (least(DEPTH, depth - k * DEPTH) + 1) / 2;
       for (int64_t i = first; i < a_panels && i < first + TASK_PANELS; i++) {
-        float* corner = c + i * ROWS * columns + j * COLUMNS;
+        float* corner = tile.row(i * ROWS - top);
         const float* start = k ? corner : bias ? bias + j * COLUMNS : nullptr;
         const uint32_t *a_panel = scratch + (i * blocks + k) * A_PANEL, *panel = b_scratch + (j * blocks + k) * B_PANEL;
-        MICROKERNELS[least(ROWS, rows - i * ROWS)](a_panel, panel, pairs, corner, columns, width, start,
-                                                   k ? columns : 0);
+        MICROKERNELS[least(ROWS, rows - i * ROWS)](a_panel, panel, pairs, corner, tile.stride(), width, start,
+                                                   k ? tile.stride() : 0);
       }
     }
+    tile.finish();
   });
 }

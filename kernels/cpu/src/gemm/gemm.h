@@ -4,7 +4,7 @@
 // ..._scratch asks for.
 #pragma once
 
-#include <stdint.h>
+#include "../api.h"
 
 struct GemmSize {
   int64_t rows, columns, depth;
@@ -24,14 +24,23 @@ struct PackedOperand {
   bool across;  // a row of codes holds one index of the contraction, for every vector; else one vector
 };
 
+// Where the sums go, each rounded once to the dtype: rows side by side in memory. `codec`, unless null, quantises them
+// first, float32 to float32, to nearest, in boxes of columns that divide TILE_COLUMNS.
+struct Result {
+  void* to;
+  int32_t dtype;
+  const CodecDesc* codec;
+};
+constexpr int TILE_COLUMNS = 32;  // of a register tile
+
 bool gemm_bfloat16_usable();
 int64_t gemm_bfloat16_scratch(GemmSize size);
-void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, float* c, GemmSize size,
-                   uint32_t* scratch, int threads);
+void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
+                   GemmSize size, uint32_t* scratch, int threads);
 
 // Boxes of `box` values along the depth, or one scale an operand. `box` is even and divides 256; a dot product over it
 // must fit 32 bits.
 bool gemm_integer_usable();
 int64_t gemm_integer_scratch(GemmSize size, int box);
-void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, float* c,
-                  GemmSize size, uint32_t* scratch, int threads);
+void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
+                  const Result& c, GemmSize size, uint32_t* scratch, int threads);

@@ -6,7 +6,7 @@
 // share a scale that its column is multiplied by at the end.
 #define LANES 16
 #include "../threads.h"
-#include "gemm.h"
+#include "result_tile.h"
 #include "shared_exponents.h"
 
 namespace {
@@ -150,7 +150,7 @@ struct Scratch {
 };
 
 template <bool int8>
-void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uint32_t* memory, int threads) {
+void multiply(const Packed& A, const Packed& B, const float* bias, const Result& c, uint32_t* memory, int threads) {
   constexpr int per_element = PER_ELEMENT<int8>, block_steps = STEPS<int8>;
   const int64_t rows = A.vectors, columns = B.vectors, depth = A.depth;
   const Scratch scratch({rows, columns, depth}, A.box, block_steps);
@@ -209,6 +209,7 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
     const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
     const int64_t bottom = top + TASK_ROWS < rows ? top + TASK_ROWS : rows;
     const int width = least(PANEL, columns - j * PANEL);
+    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, (int)(bottom - top), width, columns);
     for (int64_t block = 0; block < blocks; block++) {
       const int steps = least(block_steps, depth - block * block_steps);
       const int b_run = run_of(a_panels + j, block);
@@ -221,12 +222,13 @@ void multiply(const Packed& A, const Packed& B, const float* bias, float* c, uin
       const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
       for (int64_t row = top; row < bottom; row += ROWS) {
         const PanelOfA a{a_elements_of(block, row), a_scales_of(block, row)};
-        float* corner = c + row * columns + j * PANEL;
+        float* corner = tile.row(row - top);
         const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
-        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run), each, corner, columns, width, start,
-                                                block ? columns : 0);
+        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run), each, corner, tile.stride(), width,
+                                                start, block ? tile.stride() : 0);
       }
     }
+    tile.finish();
   });
 }
 
@@ -242,8 +244,8 @@ int64_t gemm_integer_scratch(GemmSize size, int box) {
   return as_int8 > as_int16 ? as_int8 : as_int16;
 }
 
-void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, float* c,
-                  GemmSize size, uint32_t* scratch, int threads) {
+void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
+                  const Result& c, GemmSize size, uint32_t* scratch, int threads) {
   const Packed A{a.codes, a.scales, a.kind, a.bits, box, one_scale, a.across, size.rows, size.depth};
   const Packed B{b.codes, b.scales, b.kind, b.bits, box, one_scale, b.across, size.columns, size.depth};
   const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;

@@ -2,12 +2,12 @@
 // int16, two to an element. A step is one index of the contraction.
 #pragma once
 
-#include "../api.h"
+#include "gemm.h"
 #include "packing.h"
 
 namespace {
 
-constexpr int PANEL = 32;             // vectors of a panel
+constexpr int PANEL = TILE_COLUMNS;   // vectors of a panel
 constexpr int VECTOR_ELEMENTS = 128;  // of 32 bits: a panel's 16 KiB stay in the first-level cache
 constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a box
 constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched before they are read

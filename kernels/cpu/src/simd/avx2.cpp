@@ -4,4 +4,5 @@
 
 static bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
 
-const IsaKernels AVX2 = {"avx2", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};
+const IsaKernels AVX2 = {"avx2", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
+                        affine_extents, affine_pack, affine_unpack};

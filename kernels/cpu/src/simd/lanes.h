@@ -131,19 +131,32 @@ INLINE F clamp(F x, F bound) {
 #endif
 }
 
-// x, or the bound that it passes.
-INLINE F between(F x, F low, F high) {
+// x, or the bound where that is smaller (larger), or x a NaN.
+INLINE F smaller(F x, F bound) {
 #if LANES == 16
-  return (F)_mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)low), (__m512)high);
+  return (F)_mm512_min_ps((__m512)x, (__m512)bound);
 #elif LANES == 8
-  return (F)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)low), (__m256)high);
+  return (F)_mm256_min_ps((__m256)x, (__m256)bound);
 #elif defined DSQ_X86
-  return (F)_mm_min_ps(_mm_max_ps((__m128)x, (__m128)low), (__m128)high);
+  return (F)_mm_min_ps((__m128)x, (__m128)bound);
 #else
-  x = choose(x > low, x, low);
-  return choose(x < high, x, high);
+  return choose(x < bound, x, bound);
 #endif
 }
+INLINE F larger(F x, F bound) {
+#if LANES == 16
+  return (F)_mm512_max_ps((__m512)x, (__m512)bound);
+#elif LANES == 8
+  return (F)_mm256_max_ps((__m256)x, (__m256)bound);
+#elif defined DSQ_X86
+  return (F)_mm_max_ps((__m128)x, (__m128)bound);
+#else
+  return choose(x > bound, x, bound);
+#endif
+}
+
+// x, or the bound that it passes; a NaN becomes `low`.
+INLINE F between(F x, F low, F high) { return smaller(larger(x, low), high); }
 
 // To the nearest whole number, ties to even; |x| < 2^22.
 INLINE I nearest(F x) {

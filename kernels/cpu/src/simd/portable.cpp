@@ -4,4 +4,5 @@
 
 static bool usable() { return true; }
 
-const IsaKernels PORTABLE = {"portable", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu};
+const IsaKernels PORTABLE = {"portable", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
+                        affine_extents, affine_pack, affine_unpack};

@@ -46,7 +46,6 @@ def test_only_segment_inputs_are_kept():
 
 
 def test_batch_norm_counts_once_and_frozen_layers_pass_gradients():
-    torch.manual_seed(0)
     plain = resnet20((4, 8, 16))
     plain[0].requires_grad_(False)
     model = copy.deepcopy(plain)
@@ -184,7 +183,6 @@ def test_a_segment_that_changes_its_input_is_named(wanted):
 
 def test_with_mesa_on_batch_norm():
     """The recomputation's copies of buffers are buffers to mesa, too."""
-    torch.manual_seed(0)
     plain, x = resnet20((8, 8, 8)), torch.randn(4, 3, 16, 16)
     model = copy.deepcopy(plain)
     apply(model, "checkpoint")

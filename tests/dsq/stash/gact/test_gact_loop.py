@@ -176,6 +176,19 @@ def test_swapped_codes_give_the_same_gradient(tmp_path: object) -> None:
         assert torch.equal(*(step(model, tokens(number)) for model in models))
 
 
+def test_swapped_codes_lie_in_files_and_are_reported_so() -> None:
+    held, swapped = (make(Encoder) for _ in range(2))
+    stash.apply(held, "gact", adapt_interval=None)
+    controller = stash.apply(swapped, "gact", level="L2", adapt_interval=None)
+    x = tokens(0)
+    here, there = (stash.measure(lambda model=model: model(x)) for model in (held, swapped))
+    assert here.file_bytes == 0
+    assert there.nbytes + there.file_bytes == here.nbytes
+    assert there.nbytes < here.nbytes / 4
+    assert "MiB in files" in str(there)
+    assert f"{there.file_bytes / 2**20:.1f} MiB of the codes swapped out" in str(controller.report())
+
+
 @pytest.mark.parametrize("level", ["CB1", "CB2"])
 def test_checkpointing_levels(level: str) -> None:
     plain, model = make(Encoder), make(Encoder)

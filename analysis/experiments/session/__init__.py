@@ -1,0 +1,1 @@
+"""Where an experiment's runs run, and what is on disk."""

@@ -1,0 +1,1 @@
+"""Text and subwords: what a training reads."""

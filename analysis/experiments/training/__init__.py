@@ -1,0 +1,1 @@
+"""One training: its flags, its processes, and what came out of it."""

@@ -1,0 +1,89 @@
+"""Runs dsq-preprocess, dsq-train and dsq-generate as processes of their own, and reads what they log."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from analysis import ROOT
+
+_RECORD = re.compile(r"\| INFO \| (\w+) \| (\{.*\})$")
+_LEVEL = re.compile(r"(DSQ level \d+ .*)$")
+
+
+def command_line() -> str:
+    """This process's own, for the record."""
+    return shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
+
+
+def fairseq(command: str, arguments: list[str], log: Path, watch: Callable[[str], None] | None = None) -> None:
+    """Run dsq-`command`; all it prints is added to log, and given to watch line by line.
+
+    Raises ValueError with the command's own line where it found a mistake of the user's (exit status 2), and
+    RuntimeError that names the log where it failed otherwise.
+    """
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    last = ""
+    with (
+        log.open("a", buffering=1, encoding="utf-8") as file,  # by lines: a person may follow it
+        subprocess.Popen(
+            [sys.executable, "-m", "fairseq_plugin.commands", command, *arguments],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            last = line.strip() or last
+            if watch:
+                watch(line.rstrip("\n"))
+    if process.returncode == 2:
+        raise ValueError(last)
+    if process.returncode:
+        raise RuntimeError(f"dsq-{command} failed with exit status {process.returncode}; its log is {log}")
+
+
+def records(log: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The JSON records that dsq-train --log-format json logged under this name (train_inner, train, valid)."""
+    with log.open(encoding="utf-8") as file:
+        for line in file:
+            found = _RECORD.search(line)
+            if found and found[1] == kind:
+                yield json.loads(found[2])
+
+
+def progress(line: str) -> str | None:
+    """What to show a person of a line of the training log: validations and changes of level."""
+    found = _RECORD.search(line)
+    if found and found[1] == "valid":
+        record = json.loads(found[2])
+        level = f"  level {record['valid_dsq_level']}" if "valid_dsq_level" in record else ""
+        return f"  update {record['valid_num_updates']:>6}  valid loss {record['valid_loss']:>7}{level}"
+    change = _LEVEL.search(line)
+    return f"  {change[1]}" if change and "->" in change[1] else None
+
+
+def show(line: str) -> None:
+    """Print what ``progress`` finds in the line."""
+    if shown := progress(line):
+        print(shown, flush=True)
+
+
+def hypotheses(log: Path) -> list[str]:
+    """The translations of dsq-generate's output, in the order of the test text."""
+    found: dict[int, str] = {}
+    with log.open(encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("D-"):
+                number, _, text = line.rstrip("\n").split("\t")
+                found[int(number[2:])] = text
+    return [found[number] for number in sorted(found)]

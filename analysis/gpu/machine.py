@@ -1,0 +1,38 @@
+"""What the checks run on: a GPU, or Triton's interpreter on the CPU, which proves results and says nothing of time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from analysis.bench.timer import Call, gpu_clock, in_turns, wall_clock
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device, and how often a call is timed on it."""
+
+    name: str
+    device: torch.device
+    rounds: int
+    repeats: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Else sizes are to be tiny."""
+        return self.device.type == "cuda"
+
+    def milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
+        """The median of each call, which take turns."""
+        clock, warm = (gpu_clock, 2) if self.is_gpu else (wall_clock, 0)
+        seconds = in_turns(calls, self.rounds, self.repeats, warm, clock)
+        return {name: 1000 * median(taken) for name, taken in seconds.items()}
+
+
+def this_machine() -> Machine:
+    """The GPU where there is one."""
+    if torch.cuda.is_available():
+        return Machine(torch.cuda.get_device_name(), torch.device("cuda"), rounds=9, repeats=5)
+    name = "not run on a GPU (Triton's interpreter on the CPU)"
+    return Machine(name, torch.device("cpu"), rounds=1, repeats=1)

@@ -1,0 +1,45 @@
+"""Bytes that one model holds by each method, as JSON; run under the counting malloc (analysis.stash.allocator)."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+
+import torch
+from torch import Tensor, nn
+
+import dsq
+from analysis.memory.methods import METHODS, Method
+from analysis.memory.models import case
+from analysis.stash.allocator.held import step_bytes
+
+
+def attached(model: nn.Module, method: Method) -> nn.Module:
+    if method.levels:
+        model = dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels))
+    if method.policy:
+        dsq.stash.apply(model, method.policy, **method.options)
+    return model
+
+
+def forward(loss: Callable[[], Tensor], method: Method) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if method.autocast else nullcontext():
+            return loss()
+
+    return run
+
+
+def main(name: str) -> None:
+    torch.set_num_threads(1)
+    held = {}
+    for method in METHODS:
+        made = case(name)
+        attached(made.model, method)
+        held[method.name] = asdict(step_bytes(forward(made.loss, method)))
+    print(json.dumps(held))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

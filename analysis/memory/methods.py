@@ -1,0 +1,48 @@
+"""Ways to train that the check of predicted memory compares."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from costmodel.model import memory
+from costmodel.model.planning import AUTOCAST, FP32
+from costmodel.model.quantisation import Setup
+from costmodel.model.stash import POLICIES
+from dsq.formats import BFP, WIDEST
+from dsq.precision import Precision
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a model runs (the first fields), and what is predicted (the last)."""
+
+    name: str
+    predicted: memory.Method
+    autocast: bool = False
+    levels: str = ""  #: of dsq.convert, on a model in bfloat16
+    policy: str = ""  #: of dsq.stash
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+#: the blocks of every stack: a name whose first number is its last part
+BLOCKS = r"\D*\.\d+"
+
+
+def _dsq(levels: str) -> Method:
+    setup = Setup(BFP(WIDEST), Precision.parse(levels))
+    return Method(f"dsq {levels}", memory.Method("", setup), levels=levels)
+
+
+METHODS = (
+    Method("fp32", memory.Method("", FP32)),
+    Method("bf16 autocast", memory.Method("", AUTOCAST), autocast=True),
+    _dsq("[16,4,4,16]"),
+    _dsq("[2,2,2,16]"),
+    Method("bfp 4", memory.Method("", FP32, stash=POLICIES["bfp 4"]), policy="bfp", options={"bits": 4}),
+    Method(
+        "gact 4",
+        memory.Method("", FP32, stash=POLICIES["gact 4"]),
+        policy="gact",
+        options={"bits": 4, "adapt_interval": None},
+    ),
+    Method("checkpoint", memory.Method("", FP32, recompute=True), policy="checkpoint", options={"segments": BLOCKS}),
+)

@@ -1,0 +1,154 @@
+"""Small models of Hugging Face and fairseq for the check of predicted memory: each with a batch and its workload."""
+
+import json
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from costmodel.model.operations import Workload
+from costmodel.workloads.named import load_workload, transformer_iwslt_de_en
+from costmodel.workloads.transformer import build
+
+SEQUENCES, LENGTH, WORDS, WIDTH = 16, 128, 1000, 128
+USUAL = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
+_SIDES = {
+    **{f"{side}_layers": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 4 * WIDTH for side in ("encoder", "decoder")},
+}
+#: name -> class of transformers, and fields of its configuration
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"n_embd": WIDTH, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
+    ),
+    "llama": ("LlamaForCausalLM", USUAL | {"intermediate_size": 352}),
+    "bert": ("BertForMaskedLM", USUAL),
+    "opt": ("OPTForCausalLM", USUAL | {"ffn_dim": 512, "word_embed_proj_dim": WIDTH, "activation_function": "relu"}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"d_model": WIDTH, "num_layers": 4, "num_heads": 4, "d_kv": 32, "d_ff": 4 * WIDTH}
+        | {"decoder_start_token_id": 0},
+    ),
+    "vit": ("ViTForImageClassification", USUAL | {"image_size": 96, "patch_size": 8}),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        _SIDES
+        | {"d_model": WIDTH, "max_source_positions": LENGTH, "max_target_positions": LENGTH}
+        | {"pad_token_id": 0, "decoder_start_token_id": 1},
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        USUAL | {"intermediate_size": 352, "num_local_experts": 4, "num_key_value_heads": 4},
+    ),
+}
+FAIRSEQ = "fairseq"
+NAMES = (*MODELS, FAIRSEQ)
+#: families that the ledger's entries were written by; the others were met first by the check
+SEEN = ("gpt2", "llama", "bert", "opt")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the loss of its batch, and what the cost model makes of it."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    workload: Workload
+
+
+def case(name: str) -> Case:
+    torch.manual_seed(0)
+    return _fairseq() if name == FAIRSEQ else _transformers(name)
+
+
+def _transformers(name: str) -> Case:
+    import transformers
+
+    kind, fields = MODELS[name]
+    config = transformers.AutoConfig.for_model(name, vocab_size=WORDS, **fields)
+    config._attn_implementation = "sdpa"
+    for field in vars(config):
+        if "drop" in field or field.endswith("pdrop"):
+            setattr(config, field, 0.0)
+    config.use_cache = False  # a cache of keys and values is no part of training
+    model: nn.Module = getattr(transformers, kind)(config).train()
+    ids = torch.randint(1, WORDS, (SEQUENCES, LENGTH))
+    inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    sizes: dict[str, int] = {"target_length": LENGTH}
+    if name == "vit":
+        inputs, sizes = {"pixel_values": torch.randn(SEQUENCES, 3, 96, 96), "labels": torch.zeros(SEQUENCES).long()}, {}
+    elif name == "whisper":
+        inputs["input_features"] = torch.randn(SEQUENCES, config.num_mel_bins, 2 * LENGTH)
+        del inputs["input_ids"]
+    elif name == "t5":
+        sizes["source_length"] = LENGTH
+    elif name == "bert":
+        sizes = {"source_length": LENGTH}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config.to_dict() | {"architectures": [kind]}))
+        workload = load_workload(str(path), SEQUENCES, **sizes)
+
+    def loss() -> Tensor:
+        wanted = next(model.parameters()).dtype
+        for key, x in inputs.items():
+            inputs[key] = x.to(wanted) if x.is_floating_point() else x
+        return model(**inputs).loss
+
+    return Case(model, loss, workload.fusing_attention())
+
+
+def _fairseq() -> Case:
+    import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerModel, base_architecture
+    from fairseq.modules import MultiheadAttention
+
+    words = Dictionary()
+    for word in range(WORDS - len(words)):
+        words.add_symbol(f"w{word}")
+    arguments = Namespace(
+        **{f"{side}_layers": 4 for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_embed_dim": 4 * WIDTH for side in ("encoder", "decoder")},
+        **{f"{side}_embed_dim": WIDTH for side in ("encoder", "decoder")},
+        **{"share_decoder_input_output_embed": True, "dropout": 0.0},
+    )
+    base_architecture(arguments)
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    model: nn.Module = TransformerModel.build_model(arguments, task).train()
+    for module in model.modules():
+        if isinstance(module, MultiheadAttention):
+            module.skip_embed_dim_check = True  # as fairseq_plugin does: attention calls its Linears
+    ids = torch.randint(4, WORDS, (SEQUENCES, LENGTH))
+    lengths = torch.full((SEQUENCES,), LENGTH)
+
+    def loss() -> Tensor:
+        logits = model(ids, lengths, ids)[0]
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+
+    shape = transformer_iwslt_de_en()
+    assert shape.encoder is not None
+    assert shape.decoder is not None
+    tables = (("embed_tokens", WORDS, WIDTH),)
+    sizes: dict[str, Any] = {"layers": 4, "d": WIDTH, "heads": 4, "ffn": 4 * WIDTH, "tables": tables, "dropout": False}
+    workload = build(
+        replace(
+            shape,
+            head=replace(shape.head, outputs=WORDS, upcasts=True),
+            encoder=replace(shape.encoder, **sizes),
+            decoder=replace(shape.decoder, **sizes),
+            sequences=SEQUENCES,
+            source_length=LENGTH,
+            target_length=LENGTH,
+        )
+    )
+    return Case(model, loss, workload)

@@ -1,0 +1,153 @@
+"""Checkpoint boundaries in few bits: bytes, time and gradient error on a GPT-2 of transformers (CPU).
+
+    python -m analysis.stash.boundaries [--only bytes] [--width 256] [--tokens 2048] [--layers 12]
+
+Random weights and tokens. All but the first row checkpoint every block.
+
+    held        MiB that malloc holds at the end of forward and loss, in a process of its own (analysis.stash.allocator)
+    boundaries  of these MiB, the blocks': held, less what the same model without blocks holds
+    peak        MiB held at most in forward and backward
+    error       |g - g0| / |g0| over all gradients, g0 from the plain model; the loss is the same, bit for bit
+    time        of a step, over that with plain checkpoints: the median over rounds that took turns
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import dsq
+from analysis.bench.memory import keep_freed_memory
+from analysis.bench.race import race
+from analysis.stash.allocator.counted import build, run
+from analysis.stash.allocator.held import step_bytes
+from dsq.command.parser import OneLineParser, guarded
+from dsq.command.table import table
+from dsq.formats.signed_nvint import SignedNVInt
+from dsq.stash import packed_checkpoint
+
+PROG = "python -m analysis.stash.boundaries"
+MIB = 2**20
+VOCABULARY = 256
+PLAIN, BASELINE = "plain", "checkpoint"
+#: what transformers calls a block with; None: no checkpoints
+SETUPS: dict[str, Callable[..., Any] | None] = {
+    PLAIN: None,
+    BASELINE: partial(checkpoint, use_reentrant=False),
+    "bfp 4": packed_checkpoint,
+    "snvint 4": partial(packed_checkpoint, fmt=SignedNVInt(4)),
+    "bfp 2": partial(packed_checkpoint, fmt=dsq.BFP(2)),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options; ``--count`` is for the process that it starts itself."""
+    made = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--only", choices=("bytes", "time"), help="half of the work: bytes and error, or time")
+    made.add_argument("--width", type=int, default=256, help="of the residual stream (default 256)")
+    made.add_argument("--tokens", type=int, default=2048, help="of one sequence (default 2048)")
+    made.add_argument("--layers", type=int, default=12, help="blocks (default 12)")
+    made.add_argument("--rounds", type=int, default=3, help="timed steps of each setup (default 3)")
+    made.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def training(setup: str, layers: int, args: argparse.Namespace) -> tuple[Any, Callable[[], Tensor]]:
+    """A model and the forward of its loss."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=args.width, n_layer=layers, n_head=4, n_positions=args.tokens, use_cache=False
+    )
+    torch.manual_seed(0)
+    model, ids = transformers.GPT2LMHeadModel(config).train(), torch.randint(VOCABULARY, (1, args.tokens))
+    if SETUPS[setup] is not None:
+        model._set_gradient_checkpointing(gradient_checkpointing_func=SETUPS[setup])
+
+    def loss() -> Tensor:
+        torch.manual_seed(1)  # one dropout for all
+        return model(input_ids=ids, labels=ids).loss
+
+    return model, loss
+
+
+def counted_step(setup: str, layers: int, args: argparse.Namespace) -> tuple[dict[str, float], Tensor]:
+    """Bytes and the gradient of one step, in a counted process."""
+    model, loss = training(setup, layers, args)
+    step(loss)
+    model.zero_grad(set_to_none=False)
+    held = step_bytes(loss, warm=0)
+    return {"held": held.stash, "peak": held.peak}, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def count(args: argparse.Namespace) -> None:
+    """Print the bytes and errors of all setups as JSON."""
+    outside, _ = counted_step(BASELINE, 0, args)
+    plain, exact = counted_step(PLAIN, args.layers, args)
+    found = {PLAIN: plain | {"error": 0.0}}
+    for setup in list(SETUPS)[1:]:
+        nbytes, gradient = counted_step(setup, args.layers, args)
+        found[setup] = nbytes | {"error": float((gradient - exact).norm() / exact.norm())}
+    print(json.dumps({"outside": outside["held"], "setups": found}))
+
+
+def bytes_and_errors(args: argparse.Namespace) -> None:
+    size = ["--width", str(args.width), "--tokens", str(args.tokens), "--layers", str(args.layers)]
+    with tempfile.TemporaryDirectory() as folder:
+        program = ["-m", "analysis.stash.boundaries", "--count", *size]
+        found = json.loads(run(build(Path(folder)), program).splitlines()[-1])
+    blocks = {setup: values["held"] - found["outside"] for setup, values in found["setups"].items()}
+    rows = [
+        {
+            "boundaries": setup,
+            "held, MiB": values["held"] / MIB,
+            "boundaries, MiB": blocks[setup] / MIB,
+            "of checkpoint's": blocks[setup] / blocks[BASELINE],
+            "peak, MiB": values["peak"] / MIB,
+            "error": values["error"],
+        }
+        for setup, values in found["setups"].items()
+    ]
+    shown = dict.fromkeys(rows[0], ".2f") | {"boundaries": "", "of checkpoint's": ".3f", "error": ".4f"}
+    print(table(rows, shown, markdown=True))
+
+
+def times(args: argparse.Namespace) -> None:
+    keep_freed_memory()
+    steps = {setup: partial(step, training(setup, args.layers, args)[1]) for setup in (BASELINE, "bfp 4", "snvint 4")}
+    timed = race("step", (BASELINE, steps.pop(BASELINE)), steps, args.rounds)
+    rows = [{"boundaries": result.name, "time": result.ratio, "±": result.stray} for result in timed.results]
+    print(table(rows, {"boundaries": "", "time": ".3f", "±": ".3f"}, markdown=True))
+    print(f"\n{BASELINE} against itself: {timed.control.ratio:.3f} ± {timed.control.stray:.3f}")
+
+
+def step(loss: Callable[[], Tensor]) -> None:
+    loss().backward()
+
+
+def measure(args: argparse.Namespace) -> None:
+    if args.count:
+        count(args)
+        return
+    if args.only != "time":
+        bytes_and_errors(args)
+    if args.only != "bytes":
+        times(args)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; its exit status."""
+    args = parser().parse_args(argv)
+    return guarded(PROG, lambda: measure(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

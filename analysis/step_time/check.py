@@ -1,0 +1,159 @@
+"""Step times as dsq-cost predicts them and as running models take them, on the machine that a hardware file measured.
+
+    dsq-cost calibrate mine.toml
+    python -m analysis.step_time.check mine.toml [--markdown]
+
+A step is forward, backward and a fused Adam update, of models of Hugging Face with eager attention, without dropout and
+key-value cache, with the threads that the file was measured with. The converted models stay in float32 around their
+layers, so that their passes are predicted with --container 32.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import dsq
+from analysis.bench.memory import keep_freed_memory
+from analysis.bench.timer import Call, in_turns
+from costmodel.hardware.hardware import Hardware, load_hardware
+from costmodel.model.estimate import evaluate
+from costmodel.model.quantisation import Setup
+from costmodel.workloads.named import load_workload
+from dsq.command.parser import OneLineParser, guarded
+from dsq.command.table import table
+from dsq.formats import BFP, Identity
+from dsq.precision import Precision
+
+LENGTH, WORDS, ROUNDS = 128, 4000, 5
+
+
+@dataclass(frozen=True)
+class Model:
+    """A small model of transformers: its configuration's and its class's name, and its sizes."""
+
+    kind: str
+    head: str
+    sequences: int
+    fields: dict[str, Any]
+
+
+def _alike(width: int, layers: int, heads: int, ffn: int) -> dict[str, Any]:
+    return {
+        **{"hidden_size": width, "num_hidden_layers": layers},
+        **{"num_attention_heads": heads, "intermediate_size": ffn},
+    }
+
+
+MODELS = {
+    "gpt2": Model(
+        "GPT2",
+        "GPT2LMHeadModel",
+        4,
+        {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
+    ),
+    "llama": Model("Llama", "LlamaForCausalLM", 4, _alike(512, 2, 8, 1408)),
+    "bert": Model("Bert", "BertForMaskedLM", 8, _alike(256, 4, 4, 1024)),
+    "opt": Model(
+        "OPT",
+        "OPTForCausalLM",
+        4,
+        {
+            **{"hidden_size": 384, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_dim": 1536},
+            **{"word_embed_proj_dim": 384, "activation_function": "relu"},
+        },
+    ),
+    "gpt_neox": Model("GPTNeoX", "GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
+    "qwen2": Model("Qwen2", "Qwen2ForCausalLM", 8, _alike(256, 6, 4, 768) | {"num_key_value_heads": 2}),
+}
+LEVELS = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
+SETUPS = {
+    "fp32": Setup(Identity(), Precision(32, 32, 32, 32)),
+    "bf16 autocast": Setup(Identity(), Precision(16, 16, 16, 16)),
+    **{f"dsq {level}": Setup(BFP(32), level, container=32) for level in LEVELS},
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.step_time.check", description=__doc__)
+    parser.add_argument("hardware", help="the file that dsq-cost calibrate wrote on this machine")
+    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; may be repeated")
+    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    options = parser.parse_args(argv)
+    return guarded(parser.prog, lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    hardware = load_hardware(options.hardware)
+    if not hardware.measured:
+        raise ValueError(f"hardware {options.hardware} is not measured: dsq-cost calibrate writes one that is")
+    keep_freed_memory()
+    records = [record for name in options.model or MODELS for record in compare(name, hardware)]
+    shown = {"model": "", "setup": "", "measured_ms": ".1f", "predicted_ms": ".1f", "off": "+.1%"}
+    print(table(records, shown, markdown=options.markdown))
+    errors = sorted(abs(record["off"]) for record in records)
+    print(f"\noff: median {median(errors):.1%}, worst {errors[-1]:.1%}; {hardware.name}, {hardware.measured}")
+
+
+def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
+    """A row for each setup: the step as measured, all setups in turns, and as predicted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        _, config = build(name)
+        path.write_text(json.dumps(config.to_dict() | {"architectures": [MODELS[name].head]}))
+        lengths = {"source_length": LENGTH} if name == "bert" else {"target_length": LENGTH}
+        workload = load_workload(str(path), MODELS[name].sequences, **lengths)
+    seconds = in_turns({setup: step(name, setup) for setup in SETUPS}, ROUNDS, repeats=1, warm=2)
+    for label, setup in SETUPS.items():
+        measured, predicted = median(seconds[label]), float(evaluate(workload, setup, hardware).total.seconds)
+        yield {
+            **{"model": name, "setup": label, "measured_ms": 1e3 * measured, "predicted_ms": 1e3 * predicted},
+            "off": predicted / measured - 1,
+        }
+
+
+def build(name: str) -> tuple[nn.Module, Any]:
+    """The model, in training mode, and its configuration."""
+    import transformers
+
+    chosen = MODELS[name]
+    config = getattr(transformers, f"{chosen.kind}Config")(
+        vocab_size=WORDS, attn_implementation="eager", **chosen.fields
+    )
+    for field in vars(config):
+        if "drop" in field or field.endswith("pdrop"):
+            setattr(config, field, 0.0)
+    config.use_cache = False
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, chosen.head)(config)
+    return model.train(), config
+
+
+def step(name: str, setup: str) -> Call:
+    """One training step of the model."""
+    model, _ = build(name)
+    if setup.startswith("dsq"):
+        dsq.convert(model, dsq.DSQConfig(levels=setup.removeprefix("dsq ")))  # type: ignore[arg-type]
+    ids = torch.randint(WORDS, (MODELS[name].sequences, LENGTH))
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+
+    def run() -> None:
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=setup.startswith("bf16")):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimiser.step()
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""dsq-cost calibrate: what this machine's products, passes and memory take, as a hardware file."""
+
+import argparse
+import json
+from importlib import import_module
+from typing import Any
+
+from costmodel.cli.output import Record, Report, Section
+from costmodel.hardware.hardware import load_hardware
+from dsq.command.files import check_writable, write_text
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    if not arguments.file.endswith(".toml"):
+        raise ValueError(f"hardware file {arguments.file} must end in .toml, for --hardware to know it")
+    check_writable(arguments.file)
+    measured = _measure(arguments.device)
+    write_text(arguments.file, toml(measured))
+    hardware = load_hardware(arguments.file)  # it is one
+    peaks: list[Record] = [
+        {name: peak.get(name) for name in ("datatype", "tflops", "ns_per_value", "us_per_call")}
+        for peak in measured["peak"]
+    ]
+    shown = {"datatype": "", "tflops": ".3f", "ns_per_value": ".2f", "us_per_call": ".1f"}
+    passes = {"kind": "", "bits": "", "phase": "", "ns_per_value": ".2f", "us_per_call": ".1f"}
+    notes = [
+        f"written: {arguments.file}, for --hardware {arguments.file}.",
+        f"DRAM {hardware.bandwidth / 1e9:.1f} GB/s (copy); a product takes operations / rate + values of operands and "
+        "result x ns per value + us per call; pack: bits are the code's, backward is unpacking.",
+    ]
+    return Report(
+        [
+            Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, shown),
+            Section("pass", "Passes", measured["pass"], passes),
+        ],
+        notes,
+    )
+
+
+def _measure(device: str | None) -> dict[str, Any]:
+    """Measuring needs torch, which nothing else of the cost model does: its module is named, not imported. Raises
+    ValueError where there is none, or no such device."""
+    try:
+        torch = import_module("torch")
+        calibration = import_module("dsq.calibration")
+    except ImportError as error:
+        raise ValueError(f"calibrate measures with torch, which cannot be imported: {error}") from None
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no GPU")
+    measured: dict[str, Any] = calibration.measure(torch.device(chosen))
+    return measured
+
+
+def toml(data: dict[str, Any]) -> str:
+    """A hardware file's data as its text: values, tables, lists of tables."""
+    plain = [f"{name} = {_value(value)}" for name, value in data.items() if not _is_table(value)]
+    parts = ["\n".join(plain)]
+    for name, table in data.items():
+        for head, entry in [(f"[{name}]", table)] if isinstance(table, dict) else _listed(name, table):
+            parts.append("\n".join([head, *(f"{key} = {_value(value)}" for key, value in entry.items())]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _listed(name: str, tables: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"[[{name}]]", entry) for entry in tables] if _is_table(tables) else []
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_value(entry)}' for key, entry in value.items())} }}"
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

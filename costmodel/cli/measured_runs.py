@@ -1,0 +1,89 @@
+"""The ledger of experiments: a CSV with a row a run, as analysis.experiments.report writes it, and its setups.
+
+Of its columns these are read: score, measure, seed, format, levels, level_tokens, exclude. A run without levels was
+trained in float32.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from costmodel.cli.format_options import template
+from costmodel.cli.run_history import LevelWork, RunHistory
+from costmodel.model.quantisation import Setup
+from dsq.formats import Identity
+from dsq.precision import Precision
+
+FLOAT_32 = Setup(Identity(), Precision(32, 32, 32, 32))
+NEEDED = ("score", "measure", "levels", "level_tokens", "format")
+
+
+@dataclass(frozen=True)
+class MeasuredSetup:
+    """One setup's runs, one for each seed."""
+
+    name: str
+    history: RunHistory  #: of its first run
+    scores: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        return mean(self.scores)
+
+
+def load_runs(path: str, described: Mapping[str, Any]) -> tuple[list[MeasuredSetup], str]:
+    """The setups of a ledger and what their scores measure; `described`: options of the formats.
+
+    Raises ValueError that names the file.
+    """
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    missing = [name for name in NEEDED if not rows or name not in rows[0]]
+    if missing:
+        raise ValueError(f"ledger {path} has no column {missing[0]}, or no rows")
+    rows = [row for row in rows if row["score"]]
+    measures = {row["measure"] for row in rows}
+    if len(measures) != 1:
+        raise ValueError(f"ledger {path} mixes what its scores measure: {', '.join(sorted(measures)) or 'nothing'}")
+    found: dict[str, tuple[RunHistory, list[float]]] = {}
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for number, row in enumerate(rows, 2):
+        try:
+            history = _history(row, described)
+            name = _name(history)
+            grouped[name].append(float(row["score"]))
+        except ValueError as error:
+            raise ValueError(f"ledger {path}, line {number}: {error}") from None
+        found.setdefault(name, (history, grouped[name]))
+    return [MeasuredSetup(name, history, tuple(scores)) for name, (history, scores) in found.items()], measures.pop()
+
+
+def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
+    if row["levels"] in ("", "none"):
+        return RunHistory((LevelWork(FLOAT_32, 1, 1),), {})
+    levels = re.findall(r"\[[^]]*\]", row["levels"])
+    tokens = [int(float(count)) for count in row["level_tokens"].split()]
+    if len(levels) != len(tokens):
+        raise ValueError(f"{len(levels)} levels, but {len(tokens)} level_tokens")
+    work = (
+        LevelWork(Setup(template(row["format"], described), Precision.parse(level)), count, count)
+        for level, count in zip(levels, tokens, strict=True)
+    )
+    return RunHistory(tuple(work), {}, row.get("exclude") or None)
+
+
+def _name(history: RunHistory) -> str:
+    """'snvint [3,3,3,16] 80%, [16,4,4,16] 20%'."""
+    first, *rest = history.levels
+    if not rest:
+        return str(first.setup)
+    parts = (f"{work.setup.precision} {share:.0%}" for work, share in zip(history.levels, history.shares, strict=True))
+    return f"{first.setup.format.name} {', '.join(parts)}"

@@ -1,0 +1,157 @@
+"""A step over several devices: data parallel with ZeRO, tensor parallel with or without sequence parallelism, and a
+pipeline of stages (1F1B). Nothing that is sent overlaps with what is computed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from costmodel.hardware.hardware import Hardware
+from costmodel.model.memory import Memory, Method, in_layer, peak_memory
+from costmodel.model.operations import Workload
+from costmodel.model.planning import communication_bytes, step_time
+from costmodel.model.quantisation import Setup
+
+#: tensor parallelism stays inside a node
+MOST_TENSOR = 8
+#: layers whose output tensor parallelism sums over the devices
+_ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Into how many parts a model is cut."""
+
+    tensor: int = 1  #: heads and MLP widths
+    pipeline: int = 1  #: layers
+    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
+        parts += ["SP"] if self.sequence else []
+        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How devices train: `method` says precision, stash, ZeRO and how many devices have each part of the model."""
+
+    method: Method
+    shard: Shard
+    micro_batches: int = 1  #: of a step, on each data-parallel device
+
+    @property
+    def devices(self) -> int:
+        return self.method.devices * self.shard.devices
+
+    def __str__(self) -> str:
+        data = f"DP {self.method.devices}" if self.method.devices > 1 else ""
+        zero = f"ZeRO-{self.method.zero}" if self.method.zero else ""
+        return " ".join(part for part in (data, zero, str(self.shard)) if part) or "one device"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a layout takes: figures of the device that holds, or works, most."""
+
+    layout: Layout
+    memory: Memory
+    seconds: float
+    sent: float  #: bytes that a device sends in a step
+    tokens: int  #: of a step, all devices together
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def device_seconds(self) -> float:
+        """A million tokens' cost."""
+        return 1e6 * self.layout.devices / self.tokens_per_second
+
+
+def compute_seconds(stages: tuple[Workload, ...], method: Method, hardware: Hardware) -> float:
+    """A micro-batch's time on the slowest stage, by itself."""
+    alone = replace(method, devices=1, zero=0)
+    return max(step_time(stage, alone, hardware).seconds for stage in stages)
+
+
+def plan(stages: tuple[Workload, ...], layout: Layout, link: float, compute: float) -> Plan:
+    """Memory and time of a step.
+
+    stages: a device's operations of one micro-batch, of the first and the last stage. link: bytes a second to the other
+    devices. compute: `compute_seconds` of the stages. Raises ValueError where several devices have no link.
+    """
+    shard, micro = layout.shard, layout.micro_batches
+    if layout.devices > 1 and not link:
+        raise ValueError("the hardware states no link: several devices need [link] gb_per_s in its file")
+    in_flight = [min(shard.pipeline, micro), 1]
+    memories = [
+        peak_memory(stage, replace(layout.method, in_flight=kept, accumulates=micro > 1))
+        for stage, kept in zip(stages, in_flight, strict=False)
+    ]
+    bits = float(layout.method.setup.container_bits)
+    inside = max(_sent_inside(stage, shard, bits) for stage in stages)
+    gradients = max(communication_bytes(stage, layout.method) for stage in stages)
+    sent = micro * inside + gradients
+    waiting = shard.pipeline - 1  # 1F1B: so many micro-batches' time stands idle (Narayanan et al., 2021, section 2.2)
+    seconds = (micro + waiting) * (compute + (inside / link if inside else 0.0)) + (gradients / link if sent else 0.0)
+    tokens = stages[0].tokens * micro * layout.method.devices
+    return Plan(layout, max(memories, key=lambda memory: memory.peak), seconds, sent, tokens)
+
+
+def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
+    """Bytes that a device sends for a micro-batch: sums of activations, 2 (t-1)/t of each in the forward and again in
+    the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both ways."""
+    rows = [op for op in stage.gemms if in_layer(op) and op.name.endswith(_ROW_PARALLEL)]
+    summed = sum(op.M * op.N for op in rows) * bits / 8
+    between = max((op.M * op.N for op in rows), default=0) * bits / 8
+    part = (shard.tensor - 1) / shard.tensor
+    return 2 * 2 * part * summed + (2 * between / shard.tensor if shard.pipeline > 1 else 0.0)
+
+
+def layouts(methods: list[Method], devices: int, micro_batches: int) -> Iterator[Layout]:
+    """Every way to use so many devices: tensor parallel in a node, pipeline, the rest data parallel with each ZeRO."""
+    for tensor in _divisors(devices):
+        for pipeline in _divisors(devices // tensor):
+            data = devices // tensor // pipeline
+            shard = Shard(tensor, pipeline, sequence=tensor > 1)
+            if tensor <= MOST_TENSOR and pipeline <= micro_batches:
+                for method in methods:
+                    for zero in range(4) if data > 1 else (0,):
+                        if zero < 2 or pipeline == 1:  # gradients of micro-batches in a pipeline are summed whole
+                            yield Layout(replace(method, devices=data, zero=zero), shard, micro_batches)
+
+
+def fitting(
+    cut: Callable[[Shard], tuple[Workload, ...]],
+    candidates: Iterator[Layout],
+    hardware: Hardware,
+    budget: float,
+) -> list[Plan]:
+    """The layouts whose memory fits, the cheapest a token first. What the model cannot be cut into is left out."""
+    stages: dict[Shard, tuple[Workload, ...]] = {}
+    seconds: dict[tuple[Shard, Setup, bool], float] = {}
+    found = []
+    for layout in candidates:
+        shard, method = layout.shard, layout.method
+        if shard not in stages:
+            try:
+                stages[shard] = cut(shard)
+            except ValueError:
+                stages[shard] = ()
+        if stages[shard]:
+            key = (shard, method.setup, method.recompute)
+            if key not in seconds:
+                seconds[key] = compute_seconds(stages[shard], method, hardware)
+            made = plan(stages[shard], layout, hardware.link, seconds[key])
+            if made.memory.peak <= budget:
+                found.append(made)
+    return sorted(found, key=lambda made: (made.device_seconds, made.memory.peak))
+
+
+def _divisors(number: int) -> list[int]:
+    return [part for part in range(1, number + 1) if number % part == 0]

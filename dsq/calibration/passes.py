@@ -1,0 +1,117 @@
+"""The pointwise passes of a model, of the kinds that the cost model names, in float32 and under bfloat16 autocast.
+
+As models of transformers run them: under autocast norms and softmax compute in float32, and the residual stream stays
+in it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.calibration.clock import backward_seconds, seconds
+from dsq.formats import BFP
+from dsq.packing import pack
+
+#: (rows, width) of the two sizes that each is timed at: a cost for each value and one for each call
+SIZES = ((64, 128), (2048, 1024))
+#: rows of an embedding's table, classes of a loss: of (rows, classes) of its own
+WORDS = 4096
+LOSS_SIZES = ((64, 128), (512, WORDS))
+ADAM_SIZES = (1 << 13, 1 << 23)
+STASHES = (2, 4, 8, 16)
+
+#: the outputs of one forward, and the tensors that get a gradient
+Forward = tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]
+
+
+def passes(device: torch.device) -> list[dict[str, Any]]:
+    """The [[pass]] tables."""
+    found = []
+    for bits, dtype in ((32, torch.float32), (16, torch.bfloat16)):
+        times: dict[tuple[str, str], list[float]] = {}
+        for size in SIZES:
+            for kind, (forward, wanted) in _kinds(device, dtype, *size).items():
+                times.setdefault((kind, "forward"), []).append(seconds(forward))
+                times.setdefault((kind, "backward"), []).append(backward_seconds(forward(), wanted))
+        counts = [rows * width for rows, width in SIZES]
+        found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
+        found += _losses(device, dtype, bits)
+        adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
+        found.append(_pass("adam", bits, "update", list(ADAM_SIZES), adam))
+    return [*found, *_packing(device)]
+
+
+def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> dict[str, Forward]:
+    def values(dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(rows, width, device=device, dtype=dtype, requires_grad=True)
+
+    x, up, x32, mask = values(), values(), values(torch.float32), torch.zeros(width, device=device)
+    scale, shift = (torch.ones(width, device=device, requires_grad=True) for _ in range(2))
+    table = torch.randn(WORDS, width, device=device, requires_grad=True)
+    ids = torch.randint(WORDS, (rows,), device=device)
+
+    def rms() -> list[Tensor]:
+        return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
+
+    def softmax() -> list[Tensor]:
+        return [F.softmax(x, -1, dtype=torch.float32).to(dtype)]
+
+    return {
+        "activation": (lambda: [F.gelu(x)], [x]),
+        "relu": (lambda: [F.relu(x)], [x]),
+        "gate": (lambda: [F.silu(x) * up], [x, up]),
+        "softmax": (softmax, [x]),
+        "scale": (lambda: [x * 0.125 + mask], [x]),
+        "dropout": (lambda: [F.dropout(x, 0.1)], [x]),
+        "norm": (lambda: [F.layer_norm(x32, (width,), scale, shift)], [x32, scale, shift]),
+        "rms": (rms, [x32, scale]),
+        "residual": (lambda: [x32 + x, x32.view_as(x32)], [x32, x]),  # the backward sums two branches
+        "embedding": (lambda: [F.embedding(ids, table)], [table]),
+    }
+
+
+def _losses(device: torch.device, dtype: torch.dtype, bits: int) -> Iterator[dict[str, Any]]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for rows, classes in LOSS_SIZES:
+        logits = torch.randn(rows, classes, device=device, dtype=dtype, requires_grad=True)
+        labels = torch.randint(classes, (rows,), device=device)
+
+        def forward(logits: Tensor = logits, labels: Tensor = labels) -> list[Tensor]:
+            return [F.cross_entropy(logits.float(), labels)]
+
+        times[0].append(seconds(forward))
+        times[1].append(backward_seconds(forward(), [logits]))
+    counts = [rows * classes for rows, classes in LOSS_SIZES]
+    for phase, taken in zip(("forward", "backward"), times, strict=True):
+        yield _pass("loss", bits, phase, counts, taken)
+
+
+def _adam_seconds(device: torch.device, count: int) -> float:
+    parameter = torch.randn(count, device=device, requires_grad=True)
+    parameter.grad = torch.randn_like(parameter)
+    return seconds(torch.optim.Adam([parameter], fused=True).step)
+
+
+def _packing(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Packing is the "forward", unpacking the "backward"; `bits` are the code's."""
+    counts = [rows * width for rows, width in SIZES]
+    for bits in STASHES:
+        times: tuple[list[float], list[float]] = ([], [])
+        for size in SIZES:
+            x = torch.randn(*size, device=device)
+            packed = pack(x, BFP(bits))
+            times[0].append(seconds(partial(pack, x, BFP(bits))))
+            times[1].append(seconds(packed.unpack))
+        for phase, taken in zip(("forward", "backward"), times, strict=True):
+            yield _pass("pack", bits, phase, counts, taken)
+
+
+def _pass(kind: str, bits: int, phase: str, counts: list[int], taken: list[float]) -> dict[str, Any]:
+    per_value = max((taken[1] - taken[0]) / (counts[1] - counts[0]), 0.0)
+    per_call = max(taken[0] - per_value * counts[0], 0.0)
+    found = {"kind": kind, "bits": bits, "phase": phase}
+    return found | {"ns_per_value": 1e9 * per_value, "us_per_call": 1e6 * per_call}

@@ -1,0 +1,74 @@
+"""Lightning: dynamic stashing quantization as a callback.
+
+    trainer = lightning.Trainer(..., callbacks=[PrecisionCallback(DSQConfig(), monitor="val_loss")])
+
+The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
+level is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
+
+Where ModelCheckpoint saves every N steps and N falls on a validation, Lightning saves first and does not validate again
+when it resumes: that loss is lost. Save at the end of the validation, which is its default, or between validations.
+"""
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from dsq.config import DSQConfig
+from dsq.state import DynamicPrecision
+
+
+class PrecisionCallback(Callback):
+    """Converts the module and raises its precision at a plateau of ``monitor``; logs ``DynamicPrecision.metrics``.
+
+    Args:
+        config: of the schedule; None: DSQConfig().
+        monitor: the validation loss, as the module logs it.
+    """
+
+    def __init__(self, config: DSQConfig | None = None, monitor: str = "val_loss") -> None:
+        self.config = DSQConfig() if config is None else config
+        self.monitor = monitor
+        self.dynamic: DynamicPrecision | None = None  #: from the set-up on
+        self._saved: dict[str, Any] = {}
+        self._updates = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Convert the module, before it is wrapped or sharded."""
+        if stage == "fit" and self.dynamic is None:
+            updates = trainer.estimated_stepping_batches if self.config.rise_at else None
+            self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the level of the checkpoint."""
+        assert self.dynamic is not None
+        if self._saved:
+            self.dynamic.load_state_dict(self._saved)
+        self._updates = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert self.dynamic is not None
+        self.dynamic.record(updates=trainer.global_step - self._updates)  # 0 where gradients are accumulated
+        self._updates = trainer.global_step
+        pl_module.log_dict(self.dynamic.metrics())
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take note of the loss. Raises ValueError where the module does not log it."""
+        if trainer.sanity_checking or self.dynamic is None:
+            return
+        if self.monitor not in trainer.callback_metrics:
+            raise ValueError(
+                f"monitor must be a value the module logs, {self.monitor!r} is not among "
+                f"{', '.join(sorted(trainer.callback_metrics))}"
+            )
+        self.dynamic.step(float(trainer.callback_metrics[self.monitor]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning writes into its checkpoints."""
+        return self.dynamic.state_dict() if self.dynamic else self._saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep it until training starts."""
+        self._saved = state_dict

@@ -1,0 +1,61 @@
+"""Fine-tuning by Hugging Face's Trainer, of a tiny BERT with a vocabulary of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.experiments import finetune
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate, which is not installed")
+pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of a model and one of tables, good films and bad ones."""
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    for split, count in (("train", 16), ("dev", 4)):
+        rows = ["label\tsentence", *["1\tgood film", "0\tbad film"] * count]
+        (tmp_path / f"toy.{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def command(folder: Path, *flags: str) -> int:
+    given = ["--data", folder, "--task", "toy", "--pretrained", folder / "model", "--out", folder / "run"]
+    sizes = ["--batch-size", "4", "--validate-interval-updates", "2", "--lr", "0.001", "--warmup-updates", "0"]
+    return finetune.main([*map(str, given), *sizes, *flags])
+
+
+def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    schedule = ["--dsq-levels", "[4,4,4,16] [16,4,4,16]", "--dsq-rise-at", "4"]
+    assert command(folder, "--max-update", "8", *schedule) == 0
+    assert command(folder, "--max-update", "12", *schedule, "--resume") == 0
+    assert "[16, 4, 4, 16]: 8 updates" in capsys.readouterr().out
+    results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
+    assert [update for update, _ in results["accuracies"]] == list(range(2, 13, 2))
+    assert results["majority"] == 50
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--nosuchflag", "3"], "--nosuchflag"),
+        (["--batch-size", "0"], "--batch-size 0: "),
+        (["--dsq-levels", "[4,4]"], "--dsq-levels"),
+    ],
+)
+def test_a_bad_flag_is_one_line(folder: Path, capsys: pytest.CaptureFixture, flags: list[str], named: str) -> None:
+    assert command(folder, *flags) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
+    assert not (folder / "run").exists()

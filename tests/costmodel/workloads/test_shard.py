@@ -1,0 +1,110 @@
+"""Shares of a transformer against Megatron's formulas (Korthikanti et al., 2022), and against the whole model."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodel.model.memory import Method, peak_memory
+from costmodel.model.operations import Gemm, Workload
+from costmodel.model.parallel import Shard
+from costmodel.model.planning import BF16
+from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.shard import stages
+from costmodel.workloads.transformer import build
+
+S, B, H, A, LAYERS = 60, 2, 96, 6, 4
+GPT = Transformer(
+    "gpt",
+    Head("lm", 128, tied=True),
+    decoder=Stack(
+        "decoder",
+        LAYERS,
+        H,
+        A,
+        4 * H,
+        final_norm=True,
+        tables=(("words", 128, H),),
+        dropout=True,
+        attention_dropout=True,
+    ),
+    sequences=B,
+    target_length=S,
+)
+SBH = S * B * H
+
+
+def a_layer(workload: Workload) -> dict[str, float]:
+    """Bytes that one layer keeps in bf16, by operation, without what Megatron's formula leaves out: statistics of norms
+    and of attention, and PyTorch's fp32 copy of softmax's result."""
+    widths, kept, seen = widths_of(BF16), {}, set()
+    for group in workload.groups:
+        for name in group.names:
+            if not name.startswith("decoder.layers.1."):
+                continue
+            for stored in tensors_of(group, BF16):
+                op = next(op for op in workload.operations if op.name == name)
+                shared = (getattr(op, "input", "") if stored.name == "x" else "") or f"{name}.{stored.name}"
+                shared = name if stored.name == "y" else shared
+                exact = stored.width not in ("state", "cast")
+                if stored.kept and exact and shared not in seen:
+                    seen.add(shared)
+                    size = float(layout_bytes(group, stored, BF16, widths)[0])
+                    kept[f"{name}.{stored.name}".removeprefix("decoder.layers.1.")] = size
+    return kept
+
+
+def test_every_term_of_the_formula():
+    """34 sbh + 5 a s^2 b bytes a layer: each term of section 4.1."""
+    kept = a_layer(build(GPT))
+    scores = A * S * S * B
+    terms = {
+        **{"norm0.x": 2 * SBH, "norm1.x": 2 * SBH},
+        **{"self_attn.q_proj.x": 2 * SBH, "self_attn.scores.x": 2 * SBH, "self_attn.scores.w": 2 * SBH},
+        **{"self_attn.softmax.y": 2 * scores, "self_attn.dropout.mask": scores, "self_attn.context.x": 2 * scores},
+        **{"self_attn.context.w": 2 * SBH, "self_attn.out_proj.x": 2 * SBH, "self_attn.out_dropout.mask": SBH},
+        **{"fc1.x": 2 * SBH, "activation.x": 8 * SBH, "fc2.x": 8 * SBH, "mlp.out_dropout.mask": SBH},
+    }
+    assert kept == terms
+    assert sum(kept.values()) == SBH * (34 + 5 * A * S / H)
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 6])
+def test_tensor_and_sequence_parallel_forms(t):
+    """sbh(10 + 24/t + 5as/(ht)), with sequence parallelism sbh/t (34 + 5as/h), and those without the scores where
+    attention is made again (sections 4.2 and 5)."""
+    for sequence, expected in ((False, 10 + 24 / t), (True, 34 / t)):
+        (workload,) = stages(GPT, Shard(tensor=t, sequence=sequence))
+        assert sum(a_layer(workload).values()) == pytest.approx(SBH * (expected + 5 * A * S / (H * t)))
+        selective = a_layer(workload.fusing_attention())
+        assert sum(selective.values()) == pytest.approx(SBH * expected)
+
+
+def test_shares_multiply_and_weigh_what_the_whole_does():
+    whole = build(GPT)
+    (half,) = stages(GPT, Shard(tensor=2))
+    assert 2 * half.macs == whole.macs
+    assert 2 * _weights(half) == _weights(whole)
+    first, last = stages(GPT, Shard(pipeline=2))
+    assert first.macs + last.macs == whole.macs
+    assert _weights(first) + _weights(last) == _weights(whole) + 128 * H  # the head's table is the last stage's own
+
+
+def _weights(workload: Workload) -> int:
+    return sum(op.parameters - (op.N if op.bias else 0) for op in workload.operations if isinstance(op, Gemm))
+
+
+def test_the_first_stage_keeps_as_much_as_the_whole_model():
+    """1F1B: pipeline micro-batches at once, each of layers / pipeline layers (section 4.3)."""
+    alone = peak_memory(build(replace(GPT, head=Head("none"))), Method("", BF16)).saved
+    first, _ = stages(replace(GPT, head=Head("none")), Shard(pipeline=4))
+    one = peak_memory(first, Method("", BF16, in_flight=4))
+    held = sum(size for name, size in one.timeline[len(first.operations)].categories.items() if name == "activations")
+    assert held == pytest.approx(alone, rel=0.1)
+
+
+def test_what_cannot_be_cut_is_refused():
+    with pytest.raises(ValueError, match=r"decoder.heads \(6\) cannot be cut into 4"):
+        stages(GPT, Shard(tensor=4))
+    with pytest.raises(ValueError, match=r"decoder.layers \(4\) cannot be cut into 3"):
+        stages(GPT, Shard(pipeline=3))

@@ -1,0 +1,157 @@
+"""The same run in every trainer gives the same bits, also when it is resumed at level 1."""
+
+import copy
+
+import pytest
+import torch
+
+import dsq
+from tests.dsq.integrations.training import (
+    BATCH,
+    EVERY,
+    HALF,
+    OPTIONS,
+    UPDATES,
+    Net,
+    Rows,
+    config,
+    loader,
+    optimizer,
+    plain_loop,
+    updates_from,
+    weights,
+)
+from tests.threads import threads
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    safe = torch.serialization.get_safe_globals()  # the Trainer clears them
+    with threads(1):
+        yield
+    torch.serialization.add_safe_globals(safe)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    model, dynamic, _ = plain_loop()
+    return weights(model), dynamic
+
+
+def same(plain, model, dynamic):
+    expected, loop = plain
+    assert torch.equal(weights(model), expected)
+    assert dynamic.state_dict() == loop.state_dict()
+    assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
+
+
+def test_a_plain_loop_resumed_equals_the_unbroken_one(plain):
+    _, dynamic, saved = plain_loop(until=HALF)
+    assert dynamic.scheduler.level == 1
+    assert [work.updates for work in plain[1].scheduler.work] == [HALF, HALF]
+    model, dynamic, _ = plain_loop(saved=copy.deepcopy(saved))
+    same(plain, model, dynamic)
+
+
+def hugging_face(folder, updates, resume=False):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from dsq.integrations.huggingface import PrecisionCallback
+
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=updates, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
+        eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=[], use_cpu=True,
+        disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant", train_sampling_strategy="sequential",
+        logging_steps=EVERY,
+    )  # fmt: skip
+    model, callback = Net(), PrecisionCallback(**OPTIONS)
+    rows, kept = Rows(BATCH * HALF, 1), Rows(BATCH, 2)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=kept, callbacks=[callback],
+        optimizers=(optimizer(model), None),
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return model, callback.dynamic, trainer
+
+
+def test_hugging_face(plain, tmp_path):
+    model, dynamic, trainer = hugging_face(tmp_path / "whole", UPDATES)
+    same(plain, model, dynamic)
+    logged = [line for line in trainer.state.log_history if "dsq/level" in line]
+    assert {line["dsq/level"] for line in logged} == {0.0, 1.0}
+    hugging_face(tmp_path / "broken", HALF)
+    model, dynamic, _ = hugging_face(tmp_path / "broken", UPDATES, resume=True)
+    same(plain, model, dynamic)
+
+
+def lightning_run(folder, updates, resume=None):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from dsq.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch):
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch):
+            self.log("val_loss", self.net(**batch)["loss"])
+
+        def configure_optimizers(self):
+            return optimizer(self)
+
+    module, callback = Module(), PrecisionCallback(config())
+    trainer = lightning.Trainer(
+        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=False,
+        callbacks=[callback, ModelCheckpoint(folder, save_on_train_epoch_end=True, save_top_k=-1)],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, loader(True), loader(False), ckpt_path=resume, weights_only=False)
+    return module.net, callback.dynamic, trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning(plain, tmp_path):
+    model, dynamic, trainer = lightning_run(tmp_path / "whole", UPDATES)
+    same(plain, model, dynamic)
+    assert trainer.logged_metrics["dsq/level"] == 1
+    assert 0 < trainer.logged_metrics["dsq/stash_error"] < 0.2
+    lightning_run(tmp_path / "broken", HALF)
+    model, dynamic, _ = lightning_run(tmp_path / "broken", UPDATES, next((tmp_path / "broken").glob("*.ckpt")))
+    same(plain, model, dynamic)
+
+
+def accelerated(folder, until, resume=False):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = Net()
+    dynamic = dsq.DynamicPrecision(model, config())
+    accelerator.register_for_checkpointing(dynamic)
+    prepared, optimise, batches = accelerator.prepare(model, optimizer(model), loader(True))
+    if resume:
+        accelerator.load_state(folder)
+    done = sum(work.updates for work in dynamic.scheduler.work)
+    for update, batch in updates_from(done, until, batches):
+        optimise.zero_grad()
+        accelerator.backward(prepared(**batch)["loss"])
+        optimise.step()
+        dynamic.record()
+        if update % EVERY == 0:
+            prepared.eval()
+            with torch.no_grad():
+                dynamic.step(float(prepared(**next(iter(loader(False))))["loss"]))
+            prepared.train()
+    accelerator.save_state(folder)
+    return model, dynamic
+
+
+def test_accelerate(plain, tmp_path):
+    model, dynamic = accelerated(tmp_path / "whole", UPDATES)
+    same(plain, model, dynamic)
+    accelerated(tmp_path / "broken", HALF)
+    model, dynamic = accelerated(tmp_path / "broken", UPDATES, resume=True)
+    same(plain, model, dynamic)

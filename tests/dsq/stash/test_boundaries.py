@@ -1,0 +1,132 @@
+"""Packed checkpoint boundaries: the forward of plain checkpoints, and the gradient at rounded inputs."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import dsq
+from dsq.stash import packed_checkpoint
+
+BLOCKS, TOKENS, WIDTH = 4, 64, 32
+
+
+@pytest.fixture
+def blocks():
+    torch.manual_seed(0)
+    return nn.ModuleList(
+        nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)) for _ in range(BLOCKS)
+    )
+
+
+def forward(blocks, x, **options):
+    torch.manual_seed(1)
+    x = x * 1  # a boundary is no leaf
+    for block in blocks:
+        x = packed_checkpoint(block, x, **options)
+    return x.square().sum()
+
+
+def test_the_backward_sees_each_segment_at_its_rounded_input(blocks):
+    x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    forward(blocks, x).backward()
+    found = [x.grad, *(p.grad for p in blocks.parameters())]
+
+    blocks.zero_grad()
+    torch.manual_seed(1)
+    inputs, states = [x.detach()], []
+    for block in blocks:
+        states.append(torch.get_rng_state())
+        inputs.append(block(inputs[-1]).detach())
+    dy = 2 * inputs[-1]
+    for block, value, state in reversed(list(zip(blocks, inputs, states, strict=False))):
+        rounded = dsq.quantize(value, dsq.BFP(4)).requires_grad_()
+        torch.set_rng_state(state)
+        block(rounded).backward(dy)
+        dy = rounded.grad
+    expected = [dy, *(p.grad for p in blocks.parameters())]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_what_is_kept_is_the_boundaries_in_their_bits(blocks):
+    x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    values = x.numel() * BLOCKS
+
+    def packed(fmt):
+        return dsq.stash.measure(lambda: forward(blocks, x, fmt=fmt)).nbytes
+
+    assert packed(dsq.BFP(16)) - packed(dsq.BFP(4)) == values * 12 // 8
+    assert packed(dsq.BFP(32)) - packed(dsq.BFP(4)) == values * 32 // 8 - values * 9 // 16
+
+
+def test_wide_formats_are_plain_checkpoints(blocks):
+    x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    forward(blocks, x, fmt=dsq.BFP(32)).backward()
+    found, x.grad = x.grad, None
+    torch.manual_seed(1)
+    y = x * 1
+    for block in blocks:
+        y = checkpoint(block, y, use_reentrant=False)
+    y.square().sum().backward()
+    assert torch.equal(found, x.grad)
+
+
+def test_an_input_of_many_segments_is_packed_once_and_masks_stay_exact():
+    mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+    bias = torch.zeros(1, 2, TOKENS, TOKENS, requires_grad=True)
+    memory = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+
+    def segment(x, memory, bias):
+        return x + torch.softmax(x @ memory.mT / 6 + bias.mean(1), -1) @ memory
+
+    def loss(**options):
+        x, seen, masked = memory * 0.5, memory * 2, bias + mask
+        for _ in range(3):
+            x = packed_checkpoint(segment, x, seen, masked, **options)
+        return x.sum()
+
+    shown = dsq.stash.measure(loss)
+    codes = [held for held in shown.held if held.dtype == "uint8" and held.nbytes == memory.numel() // 2]
+    assert len(codes) == 4  # x of three segments, what they all attend to once
+    loss(fmt=dsq.BFP(8)).backward()
+    rounded, bias.grad = bias.grad, None
+    loss(fmt=dsq.BFP(32)).backward()
+    assert rounded.isfinite().all()
+    assert (rounded - bias.grad).norm() < 0.05 * bias.grad.norm()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_transformers_takes_it_for_its_checkpoints(reentrant):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64, use_cache=False
+    )
+    torch.manual_seed(0)
+    model, ids = transformers.LlamaForCausalLM(config).train(), torch.randint(50, (2, TOKENS))
+
+    def loss():
+        return model(input_ids=ids, labels=ids).loss
+
+    model._set_gradient_checkpointing(gradient_checkpointing_func=partial(checkpoint, use_reentrant=reentrant))
+    exact, before = loss(), dsq.stash.measure(loss).nbytes
+    exact.backward()
+    expected = model.model.embed_tokens.weight.grad.clone()
+    model.zero_grad()
+
+    model._set_gradient_checkpointing(gradient_checkpointing_func=partial(packed_checkpoint, use_reentrant=reentrant))
+    found = loss()
+    assert torch.equal(found, exact)
+    found.backward()
+    error = (model.model.embed_tokens.weight.grad - expected).norm() / expected.norm()
+    assert 0 < error < 0.2
+    assert before - dsq.stash.measure(loss).nbytes == 3 * 2 * TOKENS * 32 * (64 - 9) // 16
+
+
+def test_what_it_refuses(blocks):
+    x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    with pytest.raises(TypeError, match=r"fmt must be a format, as dsq.BFP\(4\), got 4"):
+        packed_checkpoint(blocks[0], x, fmt=4)
+    with pytest.raises(RuntimeError, match="create_graph=True is not supported"):
+        torch.autograd.grad(forward(blocks, x), x, create_graph=True)

@@ -1,0 +1,135 @@
+"""DDP, FSDP2 and tensor parallel layers over gloo: the numbers of one process with the whole batch."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import dsq
+
+TOKENS, WIDTH, UPDATES = 128, 64, 4  # tokens a rank, features a rank: multiples of 16 up to 4 ranks
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16] [16,4,4,16]", patience=1)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+def tokens(update, rank, ranks):
+    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(update))
+    return x.chunk(ranks)[rank]
+
+
+def validation_loss(update, rank):
+    """Rank 0 alone would see every one as an improvement, and never rise."""
+    return 10.0 + 2 * update if rank else 10.0 - update
+
+
+def train(model, dynamic, share, losses):
+    """Weights, whole, and the level after each update."""
+    optimizer, levels = torch.optim.SGD(model.parameters(), lr=0.05), []
+    for update in range(UPDATES):
+        optimizer.zero_grad()
+        x = tokens(update, *share)
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+        dynamic.record()
+        dynamic.step(losses[update])
+        levels.append(dynamic.scheduler.level)
+    parameters = [p.detach() for p in dynamic.model.parameters()]
+    return torch.cat([(p.full_tensor() if isinstance(p, DTensor) else p).flatten() for p in parameters]), levels
+
+
+def shard(model):
+    for module in (model[0], model[2], model):
+        fully_shard(module)
+    return model
+
+
+def engine(name):
+    """The model that is called, and its dynamic precision."""
+    model = net()
+    if name == "fsdp2, then convert":
+        shard(model)
+    dynamic = dsq.DynamicPrecision(model, CONFIG)
+    if name == "ddp":
+        return nn.parallel.DistributedDataParallel(model), dynamic
+    return (shard(model) if name == "convert, then fsdp2" else model), dynamic
+
+
+ENGINES = ("ddp", "convert, then fsdp2", "fsdp2, then convert")
+
+
+def tensor_parallel(ranks, level):
+    """Output and gradients, whole, of a column-wise and a row-wise layer."""
+    model = dsq.convert(net(), dsq.DSQConfig(level))
+    if ranks > 1:
+        parallelize_module(model, init_device_mesh("cpu", (ranks,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = tokens(0, 0, 1).requires_grad_()
+    y = model(x)
+    y.pow(3).mean().backward()
+    gradients = [x.grad, *(p.grad for p in model.parameters())]
+    return [y.detach(), *(g.full_tensor() if isinstance(g, DTensor) else g for g in gradients)]
+
+
+LEVELS = ("[4,4,4,16]", "[16,4,4,4]", "[32,32,32,32]")
+
+
+def work(rank, folder, ranks):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    losses = [validation_loss(update, rank) for update in range(UPDATES)]
+    found = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
+    found |= {level: tensor_parallel(ranks, level) for level in LEVELS}
+    torch.save(found, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.soak)])
+def found(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(partial(work, ranks=request.param), (str(folder),), request.param)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+
+
+def error(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_ranks_train_as_one_process_with_the_whole_batch(found, name):
+    model, ranks = net(), range(len(found))
+    means = [sum(validation_loss(update, rank) for rank in ranks) / len(found) for update in range(UPDATES)]
+    weights, levels = train(model, dsq.DynamicPrecision(model, CONFIG), (0, 1), means)
+    assert levels == [0, 1, 1, 1]
+    for rank_weights, rank_levels in (each[name] for each in found):
+        assert torch.equal(rank_weights, found[0][name][0])
+        assert rank_levels == levels
+        assert error(rank_weights, weights) < 1e-6
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_tensor_parallel_layers_are_those_of_one_process(found, level):
+    exact = tensor_parallel(1, level)
+    for each in found:
+        assert max(map(error, each[level], exact)) < 1e-6
+
+
+def test_other_shardings_are_refused(tmp_path):
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        layer = dsq.Linear(32, 32)
+        whole = distributed.tensor.distribute_tensor(
+            layer.weight.detach(), init_device_mesh("cpu", (1,)), [distributed.tensor.Replicate()]
+        )
+        layer.weight = nn.Parameter(whole)
+        with pytest.raises(ValueError, match=r"weight must be sharded as Shard\(0\) or Shard\(1\)"):
+            layer(torch.randn(16, 32))
+    finally:
+        distributed.destroy_process_group()

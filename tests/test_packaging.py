@@ -1,0 +1,59 @@
+"""What an installed package promises: its version, its types in the README's own words, what it needs."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dsq
+
+ROOT = Path(__file__).parents[1]
+#: what the README's snippet takes as given, and what it is to give back
+AROUND = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 4))
+epochs, x = 1, torch.randn(4, 4)
+def train(model: nn.Module) -> None: ...
+def validate(model: nn.Module) -> float: return 1.0
+"""
+AFTER = """
+same: nn.Sequential = dsq.convert(model)
+packed: dsq.Packed = dsq.pack(x, dsq.BFP(4))
+dynamic = dsq.DynamicPrecision(model, config)
+rose: bool = dynamic.step(1.0)
+y: torch.Tensor = dsq.quantize(x, dsq.BFP(4))
+version: str = dsq.__version__
+"""
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_readmes_code_is_typed(tmp_path):
+    pytest.importorskip("mypy")
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert snippets
+    (tmp_path / "snippets.py").write_text("\n".join([AROUND, *snippets, AFTER]))
+    done = run("-m", "mypy", "--strict", "--config-file=", str(tmp_path / "snippets.py"), "--follow-imports=silent")
+    assert done.returncode == 0, done.stdout
+
+
+def test_plots_are_an_extra():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert not {"pandas", "matplotlib"} & set(needed)
+    block = "import sys; sys.modules.update(dict.fromkeys(('pandas', 'matplotlib', 'transformers', 'fairseq')));"
+    use = "import torch, dsq; dsq.convert(torch.nn.Sequential(torch.nn.Linear(4, 4))); print(dsq.__version__)"
+    done = run("-c", f"{block} {use}")
+    assert done.stdout.strip() == dsq.__version__, done.stderr
+    command = "from costmodel.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    question = ("[16,4,4,16]", "--workload", "roberta_base_mnli", "--hardware", "h100")
+    assert run("-c", f"{block} {command}", "estimate", *question).returncode == 0
+    done = run("-c", f"{block} {command}", "roofline", *question, "--picture", "none.png")
+    assert done.returncode == 2
+    assert done.stderr == "dsq-cost roofline: error: matplotlib is not installed: pip install 'dsq-torch[plots]'\n"
