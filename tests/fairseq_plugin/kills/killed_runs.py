@@ -81,6 +81,12 @@ def same_end(one: Path, other: Path) -> bool:
     return equal and state[0] == state[1] and records[0] == records[1]
 
 
+def _finished(folder: Path) -> bool:
+    """Whether the last update is in the checkpoint: fairseq would make one more."""
+    last = folder / "checkpoint_last.pt"
+    return last.exists() and torch.load(last, weights_only=True)["optimizer_history"][-1]["num_updates"] == UPDATES
+
+
 def survives(data: Path, whole: Path, folder: Path, process: int) -> str:
     """What went wrong with the training that ``process`` was; "" where it was killed, goes on and ends as ``whole``."""
     status = ended(process)
@@ -91,7 +97,7 @@ def survives(data: Path, whole: Path, folder: Path, process: int) -> str:
         return f"damaged: {damaged}"
     for path in folder.glob("*.json"):
         json.loads(path.read_text())
-    if ended(train(data, folder)):
+    if not _finished(folder) and ended(train(data, folder)):
         return "did not go on"
     return "" if same_end(whole, folder) else "ended with other bits"
 
