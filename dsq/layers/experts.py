@@ -28,7 +28,9 @@ class Experts(Mixed, Quantised, nn.Module):
         experts_S, order_S = top_k_index.flatten().sort(stable=True)
         tokens = experts_S.bincount(minlength=self.num_experts)[: self.num_experts].tolist()
         order_S = order_S[: sum(tokens)]  # under expert parallelism, what comes after is for experts of other ranks
-        x = self._products("gate_up_proj" if self.has_gate else "up_proj", hidden_states[order_S // top_k_index.shape[1]], tokens)
+        x = self._products(
+            "gate_up_proj" if self.has_gate else "up_proj", hidden_states[order_S // top_k_index.shape[1]], tokens
+        )
         x = self._apply_gate(x) if self.has_gate else self.act_fn(x)
         y = self._products("down_proj", x, tokens)
         if self.has_post_expert_norm:
