@@ -7,11 +7,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
 from costmodel.workloads.named import WORKLOADS
+from dsq import __version__
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.formats import BFP
@@ -38,7 +39,7 @@ EXAMPLES = {
     "sweep": (
         "--q0 2:16 --q1 2:16 --q2 2:16 --q3 8:16 --csv --output sweep.csv",
         "--picture front.png",
-        "--hardware msfp-accelerator --objectives time,stash,noise",
+        "--hardware msfp-accelerator --objectives time,stash",
     ),
     "cheapest": (
         "analysis/results/demo_formats.csv",
@@ -94,7 +95,7 @@ def parser() -> OneLineParser:
         description="What a training precision [q0,q1,q2,q3] costs: DRAM traffic, arithmetic, roofline.",
     )
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
-    top.add_argument("--version", action=_Version, help="print the version and leave")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
 
     estimate = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
@@ -191,19 +192,6 @@ def _command(commands: Commands, name: str, summary: str, workload: bool = True)
 def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
-
-
-class _Version(argparse.Action):
-    """--version, looked up only when asked for."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, nargs=0)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from costmodel.cli.version import version
-
-        print(f"{parser.prog} {version()}")
-        raise SystemExit(0)
 
 
 def _relative(command: argparse.ArgumentParser, default: str = FIXED_32) -> None:
