@@ -135,14 +135,14 @@ def parser() -> OneLineParser:
     roofline.add_argument("--per-operation", action="store_true", help=text)
     roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
-    sweep = _command(commands, "sweep", "cost all configurations in a range and find the Pareto front")
+    sweep = _command(commands, "sweep", "cost all configurations in a range, and find those where no bit is free")
     for q, default in {"q0": "2:16", "q1": "2:16", "q2": "2:16", "q3": "8:16"}.items():
         text = f"widths such as 4, 2:8 or 2:16,32 (default: {default})"
         sweep.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
-    text = "what the front trades: two or more of dram, arithmetic, stash, time, noise (default: dram,noise)"
-    sweep.add_argument("--objectives", default="dram,noise", help=text)
+    text = "what a bit may cost: two or more of dram, arithmetic, stash, time (default: time,dram)"
+    sweep.add_argument("--objectives", default="time,dram", help=text)
     _relative(sweep)
-    sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
+    sweep.add_argument("--picture", metavar="FILE", help="write all points, by the first two objectives, as .png or .svg")
 
     summary = "which setup is cheapest at an accuracy, of those that experiments measured"
     cheapest = _command(commands, "cheapest", summary)
