@@ -142,7 +142,9 @@ def parser() -> OneLineParser:
     text = "what a bit may cost: two or more of dram, arithmetic, stash, time (default: time,dram)"
     sweep.add_argument("--objectives", default="time,dram", help=text)
     _relative(sweep)
-    sweep.add_argument("--picture", metavar="FILE", help="write all points, by the first two objectives, as .png or .svg")
+    sweep.add_argument(
+        "--picture", metavar="FILE", help="write all points, by the first two objectives, as .png or .svg"
+    )
 
     summary = "which setup is cheapest at an accuracy, of those that experiments measured"
     cheapest = _command(commands, "cheapest", summary)

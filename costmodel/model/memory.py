@@ -7,9 +7,8 @@ rounds up and fragments, and libraries have workspaces: neither is counted.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
 from costmodel.model.operations import ENCODER_OUT, Gemm, Group, Operation, Workload
@@ -116,7 +115,7 @@ class _Step:
 
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
-    steps = list(_steps(workload, method))
+    steps = _steps(workload, method.setup, method.stash, method.recompute)
     layers: dict[str, list[_Step]] = defaultdict(list)
     for step in steps:
         layers[step.layer].append(step)
@@ -173,7 +172,7 @@ def in_layer(op: Operation) -> bool:
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """What the whole model keeps from the forward for the backward, converted layers' stash included."""
-    return sum(sum(step.kept.values()) for step in _steps(workload, Method("", setup)))
+    return sum(sum(step.kept.values()) for step in _steps(workload, setup))
 
 
 def _state(workload: Workload, method: Method) -> Bytes:
@@ -195,21 +194,26 @@ def _state(workload: Workload, method: Method) -> Bytes:
 
 def packed_values(workload: Workload, method: Method) -> list[float]:
     """Values of each tensor that the method's policy packs."""
-    return [values for step in _steps(workload, method) for values in step.packed]
+    steps = _steps(workload, method.setup, method.stash, method.recompute)
+    return [values for step in steps for values in step.packed]
 
 
-def _steps(workload: Workload, method: Method) -> Iterator[_Step]:
-    widths = widths_of(method.setup)
-    made = {name: alike for group in workload.groups for alike in [_alike(group, method, widths)] for name in group.names}
+@lru_cache(maxsize=16)  # devices and ZeRO change nothing here
+def _steps(workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False) -> list[_Step]:
+    widths = widths_of(setup)
+    made = {}
+    for group in workload.groups:
+        made |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
+    steps = []
     seen: set[tuple[str, str, int]] = set()
     entered: set[str] = set()
     for op in workload.operations:
         layer = _LAYER.match(op.name)
         step = _Step(op, layer[0] if layer else "", made[op.name])
         for kept in step.alike.kept:
-            if _new(op, kept.stored, kept.bytes, seen, method.setup.autocast):
+            if _new(op, kept.stored, kept.bytes, seen, setup.autocast):
                 _add(step.kept, {kept.category: kept.bytes})
-                if kept.packed and not (method.recompute and step.layer):
+                if kept.packed and not (recompute and step.layer):
                     step.packed.append(kept.packed)
         if step.layer and step.layer not in entered and step.alike.entering:
             entered.add(step.layer)
@@ -217,11 +221,12 @@ def _steps(workload: Workload, method: Method) -> Iterator[_Step]:
         if step.layer and isinstance(op, Gemm) and op.input == ENCODER_OUT and ENCODER_OUT not in entered:
             entered.add(ENCODER_OUT)  # what every layer of a decoder is given besides
             step.entering = step.alike.first
-        yield step
+        steps.append(step)
+    return steps
 
 
-def _alike(group: Group, method: Method, widths: dict[str, Bits]) -> _Alike:
-    op, setup, policy = group.operation, method.setup, method.stash
+def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> _Alike:
+    op = group.operation
     kept: list[_Kept] = []
     first = entering = made = temporary = packing = 0.0
     for index, stored in enumerate(tensors_of(group, setup)):

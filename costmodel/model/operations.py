@@ -93,11 +93,11 @@ class Workload:
     tokens: int  #: tokens a step
     source: str = ""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return sum(op.parameters for op in self.operations)
 
-    @property
+    @cached_property
     def trained(self) -> int:
         """Parameters that the optimiser updates."""
         return sum(op.parameters for op in self.operations if op.trains)

@@ -139,7 +139,7 @@ def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits)
 
     def of(bits: int) -> float:
         found = hardware.passes[TIMED_AS.get(op.kind, op.kind), bits, phase]
-        return group.count * (op.rows * op.width * found.per_value + found.per_call)
+        return group.count * found.seconds(op.rows * op.width)
 
     return by_width(container, of)
 
