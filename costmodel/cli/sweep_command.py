@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for row in rows
     ]
     notes = [
-        f"{count:,} configurations; at {len(rows):,} every bit more, at any of q0..q3, costs {' or '.join(objectives)}. "
+        f"{count:,} configurations; at {len(rows):,} any bit more costs {' or '.join(objectives)}. "
         "What a bit is worth: dsq-cost cheapest.",
         f"dram, arithmetic: relative to {unit}; stash: bytes; time: seconds.",
         times_note(hardware),

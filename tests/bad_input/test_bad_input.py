@@ -40,21 +40,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Path(name).mkdir()
         for seed, name in enumerate(("train", "valid", "test")):
             write_pairs(Path("text", name), sentence_pairs(40, seed))
-        contents = {
-            "latin.de": "für\n".encode("latin-1"),
-            "latin.xx": b"a\n",
-            "uneven.de": b"a\nb\n",
-            "uneven.xx": b"a\n",
-        }
+        contents = {"latin.de": "für\n".encode("latin-1"), "latin.xx": b"a\n", "uneven.de": b"a\nb\n", "uneven.xx": b"a\n"}
         for name, content in {**contents, "empty.de": b"", "empty.xx": b""}.items():
             Path("text", name).write_bytes(content)
-        contents = {
-            "file": b"hello\n",
-            "file.toml": b"= [\n",
-            "list.json": b"[]",
-            "empty.json": b"{}",
-            "junk.pt": b"hello\n",
-        }
+        contents = {"file": b"hello\n", "file.toml": b"= [\n", "list.json": b"[]", "empty.json": b"{}", "junk.pt": b"hello\n"}
         for name, content in {**contents, "badcount.txt": b"a x\n", "twice.txt": b"a 1\na 2\n"}.items():
             Path(name).write_bytes(content)
         prefixes = [f"--{name}pref=text/{name}" for name in ("train", "valid", "test")]
@@ -80,12 +69,7 @@ def test_command(place: Path, program: str, case: str, line: str, monkeypatch: p
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", words)
     said = io.StringIO()
-    with (
-        contextlib.redirect_stderr(said),
-        contextlib.redirect_stdout(io.StringIO()),
-        threads(1),
-        warnings.catch_warnings(),
-    ):
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), threads(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(SystemExit) as exit_:
             runpy.run_module(module, run_name="__main__")

@@ -103,7 +103,7 @@ def test_prediction_against_what_malloc_counted(name):
 
 
 def test_packing_takes_what_was_measured():
-    """Values of the three kept tensors (x, the activation's x, its y) times ns, and a call each, once packing and once unpacking."""
+    """Of the three kept tensors (x, the activation's x, its y): values times ns, and a call, packed and unpacked."""
     size = 4096, 8, 8
     layers = (Gemm("a", *size, input="x"), Pointwise("g", "activation", 4096, 8), Gemm("b", *size, input="g"))
     workload = Workload("two", layers, tokens=4096)

@@ -67,10 +67,7 @@ def same_end(one: Path, other: Path) -> bool:
     first, second = (torch.load(it / "checkpoint_last.pt", weights_only=True) for it in (one, other))
     state = [it["model"].pop("dsq._extra_state") for it in (first, second)]
     tensors = [
-        [
-            *it["model"].values(),
-            *(moment for each in it["last_optimizer_state"]["state"].values() for moment in each.values()),
-        ]
+        [*it["model"].values(), *(moment for each in it["last_optimizer_state"]["state"].values() for moment in each.values())]
         for it in (first, second)
     ]
     equal = len(tensors[0]) == len(tensors[1]) and all(
