@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
-from costmodel.model.operations import ENCODER_OUT, Gemm, Group, Operation, Workload
+from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Group, Operation, Workload
 from costmodel.model.quantisation import Bits, Setup
 from costmodel.model.stash import Stash
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
@@ -278,7 +278,7 @@ def _new(op: Operation, stored: Stored, size: float, seen: set[tuple[str, str, i
         if stored.name == "x" and op.input == BATCH and not autocast:
             return False  # there before the step
         if stored.name in ("x", "stash") and not (autocast and op.stream):  # autocast casts x for each that reads it
-            name = op.input or own
+            name = op.input.removesuffix(CAST) or own
     key = ("packed" if stored.name.startswith("stash") else "", name, int(size))
     if key in seen:
         return False

@@ -11,6 +11,8 @@ CLASSES = ("attention", "fc", "other")
 MAX_COUNT = 2**56
 #: input of the layers that read the encoder
 ENCODER_OUT = "encoder.out"
+#: ends an input that comes in fp32 under autocast, though its maker's output does not
+CAST = " (cast)"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from dsq.formats import WIDEST
 
 FLOPS_PER_MAC = 2
 #: passes that take what another kind was measured to take
-TIMED_AS = {"bias": "scale", "loss of fp32": "loss", "expert gate": "gate", "expert weights": "activation"}
+TIMED_AS = {"bias": "scale", "late rms": "rms", "loss of fp32": "loss"}
+TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
 @dataclass(frozen=True)
