@@ -22,7 +22,7 @@ EXAMPLES = {
     "estimate": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
-        '"[8,4,4,16]" --workload path/to/config.json --sequences 8 --target-length 1024 --json',
+        '"[8,4,4,16]" --workload config.json --sequences 8 --target-length 1024 --json',
         "--history run/dsq_history.json --profile paper",
     ),
     "plan": (
@@ -43,7 +43,7 @@ EXAMPLES = {
     ),
     "cheapest": (
         "analysis/results/demo_formats.csv",
-        "analysis/results/demo_formats.csv --accuracy 85 --by dram --workload opt_1.3b --hardware h100",
+        "analysis/results/demo_formats.csv --accuracy 85 --by dram --hardware h100",
     ),
     "solve": (
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
@@ -110,7 +110,7 @@ def parser() -> OneLineParser:
     table.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
     _hardware(table, "for table 7")
 
-    text = "does it fit, how fast is it, what bounds it: peak memory, step time, largest batch, by method of training"
+    text = "does it fit, how fast is it, what bounds it: memory, time, largest batch, by method of training"
     plan = _command(commands, "plan", text)
     text = "instead of the usual methods: " + PRECISION_HELP
     plan.add_argument("precision", nargs="*", help=text)

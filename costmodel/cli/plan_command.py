@@ -138,7 +138,7 @@ def _notes(records: list[Record], hardware: Hardware, budget: float, devices: in
         notes.append(f"{devices} devices, ZeRO {zero}: figures of one device; communication is not overlapped.")
     notes.append("memory: no fragmentation, no workspaces. batch: the most sequences a device that fit.")
     if any(record["packing_ms"] is None for record in records):
-        notes.append("packing: " - " was never measured on this hardware, and is not counted in the step.")
+        notes.append("packing, -: never measured on this hardware, and not counted in the step.")
     notes.append(times_note(hardware))
     return notes
 
