@@ -4,6 +4,7 @@ import argparse
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from costmodel.cli.output import Record, Report, Section
 from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
@@ -12,6 +13,8 @@ from costmodel.model.memory import CATEGORIES, Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.parallel import Plan, fitting, layouts
 from costmodel.model.planning import communication_bytes, largest_batch, packing_seconds, step_time, usual_methods
+from costmodel.workloads.named import WORKLOADS
+from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
 from dsq.command.files import write_whole
 
@@ -153,11 +156,4 @@ def _bytes(text: str) -> float:
 
 def _states_its_sizes(arguments: argparse.Namespace) -> bool:
     """A workload file, whose batch cannot be changed."""
-    from costmodel.workloads.named import WORKLOADS
-    from costmodel.workloads.workload_file import is_workload, read_json
-
-    if arguments.workload in WORKLOADS:
-        return False
-    from pathlib import Path
-
-    return is_workload(read_json(Path(arguments.workload)))
+    return arguments.workload not in WORKLOADS and is_workload(read_json(Path(arguments.workload)))
