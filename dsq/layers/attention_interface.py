@@ -35,8 +35,9 @@ def attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **options
         )
         return result
-    if options.get("softcap") is not None:
-        raise ValueError("softcap is not supported with attention=True; use DSQConfig(attention=False)")
+    for option in ("softcap", "s_aux"):  # the latter: attention sinks
+        if options.get(option) is not None:
+            raise ValueError(f"{option} is not supported with attention=True; use DSQConfig(attention=False)")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal and attention_mask is None and query.shape[2] > 1)
     if causal and key.shape[2] > query.shape[2]:  # a static cache that is still empty
