@@ -24,7 +24,7 @@ def validate(model: nn.Module) -> float: return 1.0
 AFTER = """
 same: nn.Sequential = dsq.convert(model)
 packed: dsq.Packed = dsq.pack(x, dsq.BFP(4))
-dynamic = dsq.DynamicPrecision(model, config)
+dsq.set_level(model, config, 1)
 rose: bool = dynamic.step(1.0)
 y: torch.Tensor = dsq.quantize(x, dsq.BFP(4))
 version: str = dsq.__version__

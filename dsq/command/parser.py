@@ -35,7 +35,8 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
         print(_line(prog, error), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(_line(prog, f"{error.name} is not installed: pip install 'dsq-torch[plots]'"), file=sys.stderr)
+        package = str(error.name).partition(".")[0]
+        print(_line(prog, f"{package} is not installed: pip install 'dsq-torch[plots]'"), file=sys.stderr)
         return 2
     return 0
 
