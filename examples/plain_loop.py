@@ -30,8 +30,8 @@ def main(steps: int = 1000, validate_every: int = 25) -> dict[str, list[float]]:
             return x, teacher(x).argmax(1)
 
     config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]"), patience=3, threshold=0.02)
-    dsq.convert(model, config)  # in place: the same parameters, names and state dict
-    scheduler = config.scheduler()
+    dynamic = dsq.DynamicPrecision(model, config)  # converts in place: the same parameters, names and state dict
+    scheduler = dynamic.scheduler
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     x_valid, y_valid = batch(2000)
     losses: dict[str, list[float]] = {}
@@ -41,14 +41,13 @@ def main(steps: int = 1000, validate_every: int = 25) -> dict[str, list[float]]:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        scheduler.record(updates=1, tokens=len(x))
+        dynamic.record(updates=1, tokens=len(x))
         if step % validate_every == 0:
             with torch.no_grad():
                 loss = F.cross_entropy(model(x_valid), y_valid).item()
             losses.setdefault(str(scheduler.precision), []).append(loss)
-            if scheduler.step(loss):  # a plateau
+            if dynamic.step(loss):  # a plateau
                 print(f"update {step}: loss {loss:.3f}, the level rises to {scheduler.precision}")
-                dsq.set_level(model, config, scheduler.level)
 
     for level, seen in zip(scheduler.history()["levels"], losses.values(), strict=False):
         print(f"{level['precision']}: {level['updates']} updates, validation loss {seen[0]:.3f} -> {seen[-1]:.3f}")
