@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from dsq.layers.mixed import Mixed
 from dsq.linear import Quantised
+from dsq.ops.attention import attention
 
 
 class OwnAttention(Mixed, nn.Module):
@@ -33,7 +34,8 @@ class _Attend(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any) -> Tensor:
-        return self.layer.attend(query, key, value, *args, **keywords)[0]
+        quantizers = self.layer.quantizers
+        return attention(query, key, value, quantizers.products, *args, seed=quantizers.seed(), **keywords)[0]
 
 
 def calls_attention(kind: type[nn.Module]) -> bool:
