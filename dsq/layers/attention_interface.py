@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import create_position_bias_mask, 
 from transformers.masking_utils import sdpa_mask
 
 from dsq.linear import Quantised
+from dsq.ops.attention import attention
 
 NAME = "dsq"
 
@@ -44,8 +45,10 @@ def attention_forward(
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     if position_bias is not None:
         attention_mask, causal = create_position_bias_mask(position_bias, attention_mask, causal, query, key), False
-    y, weights = projection.attend(
-        query, key, value, attention_mask, dropout, causal, scaling, key.shape[1] != query.shape[1]
+    quantizers, grouped = projection.quantizers, key.shape[1] != query.shape[1]
+    y, weights = attention(
+        *(query, key, value, quantizers.products, attention_mask),
+        *(dropout, causal, scaling, grouped, quantizers.seed()),
     )
     return y.transpose(1, 2).contiguous(), weights
 
