@@ -59,6 +59,25 @@ def _attention() -> tuple[nn.Module, dict[str, Any]]:
     return nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), {"query": x, "key": x, "value": x}
 
 
+class _OwnAttention(nn.Module):
+    """A block as a plain loop's model writes it: it calls F.scaled_dot_product_attention itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return x + self.feed_forward(x + self.out(y))
+
+
+def _own_attention() -> tuple[nn.Module, dict[str, Any]]:
+    blocks = nn.Sequential(*(_OwnAttention() for _ in range(LAYERS)))
+    return blocks, {"input": torch.randn(2, TOKENS, WIDTH)}
+
+
 _SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "BERT": _text("BertForMaskedLM", intermediate_size=4 * WIDTH, **_SIZES),
@@ -66,6 +85,15 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "Llama": _text("LlamaForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, **_SIZES),
     "Mixtral": _text(
         "MixtralForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, num_local_experts=4, **_SIZES
+    ),
+    "Qwen2-MoE": _text(
+        "Qwen2MoeForCausalLM",
+        moe_intermediate_size=WIDTH,
+        shared_expert_intermediate_size=WIDTH,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        **_SIZES,
     ),
     "T5": _text(
         "T5ForConditionalGeneration",
@@ -81,6 +109,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "nn.TransformerEncoder": _encoder,
     "nn.Transformer": _transformer,
     "nn.MultiheadAttention": _attention,
+    "own attention": _own_attention,
 }
 
 

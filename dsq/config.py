@@ -49,7 +49,8 @@ class DSQConfig:
     units: Units = "exact"
     #: "linears": the layers' inputs are stashed at q1; "all": every other saved tensor of the model too (dsq.stash)
     stash: Stash = "linears"
-    #: quantise attention's two products too, in nn.MultiheadAttention and in models of transformers (dsq.ops.attention)
+    #: quantise attention's two products too (dsq.ops.attention): in nn.MultiheadAttention, in models of transformers
+    #: and in modules that call F.scaled_dot_product_attention
     attention: bool = False
     adapters: bool = False  #: convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are

@@ -33,12 +33,13 @@ _FIELDS = ("quantizers", "eval_full_precision", "quantised_products")
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
     """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
 
-    nn.Linear becomes dsq.Linear, and nn.MultiheadAttention and transformers' Conv1D their quantised selves. Only the
-    class of a module changes: names, parameters, tying, initialisation and state dict stay. Modules whose name matches
-    ``config.exclude``, subclasses of these three and PEFT's adapters are left alone. Fused paths that would read the
-    weights past the layers are switched off. Warns where nothing was converted, where under half of the parameters that
-    are multiplied were (``dsq.report`` says what was left), or where ``config.exclude`` matches nothing that would have
-    been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
+    nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
+    experts become their quantised selves. Only the class of a module changes: names, parameters, tying, initialisation
+    and state dict stay. Modules whose name matches ``config.exclude``, subclasses of PyTorch's layers and of Conv1D,
+    and PEFT's adapters are left alone. Fused paths that would read the weights past the layers are switched off. Warns
+    where nothing was converted, where under half of the parameters that are multiplied were (``dsq.report`` says what
+    was left), or where ``config.exclude`` matches nothing that would have been. With ``config.stash`` "all" dsq.stash's
+    policy "bfp" is applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.

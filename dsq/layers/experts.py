@@ -3,6 +3,8 @@
 Each expert's two products are those of ``dsq.Linear`` over its own tokens, so no box of the backward crosses experts.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,10 @@ class Experts(Mixed, Quantised, nn.Module):
     has_bias: bool
     has_post_expert_norm: bool
     is_transposed: bool
+    _apply_gate: Callable[[Tensor], Tensor]
+    # what the class makes itself
+    act_fn: Callable[[Tensor], Tensor]
+    post_expert_norm: Callable[[Tensor], Tensor]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(T, K) of hidden states (T, K), and of the experts of each token and their weights, both (T, S / T)."""

@@ -1,6 +1,5 @@
 """Classes made of a mixin and of a class that is met only when a model is converted."""
 
-from functools import cache
 from typing import Any, ClassVar
 
 from torch import nn
@@ -17,10 +16,15 @@ class Mixed:
     _mixin: ClassVar[type["Mixed"]]
 
 
-@cache
+_made: dict[tuple[type, type], type[nn.Module]] = {}
+
+
 def mixed(mixin: type[Mixed], plain: type[nn.Module]) -> type[nn.Module]:
     """The class of modules of ``plain`` with ``mixin`` before it."""
-    return type(f"{mixin.__name__}{plain.__name__}", (mixin, plain), {"plain": plain, "_mixin": mixin})
+    key = mixin, plain
+    if key not in _made:
+        _made[key] = type(f"{mixin.__name__}{plain.__name__}", key, {"plain": plain, "_mixin": mixin})
+    return _made[key]
 
 
 def _new(mixin: type[Mixed], plain: type[nn.Module]) -> nn.Module:

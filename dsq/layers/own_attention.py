@@ -33,9 +33,19 @@ class _Attend(TorchFunctionMode):
             return self._attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any) -> Tensor:
-        quantizers = self.layer.quantizers
-        return attention(query, key, value, quantizers.products, *args, seed=quantizers.seed(), **keywords)[0]
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        q = self.layer.quantizers
+        return attention(query, key, value, q.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, q.seed())[0]
 
 
 def calls_attention(kind: type[nn.Module]) -> bool:
