@@ -9,6 +9,7 @@ from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import TIMED_AS
 from costmodel.workloads.named import load_workload
 from dsq.calibration import clock, machine, passes, products
 from dsq.formats import BFP, Identity
