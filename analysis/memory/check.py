@@ -69,7 +69,7 @@ def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:
 
 def compare(name: str, held: dict[str, Any]) -> list[Record]:
     workload = case(name).workload
-    return [_record(name, method, workload, held[method.name]) for method in METHODS]
+    return [_record(name, method, workload, held[method.name]) for method in METHODS if method.name in held]
 
 
 def _record(name: str, method: Method, workload: Workload, held: dict[str, int]) -> Record:

@@ -201,7 +201,7 @@ def packed_values(workload: Workload, method: Method) -> list[float]:
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def _steps(workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False) -> list[_Step]:
     widths = widths_of(setup)
-    made = {}
+    made: dict[str, _Alike] = {}
     for group in workload.groups:
         made |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
     steps = []
