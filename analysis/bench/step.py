@@ -12,7 +12,10 @@ from analysis.bench.race import Race, race
 from analysis.bench.timer import Call
 
 BATCH, LENGTH, WIDTH = 8, 128, 512
+NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH = 16, 64, 128
 PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[8,8,8,16]", "[16,4,4,16]")
+#: those that are timed with every other saved tensor packed too
+PACKED = ("[4,4,4,16]", "[16,4,4,16]")
 
 
 def races(rounds: int) -> Iterator[Race]:
@@ -20,6 +23,12 @@ def races(rounds: int) -> Iterator[Race]:
     model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
     title = f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, {torch.get_num_threads()} threads"
     yield race(title, ("fp32", step_of(model, x)), _contestants(model, x), rounds)
+    model = encoder(width=NARROW_WIDTH, heads=4, ffn=4 * NARROW_WIDTH, sdpa=True)
+    x = torch.randn(NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH)
+    title = f"six blocks, d {NARROW_WIDTH}, {NARROW_BATCH * NARROW_LENGTH} tokens, {torch.get_num_threads()} threads"
+    calls = {"bf16 autocast": step_of(model, x, autocast=True)}
+    calls |= {f"dsq bfp {precision}": step_of(converted(model, levels=precision), x) for precision in PRECISIONS}
+    yield race(title, ("fp32", step_of(model, x)), calls, rounds)
 
 
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
@@ -27,6 +36,9 @@ def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
     for precision in PRECISIONS:
         calls[f"dsq bfp {precision}"] = step_of(converted(model, levels=precision), x)
         calls[f"dsq fixed {precision}"] = step_of(converted(model, levels=precision, format="fixed"), x)
+        if precision in PACKED:
+            packed = converted(model, levels=precision, stash="all")
+            calls[f"dsq bfp {precision}, whole stash packed"] = step_of(packed, x)
     stochastic = converted(model, levels=PRECISIONS[0], rounding="stochastic")
     calls[f"dsq bfp {PRECISIONS[0]}, stochastic"] = step_of(stochastic, x)
     calls[f"dsq bfp {PRECISIONS[0]}, GEMMs in float32"] = step_of(

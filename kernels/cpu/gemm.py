@@ -27,16 +27,20 @@ from dsq.kernels.reference.gemm import TORCH
 
 #: values of a vector in a panel of int16 (src/gemm/integer_packing.h); a box has to divide it
 _PANEL_DEPTH = 256
+#: the name of PyTorch's other float32 product
+ONEDNN = "onednn"
 
 
 def gemms(library: Library) -> tuple[Gemm, ...]:
-    """The kernels of ``library``, and PyTorch's matmul for what they do not take."""
+    """The kernels of ``library``, and for what they do not take PyTorch's matmul and the one of its oneDNN: on CPUs of
+    other makers PyTorch's, by Intel's MKL, may leave the widest units idle; a small product it starts sooner."""
     has_bfloat16, has_integer = library.has_gemm("GEMM_BFLOAT16"), library.has_gemm("GEMM_INTEGER")
     bf16 = torch.bfloat16
     return (
         Gemm("bfloat16", lambda *product: has_bfloat16 and _fits_bfloat16(*product), _bfloat16, False, bf16, bf16),
         Gemm("integer", lambda *product: has_integer and _fits_integer(*product), _integer, packed=True),
         TORCH,
+        Gemm(ONEDNN, _fits_onednn, _by_onednn),
     )
 
 
@@ -63,6 +67,20 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     divides = box % 2 == 0 and _PANEL_DEPTH % box == 0
     fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
     return divides and fits and matmul.boxes_match()
+
+
+def _fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return dtype is torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def _by_onednn(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    return by_onednn(a_MK.contiguous(), b_KN.t().contiguous(), bias_N)
+
+
+def by_onednn(a: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """``a b^T + bias`` of contiguous a (M, K), in float32."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b_NK, bias_N, "none", [], "")
+    return y
 
 
 def _exact(matmul: MatMul, dtype: torch.dtype) -> bool:

@@ -12,13 +12,12 @@ from torch import Tensor
 from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, Dtypes, ForwardCall, LinearMatMuls, MatMul, Operand
 from dsq.kernels.cpu.codec import Codec
-from dsq.kernels.cpu.gemm import summed_as_integers
+from dsq.kernels.cpu.gemm import ONEDNN, by_onednn, summed_as_integers
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
-from dsq.kernels.reference.gemm import TORCH
 
-#: a Gemm's name in enum GemmKernel
-_KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER", TORCH.name: "GEMM_TORCH"}
+#: a Gemm's name in enum GemmKernel; any other is one of PyTorch's
+_KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER"}
 
 
 class Linear:
@@ -36,7 +35,7 @@ class Linear:
         w_shape: torch.Size,
         stochastic: bool,
     ) -> ForwardCall | None:
-        by_torch = gemm == TORCH.name
+        by_torch = gemm not in _KERNELS
         if by_torch and matmuls.output.result is not None:
             return None
         shape_TK, stash = _matrix(x_shape), matmuls.stash
@@ -58,7 +57,8 @@ class Linear:
         ) -> tuple[Tensor, Codes | None]:
             x, w = x.contiguous(), w.contiguous()
             bias = None if bias is None else bias.to(bias_dtype).contiguous()
-            y = torch.empty(*sizes, dtype=dtypes.y, device="cpu")  # whatever the defaults are
+            made = (0,) if gemm == ONEDNN else sizes  # oneDNN makes y itself
+            y = torch.empty(made, dtype=dtypes.y, device="cpu")  # whatever the defaults are
             # values are large: their memory is freed here, so that the stash can have it
             memory = torch.empty(room // item, dtype=dtypes.y, device="cpu") if by_torch else scratch(room)
             packed, codes_address, scales_address = None, 0, 0
@@ -70,14 +70,16 @@ class Linear:
                 *(codes_address, scales_address, memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
             if by_torch:
-                depth = shape_TK[1]
-                x0_TK = memory.as_strided(shape_TK, (depth, 1), output["a"]["offset"] // item)
-                w0_KN = memory.as_strided((depth, w_shape[0]), (1, depth), output["b"]["offset"] // item)
-                y_TN = y.view(shape_TK[0], w_shape[0])
-                if bias is None:
-                    torch.mm(x0_TK, w0_KN, out=y_TN)
+                x0_TK, w0_NK = (
+                    memory.as_strided(shape, (shape[1], 1), output[operand]["offset"] // item)
+                    for operand, shape in (("a", shape_TK), ("b", w_shape))
+                )
+                if gemm == ONEDNN:
+                    y = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), sizes)  # no view to autograd
+                elif bias is None:
+                    torch.mm(x0_TK, w0_NK.t(), out=y.view(shape_TK[0], w_shape[0]))
                 else:
-                    torch.addmm(bias, x0_TK, w0_KN, out=y_TN)
+                    torch.addmm(bias, x0_TK, w0_NK.t(), out=y.view(shape_TK[0], w_shape[0]))
             return y, packed
 
         return call
@@ -92,7 +94,8 @@ class Linear:
         x_shape: torch.Size | None,
         stochastic: bool,
     ) -> BackwardCall | None:
-        if any(gemm == TORCH.name for gemm, shape in zip(gemms, (w_shape, x_shape), strict=True) if shape is not None):
+        wanted = (gemm for gemm, shape in zip(gemms, (w_shape, x_shape), strict=True) if shape is not None)
+        if any(gemm not in _KERNELS for gemm in wanted):
             return None
         shape_TN, fields, room = _matrix(dy_shape), dict[str, Any](), 0
         dx_shape: tuple[int, ...] = ()
@@ -158,7 +161,7 @@ class Linear:
         """
         arena = Arena()
         a_dtype, b_dtype, dtype = dtypes
-        values = dtype if gemm == TORCH.name else torch.bfloat16
+        values = torch.bfloat16 if gemm in _KERNELS else dtype
         a_axis, b_axis = matmul.contracted()
         rows, depth, columns = a_shape[1 - a_axis], a_shape[a_axis], b_shape[1 - b_axis]
         fields = {
@@ -169,7 +172,7 @@ class Linear:
             "rows": rows,
             "columns": columns,
             "depth": depth,
-            "gemm": getattr(self._library.c, _KERNELS[gemm]),
+            "gemm": getattr(self._library.c, _KERNELS.get(gemm, "GEMM_TORCH")),
             "result": {"out_dtype": self._library.dtypes()[dtype]},
         }
         if gemm == "integer":

@@ -1,13 +1,16 @@
 """Products by the compiled kernels: exact products, against float64; what they take and what they refuse."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
+import dsq
 from dsq.formats import BFP, FixedPoint
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
+from dsq.functional import linear
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import LIBRARY
@@ -18,7 +21,7 @@ if not LIBRARY.exists():
 
 WEIGHT_GRADIENT = MatMul(Operand(BFP(16), 0, transposed=True), Operand(BFP(4), 0))
 NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
-BFLOAT16, INTEGER, TORCH = load().gemms
+BFLOAT16, INTEGER, TORCH, ONEDNN = load().gemms
 
 
 def integer_fits(matmul):
@@ -54,6 +57,31 @@ def test_bf16_products_are_exact(m, k, n):
                 got = gemm_bf16(a_view.bfloat16(), b_view.bfloat16(), offset)
                 expected = a.double() @ b.double() + (0 if offset is None else offset)
                 assert torch.equal(got.double(), expected)
+
+
+@pytest.mark.skipif(not ONEDNN.fits(NARROW, torch.float32), reason="PyTorch is built without oneDNN")
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_onednn_multiplies_float32_of_any_strides_and_nothing_else(m, k, n):
+    a, b, bias = integers((m, k), 100), integers((k, n), 100, 1), integers((n,), 1000, 2)
+    for a_view, b_view, offset in itertools.product(
+        (a, a.t().contiguous().t()), (b, b.t().contiguous().t()), (None, bias)
+    ):
+        expected = a.double() @ b.double() + (0 if offset is None else offset)
+        assert torch.equal(ONEDNN.run(NARROW, a_view, b_view, offset).double(), expected)
+    assert not any(ONEDNN.fits(NARROW, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layer_is_multiplied_by_the_torch_kernel_that_is_named(biased, monkeypatch):
+    x, w = integers((2, 3, 32), 100).requires_grad_(), integers((5, 32), 100, 1)
+    bias = integers((5,), 1000, 2) if biased else None
+    expected = x.double() @ w.double().t() + (0 if bias is None else bias)
+    for gemm in (TORCH, ONEDNN):
+        monkeypatch.setenv("DSQ_GEMM", gemm.name)
+        quantizers = dsq.DSQConfig(levels="[16,4,4,16]").at(0)  # no call is kept of another kernel
+        y = linear(x, w, bias, replace(quantizers))
+        assert torch.equal(y.double(), expected)
+        y += 1  # in place, as autograd lets be done to what is no view
 
 
 @needs_bf16
