@@ -106,8 +106,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     Returns:
         (..., N) tensor of the dtype of ``x``, or of autocast's.
     Raises:
-        TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
+        TypeError: dtypes that differ, what is no dense tensor.
+        ValueError: shapes or devices that do not fit, a malformed precision.
     """
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
+        given = ", ".join(type(it).__name__ for it in (x, weight, bias))
+        raise TypeError(f"x, weight and bias must be tensors, got {given}")
     quantizers = Quantizers.of(precision)
     seed = quantizers.seed()
     if torch.is_grad_enabled() and (

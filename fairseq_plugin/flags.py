@@ -105,7 +105,6 @@ class DSQFlags(FairseqDataclass):
         False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
-    dsq_metric: str = II("checkpoint.best_checkpoint_metric")  # which a validation must give; not a flag
     dsq_max_update: int = II("optimization.max_update")  # the whole of which --dsq-rise-at has fractions; not a flag
 
 
@@ -166,6 +165,8 @@ def config_of(options: object) -> DSQConfig | None:
             if not total:
                 raise ValueError(f"rise_at must be in updates where --max-update is not given, got {config.rise_at}")
             config = dataclasses.replace(config, rise_at=quiet(config.scheduler, int(total)).rise_at)
+    if len(config.levels) == 1 and config.patience != _DEFAULT["patience"]:
+        logger.warning("--dsq-patience does nothing: --dsq-levels has one level")
     for warning in caught:
         logger.warning("--dsq-levels: %s", warning.message)
     return config

@@ -66,6 +66,11 @@ MISTAKES = (
         "--fp16 needs a GPU; on a CPU --bf16 works, and --memory-efficient-fp16, and --fp16-no-flatten-grads",
     ),
     Mistake(
+        AttributeError,
+        r"'(\w+)' object has no attribute 'forward_encoder'",
+        "--task generates with other models than the {0} of --path: leave --task out",
+    ),
+    Mistake(
         RuntimeError,
         r"Error\(s\) in loading state_dict[^\n]*\n\s*([^\n]*)",
         "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: {0}; "

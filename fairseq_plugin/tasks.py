@@ -6,6 +6,7 @@ alike (sentence_prediction adds its classification head there), and tells it of 
 """
 
 import dataclasses
+import functools
 import inspect
 import logging
 import weakref
@@ -17,6 +18,7 @@ from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from fairseq.trainer import Trainer
+from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 
 import dsq
@@ -36,7 +38,6 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False
     dsq_save_dir = ""
-    dsq_metric = ""
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _validation_is_new = False
@@ -50,7 +51,6 @@ class DSQTask(FairseqTask):
         task.dsq_reset = getattr(cfg, "dsq_reset", False)
         # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
         task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
-        task.dsq_metric = getattr(cfg, "dsq_metric", None) or getattr(cfg, "best_checkpoint_metric", "")
         return task
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
@@ -104,8 +104,6 @@ class DSQTask(FairseqTask):
     def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)
-        if self.dsq_metric and self.dsq_metric not in stats:
-            raise InputError(f"--best-checkpoint-metric must be one of {', '.join(stats)}, got {self.dsq_metric!r}")
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
@@ -142,6 +140,7 @@ def extend_fairseq() -> None:
     options.get_parser = strict(options.get_parser)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: require_architecture(parser))
+    train.get_valid_stats = _check_metric(train.get_valid_stats)
     checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = checkpoints.save
@@ -162,6 +161,20 @@ def _extend_task(name: str) -> None:
         node._name = name
         ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
     TASK_REGISTRY[name] = extended
+
+
+def _check_metric(get_valid_stats: Callable) -> Callable:
+    """``get_valid_stats``, which refuses a metric that the validation did not give."""
+
+    @functools.wraps(get_valid_stats)
+    def get(cfg: Any, trainer: Trainer, stats: dict[str, Any], *args: Any) -> dict[str, Any]:
+        metric = cfg.checkpoint.best_checkpoint_metric
+        if metric not in stats:
+            raise InputError(f"--best-checkpoint-metric must be one of {', '.join(stats)}, got {metric!r}")
+        found: dict[str, Any] = get_valid_stats(cfg, trainer, stats, *args)
+        return found
+
+    return get
 
 
 def _begin(_: object, cfg: Any, trainer: Trainer) -> None:

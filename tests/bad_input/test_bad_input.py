@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def fresh(place: Path) -> Iterator[None]:
+    """A command meets nothing that the one before it left, in the process or on the disk."""
+    yield
+    for memory in ("best", "num_runs"):
+        vars(checkpoint_utils.save_checkpoint).pop(memory, None)
+    shutil.rmtree(place / "out", ignore_errors=True)
+
+
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("program", "case", "line"), COMMANDS)
 def test_command(place: Path, program: str, case: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(program.replace("$MODEL", shlex.join(MODEL)) + " " + case)
@@ -79,8 +90,6 @@ def test_command(place: Path, program: str, case: str, line: str, monkeypatch: p
     elif words[0] != "dsq-cost":
         words[:1] = ["fairseq_plugin.commands", words[0].removeprefix("dsq-")]
     module = MODULES.get(words[0], words[0])
-    for memory in ("best", "num_runs"):  # fairseq's, of the runs before in this process
-        vars(checkpoint_utils.save_checkpoint).pop(memory, None)
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", words)
     said = io.StringIO()
@@ -97,7 +106,6 @@ def test_command(place: Path, program: str, case: str, line: str, monkeypatch: p
     assert exit_.value.code == 2
     assert len(lines) == 1
     assert re.sub(r"^.*?: error: ", "", lines[0]).startswith(line)
-    shutil.rmtree("out", ignore_errors=True)
 
 
 @pytest.mark.filterwarnings("ignore")

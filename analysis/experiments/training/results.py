@@ -9,7 +9,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 
 from analysis.experiments.text.parallel_text import ParallelText
-from analysis.experiments.training.costs import costs, write_workload
+from analysis.experiments.training.costs import costs
 from analysis.experiments.training.fairseq_run import command_line, records
 from analysis.experiments.training.flags import FLOAT
 from analysis.experiments.training.translation import Translation
@@ -49,10 +49,8 @@ def losses(log: Path, kind: str, prefix: str) -> list[tuple[int, float]]:
 
 def _of_dsq(translation: Translation) -> dict[str, Any]:
     history = translation.checkpoints / "dsq_history.json"
-    workload = translation.out / "workload.json"
-    write_workload(translation.checkpoints / "checkpoint_best.pt", translation.binary, workload)
     record = json.loads(history.read_text(encoding="utf-8"))
-    return {"history": record, "costs": costs(history, workload)}
+    return {"history": record, "costs": costs(history)}
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:

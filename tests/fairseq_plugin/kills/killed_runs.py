@@ -87,11 +87,8 @@ def _finished(folder: Path) -> bool:
     return last.exists() and torch.load(last, weights_only=True)["optimizer_history"][-1]["num_updates"] == UPDATES
 
 
-def survives(data: Path, whole: Path, folder: Path, process: int) -> str:
-    """What went wrong with the training that ``process`` was; "" where it was killed, goes on and ends as ``whole``."""
-    status = ended(process)
-    if status not in (-signal.SIGKILL, 0):  # 0: it ended before the moment came
-        return f"ended with {status}"
+def survives(data: Path, whole: Path, folder: Path) -> str:
+    """What went wrong with a killed training; "" where it goes on and ends as ``whole``."""
     damaged = [path.name for path in folder.glob("*.pt") if not checkpoints.is_whole(path)]
     if damaged:
         return f"damaged: {damaged}"
@@ -103,39 +100,43 @@ def survives(data: Path, whole: Path, folder: Path, process: int) -> str:
 
 
 def main(data: Path, scratch: Path, kills: int) -> None:
-    """Print JSON: how many kills, the failures, the number of file operations of a run and its seconds."""
+    """Print JSON: how many were killed at an operation and at a moment, the failures, and a run's file operations."""
     killer, draw = Killer(), random.Random(0)
     whole, counted = scratch / "whole", scratch / "operations"
     start = time.monotonic()
-
-    def count() -> None:
-        killer.arm(whole)
-
     process = os.fork()
     if not process:
-        count()
+        killer.arm(whole)
         run("train", data, *MODEL, *SCHEDULE, "--save-dir", whole)
         counted.write_text(str(killer.seen()))
         os._exit(0)
     assert ended(process) == 0
     seconds, operations = time.monotonic() - start, int(counted.read_text())
-    failures = {}
+    outcomes: dict[str, dict[str, str]] = {"operation": {}, "moment": {}}
+
+    def judge(kind: str, folder: Path, status: int) -> None:
+        outcome = survives(data, whole, folder) if status == -signal.SIGKILL else f"ended with {status}"
+        outcomes[kind][folder.name] = outcome
+        shutil.rmtree(folder, ignore_errors=True)
+
     for number in range(kills):
         operation = 1 + (number * operations) // kills + draw.randrange(max(1, operations // kills))
         folder = scratch / f"operation-{operation}"
-        process = train(data, folder, functools.partial(killer.arm, folder, operation))
-        failures[folder.name] = survives(data, whole, folder, process)
-        shutil.rmtree(folder, ignore_errors=True)
-        moment = draw.uniform(0, seconds)
-        folder = scratch / f"moment-{number}"
+        judge("operation", folder, ended(train(data, folder, functools.partial(killer.arm, folder, operation))))
+    while len(outcomes["moment"]) < kills:
+        folder = scratch / f"moment-{len(outcomes['moment'])}"
         process = train(data, folder)
-        time.sleep(moment)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-        failures[folder.name] = survives(data, whole, folder, process)
-        shutil.rmtree(folder, ignore_errors=True)
-    failed = {name: why for name, why in failures.items() if why}
-    print(json.dumps({"kills": len(failures), "failed": failed, "operations": operations, "seconds": seconds}))
+        time.sleep(draw.uniform(0, seconds))
+        os.kill(process, signal.SIGKILL)  # a process that has ended waits for its status to be read
+        status = ended(process)
+        if status == 0:  # the moment came too late: this run was faster than the first
+            seconds *= 0.8
+            shutil.rmtree(folder)
+        else:
+            judge("moment", folder, status)
+    failed = {name: why for kind in outcomes.values() for name, why in kind.items() if why}
+    killed = {kind: len(each) for kind, each in outcomes.items()}
+    print(json.dumps({"killed": killed, "failed": failed, "operations": operations}))
 
 
 if __name__ == "__main__":

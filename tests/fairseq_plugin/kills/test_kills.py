@@ -29,5 +29,5 @@ def test_killed_runs_end_as_an_unbroken_one(data: Path, tmp_path: Path, library:
     said = process.communicate()[0]
     assert process.returncode == 0, said
     outcome = json.loads(said.splitlines()[-1])
-    assert (outcome["kills"], outcome["failed"]) == (2 * kills, {}), outcome
+    assert (outcome["killed"], outcome["failed"]) == ({"operation": kills, "moment": kills}, {}), outcome
     assert outcome["operations"] > 50  # that so many were seen shows that they are counted
