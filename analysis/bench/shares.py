@@ -7,40 +7,27 @@ checkout whose setup.py strips them, link the objects again without -s.
 """
 
 import argparse
-import gc
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import torch
 
 from analysis import ROOT
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.models import encoder
 from analysis.bench.other_tree import check_tree, run_in
-from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, step_of
+from analysis.bench.sampled_steps import CONTESTANTS
+from analysis.bench.step import BATCH, LENGTH, WIDTH
 from analysis.figures import look, save
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import as_csv, table
 
 PROG = "python -m analysis.bench.shares"
-#: contestant -> whether it runs under autocast, and how it is converted
-CONTESTANTS: dict[str, tuple[bool, dict[str, str]]] = {
-    "fp32": (False, {}),
-    "bf16 autocast": (True, {}),
-    "[4,4,4,16]": (False, {"levels": "[4,4,4,16]"}),
-    "[16,4,4,16]": (False, {"levels": "[16,4,4,16]"}),
-    "[4,4,4,16], whole stash": (False, {"levels": "[4,4,4,16]", "stash": "all"}),
-}
 #: group -> what "library symbol" has in it; the first that matches counts
 GROUPS = {
     "our GEMMs": r"_native.*(microkernel|tile<|multiply<|dsq_gemm)",
@@ -56,34 +43,13 @@ GROUPS = {
 }
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run a contestant's steps and print the CPU seconds of one; perf is told to start after the first two."""
-    name, steps, control = arguments
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    autocast, options = CONTESTANTS[name]
-    model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
-    step = step_of(converted(model, **options) if options else model, x, autocast)
-    step()
-    step()
-    gc.collect()
-    gc.disable()
-    Path(control).write_text("enable\n")
-    start = time.process_time()  # what else the machine does is left out, as perf leaves it out
-    for _ in range(int(steps)):
-        step()
-    print((time.process_time() - start) / int(steps), flush=True)
-    Path(control).write_text("disable\n")
-
-
 def shares(tree: Path, name: str, steps: int) -> dict[str, Any]:
     """CPU milliseconds of a contestant's step by group."""
     with tempfile.TemporaryDirectory() as folder:
         control, data = f"{folder}/control", f"{folder}/data"
         os.mkfifo(control)
         perf = f"env ONEDNN_JIT_PROFILE=2 perf record -q -F 997 -D -1 --control fifo:{control} -o {data} --".split()
-        printed = run_in(tree, "analysis.bench.shares", name, str(steps), control, below=perf)
+        printed = run_in(tree, "analysis.bench.sampled_steps", name, str(steps), control, below=perf)
         samples = f"perf report -i {data} --stdio -q --no-children -t ; -F overhead,dso,symbol".split()
         report = subprocess.run(samples, capture_output=True, text=True, check=True).stdout
     milliseconds = 1e3 * float(printed.splitlines()[-1])
@@ -108,7 +74,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
-def command(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="root of another checkout, its kernels built")
     parser.add_argument("--steps", type=int, default=8, help="sampled of each (default: %(default)s)")
@@ -130,4 +96,4 @@ def command(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(main())
