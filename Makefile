@@ -1,6 +1,8 @@
 # make demo    corpus, training from [3,3,3,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: what policies claim against what malloc holds
+# make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
+# make fuzz    random calls of the kernels against the reference, MINUTES=1 long
 # make lint    ruff, mypy and the contracts of imports
 # make docs    the documentation site, in site/
 # make env     .venv with everything; the targets above make it by themselves, once
@@ -22,7 +24,10 @@ RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 endif
 
-.PHONY: demo test soak lint docs env
+MINUTES ?= 1
+SANITIZED := build/sanitized
+
+.PHONY: demo test soak sanitize fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -34,6 +39,17 @@ test: lint
 
 soak: $(DEV)
 	$(PYTHON) -m pytest -m soak
+
+# the sanitizers' own libraries come before Python's; leaks are Python's and PyTorch's own
+sanitize: $(DEV)
+	DSQ_SANITIZE=address,undefined $(PYTHON) setup.py -q build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)
+	export DSQ_NATIVE=$(CURDIR)/$(SANITIZED)/dsq/kernels/cpu/_native.so ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"; \
+	$(PYTHON) -m pytest tests/kernels/cpu tests/kernels/test_masks.py && \
+	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
+
+fuzz: $(DEV)
+	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check

@@ -13,7 +13,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
+from dsq.layers.experts import Experts, is_experts
+from dsq.layers.mixed import mixed
 from dsq.layers.multihead import MultiheadAttention, OutProjection
+from dsq.layers.own_attention import OwnAttention, calls_attention
+from dsq.layers.patches import PatchConv2d, cuts_patches
 from dsq.left import left, quantised_parameters
 from dsq.linear import Linear, Quantised
 from dsq.stash.policy import applied
@@ -83,6 +87,8 @@ def unconvert(model: Model) -> Model:
                 applied(module)[value].remove()
             elif name == "attention":
                 module.set_attn_implementation(value)
+            elif name == "class":
+                _set_class(module, value)
             else:
                 setattr(module, name, value)
     return model
@@ -111,6 +117,8 @@ def as_plain(model: nn.Module) -> Iterator[None]:
                     stash.apply(module, value)
                 elif name == "attention":
                     _attention_function(module)
+                elif name == "class":
+                    _set_class(module, mixed(OwnAttention, value))
                 else:
                     setattr(module, name, fields[name])
 
@@ -199,6 +207,10 @@ def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
         return MultiheadAttention
     if kind is NonDynamicallyQuantizableLinear:
         return OutProjection
+    if kind is nn.Conv2d and cuts_patches(module):
+        return PatchConv2d
+    if is_experts(module):
+        return mixed(Experts, kind)
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and kind is transformers.Conv1D:
         from dsq.layers.conv1d import Conv1D  # needs transformers
@@ -213,6 +225,9 @@ def _quantise_attention(model: nn.Module) -> None:
     for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
+        elif calls_attention(_class(module)):
+            _remember(module, "class", _class(module))
+            _set_class(module, mixed(OwnAttention, _class(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
             inside |= set(module.modules())  # its setting holds for the models inside it
             _remember(module, "attention", module.config._attn_implementation)

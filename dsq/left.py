@@ -52,7 +52,9 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     if isinstance(module, _CONVOLUTIONS):
         return "a convolution"
     if any(p.dim() == 3 for p in own):
-        return "parameters of three dimensions: grouped experts, say"
+        return "parameters of three dimensions, multiplied by the module itself"
+    if hasattr(module, "top_k"):
+        return "a router of experts: its few products decide which expert serves a token"
     return f"{kind.__name__} holds matrices itself"
 
 

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from dsq.formats import BFP, Format
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
-from dsq.ops.attention import attention
 from dsq.ops.product import ProductMatMuls, product_matmuls
+from dsq.ops.transformed_linear import transformed_linear
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
@@ -71,6 +71,10 @@ class Quantizers:
     def precision(self) -> Precision:
         return Precision(self.q0.bits, self.q1.bits, self.q2.bits, self.q3.bits)
 
+    def seed(self) -> int | None:
+        """Of one call, from torch's default generator; None rounds to nearest."""
+        return int(torch.randint(2**62, (), device="cpu")) if self.rounding == "stochastic" else None
+
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
         """BFP at ``precision`` with every default; quantizers pass through."""
@@ -105,24 +109,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         TypeError: dtypes that differ. ValueError: shapes or devices that do not fit, a malformed precision.
     """
     quantizers = Quantizers.of(precision)
-    seed = _seed(quantizers)
+    seed = quantizers.seed()
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
         if _exporting():  # the operators themselves, which refuse a backward
             return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
         if _function_transform() is not None:
-            y: Tensor = _TransformedLinear.apply(  # type: ignore[no-untyped-call]
-                x, weight, bias, quantizers.matmuls, seed
-            )[0]
-            return y
-        y = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
+            return transformed_linear(x, weight, bias, quantizers.matmuls, seed)
+        y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
         return y
     return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
-
-
-def _seed(quantizers: Quantizers) -> int | None:
-    return int(torch.randint(2**62, (), device="cpu")) if quantizers.rounding == "stochastic" else None
 
 
 class _Linear(torch.autograd.Function):
@@ -149,62 +146,6 @@ class _Linear(torch.autograd.Function):
         return dx, dw_NK, db_N, None, None
 
 
-class _TransformedLinear(torch.autograd.Function):
-    """The same in the form that torch.func takes, which is slower to call."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, w_NK: Tensor, bias_N: Tensor | None, matmuls: LinearMatMuls, seed: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        packing = matmuls.stash.format is not None
-        y, stash = linear_passes.forward(matmuls, x, w_NK, bias_N, seed, stashing=packing)
-        return (y, stash.codes, stash.scales) if isinstance(stash, Codes) else (y, None, None)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        x, w_NK, _, ctx.matmuls, ctx.seed = inputs
-        y, codes, scales = output
-        ctx.x_shape, ctx.dtypes = linear_passes.matrix(x).shape, Dtypes(x.dtype, w_NK.dtype, y.dtype)
-        if codes is not None:
-            ctx.mark_non_differentiable(codes, scales)
-        ctx.save_for_backward(w_NK, x if codes is None else codes, scales)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        w_NK, x1, scales = ctx.saved_tensors
-        x_wanted, w_wanted, bias_wanted = ctx.needs_input_grad[:3]
-        given = w_NK if x_wanted else None, x1 if w_wanted else None, scales if w_wanted else None
-        rest = ctx.x_shape, ctx.matmuls, ctx.dtypes, ctx.seed
-        dx, dw_NK = _TransformedGradient.apply(dy, *given, *rest)  # type: ignore[no-untyped-call]
-        return dx, dw_NK, linear_passes.matrix(dy).sum(0) if bias_wanted else None, None, None
-
-
-class _TransformedGradient(torch.autograd.Function):
-    """The backward, below the transform that asks for it: torch.func.grad always makes a graph of it."""
-
-    @staticmethod
-    def forward(
-        dy: Tensor,
-        w_NK: Tensor | None,
-        x1: Tensor | None,
-        scales: Tensor | None,
-        shape: torch.Size,
-        matmuls: LinearMatMuls,
-        dtypes: Dtypes,
-        seed: int | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        stash = Codes(x1, scales, shape) if x1 is not None and scales is not None else x1
-        return linear_passes.backward(matmuls, dtypes, dy, w_NK, stash, seed)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> None:
-        raise RuntimeError("dsq.functional.linear is differentiable once: torch.func.grad of its gradient is refused")
-
-
 class Quantised:
     """What every converted layer has, beside the class that it had before."""
 
@@ -221,23 +162,8 @@ class Quantised:
             from dsq.ops.tensor_parallel import sharded_linear  # torch.distributed.tensor takes half a second
 
             q = self.quantizers
-            return sharded_linear(_Linear.apply, x, weight, bias, q.matmuls, _seed(q))
+            return sharded_linear(_Linear.apply, x, weight, bias, q.matmuls, q.seed())
         return linear(x, weight, bias, self.quantizers)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """``dsq.ops.attention`` at the layer's level."""
-        seed = _seed(self.quantizers)
-        return attention(q, k, v, self.quantizers.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, seed)
 
     @property
     def evaluates_plain(self) -> bool:

@@ -42,7 +42,9 @@ def _load(path: Path) -> dict[str, Any]:
 def cli_main() -> None:
     """The command, with the arguments of the process."""
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints of one run, the last one last")
+    parser.add_argument(
+        "--inputs", nargs="+", type=Path, required=True, help="checkpoints of one run, the last one last"
+    )
     parser.add_argument("--output", required=True, metavar="FILE", help="where the checkpoint goes")
     arguments = parser.parse_args()
     try:

@@ -111,7 +111,9 @@ def claim(folder: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise InputError(f"--save-dir: another run writes to {folder}: wait for it, or give another directory") from None
+        raise InputError(
+            f"--save-dir: another run writes to {folder}: wait for it, or give another directory"
+        ) from None
     except OSError:  # a file system without locks
         os.close(descriptor)
         return

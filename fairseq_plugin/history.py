@@ -50,7 +50,7 @@ def write_history(state: DSQState, folder: str) -> None:
 
 
 def write_workload(model: nn.Module, inputs: dict[str, Any], folder: str) -> None:
-    """Describe a training step of ``model`` on ``inputs`` for ``dsq-cost``. The random numbers of the run go on as if not."""
+    """Describe a training step of ``model`` on ``inputs`` for ``dsq-cost``; the run's random numbers stay."""
     with torch.random.fork_rng():
         _write(Path(folder) / WORKLOAD, dsq.workload.trace(model, **inputs))
 

@@ -17,7 +17,8 @@ from fairseq_plugin.flags import InputError
 _AT_LEAST_1 = """max_tokens max_tokens_valid batch_size batch_size_valid beam nbest log_interval save_interval
 validate_interval update_freq encoder_embed_dim decoder_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim
 encoder_attention_heads decoder_attention_heads max_source_positions max_target_positions padding_factor workers
-encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample max_valid_steps"""
+encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample
+max_valid_steps"""
 _AT_LEAST_0 = """num_workers seed save_interval_updates validate_interval_updates max_update max_epoch warmup_updates
 min_len prefix_size no_repeat_ngram_size thresholdsrc thresholdtgt data_buffer_size
 curriculum shard_id"""
@@ -83,7 +84,15 @@ LIMITS = {
 }
 
 #: options that name files which have to be there
-_FILES = ("srcdict", "tgtdict", "alignfile", "encoder_embed_path", "decoder_embed_path", "finetune_from_model", "lm_path")
+_FILES = (
+    "srcdict",
+    "tgtdict",
+    "alignfile",
+    "encoder_embed_path",
+    "decoder_embed_path",
+    "finetune_from_model",
+    "lm_path",
+)
 _LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file: it need not be there
 
 
@@ -192,7 +201,9 @@ def _check_generation(options: dict[str, Any]) -> None:
         try:
             Path(options["results_path"]).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"--results-path {options['results_path']}: {error.strerror}: give another directory") from None
+            raise InputError(
+                f"--results-path {options['results_path']}: {error.strerror}: give another directory"
+            ) from None
 
 
 def _check_preprocessing(options: dict[str, Any]) -> None:
@@ -216,20 +227,19 @@ def _check_texts(flag: str, paths: list[str]) -> None:
     counts = [_lines(flag, Path(path)) for path in paths]
     if len(set(counts)) > 1:
         raise InputError(
-            f"{flag}: {paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}: give texts that go line by line"
+            f"{flag}: {paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}: "
+            "give texts that go line by line"
         )
 
 
 def _lines(flag: str, path: Path) -> int:
     if not path.is_file():
         raise InputError(f"{flag}: {path} does not exist: give PREFIX of texts PREFIX.LANGUAGE")
-    count = 0
     try:
         with path.open(encoding="utf-8") as text:
-            for count, _ in enumerate(text, 1):
-                pass
+            count = sum(1 for _ in text)
     except UnicodeDecodeError as error:
-        raise InputError(f"{flag}: {path} is no UTF-8 after line {count:,} ({error.reason}): convert it") from None
+        raise InputError(f"{flag}: {path} is no UTF-8 ({error.reason} at byte {error.start}): convert it") from None
     if not count:
         raise InputError(f"{flag}: {path} is empty: give a text")
     return count

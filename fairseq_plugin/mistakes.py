@@ -26,11 +26,13 @@ _PREFIX = "give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
 
 MISTAKES = (
     Mistake(InputError, r"(.*)", "{0}"),
-    Mistake(OSError, r"Model file not found: (.*)", "--path: {0} does not exist: give a checkpoint that dsq-train wrote"),
+    Mistake(
+        OSError, r"Model file not found: (.*)", "--path: {0} does not exist: give a checkpoint that dsq-train wrote"
+    ),
     Mistake(
         FloatingPointError,
         "",
-        "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits at q3 of --dsq-levels; "
+        "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits at q3; "
         "crash.pt in --save-dir is the state before it",
     ),
     Mistake(
@@ -38,15 +40,23 @@ MISTAKES = (
         "The dataset is empty",
         "--max-tokens: no sentence of the training data fits: give more, or --batch-size",
     ),
-    Mistake(Exception, "Could not infer language pair", f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}"),
+    Mistake(
+        Exception, "Could not infer language pair", f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}"
+    ),
     Mistake(AssertionError, "Index file doesn't match", f"data: an .idx file in it is damaged: {_DATA}"),
     Mistake(ValueError, "offset must be non-negative", f"data: a .bin file in it is cut short: {_DATA}"),
     Mistake(AssertionError, r"((?:--sampling|--replace-unk) requires .*)", "{0}"),
-    Mistake(AssertionError, "min_len cannot be larger", "--min-len must not be above the longest output of --max-len-b"),
+    Mistake(
+        AssertionError, "min_len cannot be larger", "--min-len must not be above the longest output of --max-len-b"
+    ),
     Mistake(ValueError, "DiverseBeamSearch requires", "--diverse-beam-groups must divide --beam"),
     Mistake(InterpolationKeyError, r"Interpolation key '(\w+)\.(\w+)'", "--task needs a --{0} that has {1}: give one"),
     Mistake(ValueError, "malformed node", "an option that takes a Python value, as \"{{'lr': [1]}}\", has other text"),
-    Mistake(ValueError, r"Incorrect dictionary format.*: (\".*)", f"--srcdict or --tgtdict: no word and count in {{0}}: {_DICTIONARY}"),
+    Mistake(
+        ValueError,
+        r"Incorrect dictionary format.*: (\".*)",
+        f"--srcdict or --tgtdict: no word and count in {{0}}: {_DICTIONARY}",
+    ),
     Mistake(RuntimeError, r"(Duplicate word found .*?)\.", f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}"),
     Mistake(ValueError, r"(--finetune-from-model[^:]*)", "{0}"),
     Mistake(ValueError, "Cannot combine --fp16", "--fp16 and --bf16 exclude each other: give one"),

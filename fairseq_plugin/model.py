@@ -35,7 +35,9 @@ def state_of(model: nn.Module) -> DSQState | None:
 def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
     dsq.convert(model, config)
     if not dsq.converted(model):
-        raise InputError(f"--dsq-exclude {config.exclude!r} leaves no linear to quantise: give another, or no --dsq-levels")
+        raise InputError(
+            f"--dsq-exclude {config.exclude!r} leaves no linear to quantise: give another, or no --dsq-levels"
+        )
     for module in model.modules():
         if isinstance(module, MultiheadAttention):
             # otherwise self-attention hands its weights to PyTorch's function, and its four Linears are never called

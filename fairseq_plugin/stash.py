@@ -13,7 +13,6 @@ import dsq
 from dsq.stash.meter import Scale
 from dsq.stash.meter.module_runs import next_node
 
-
 #: one training step of so many is measured, at each level: a batch is no sample of a corpus
 EVERY = 16
 

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.bench.timer import Call, in_turns
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.quantisation import Setup
-from costmodel.model.sweep import grid, pareto, parse_range, sweep
+from costmodel.model.sweep import front, grid, parse_range, sweep
 from costmodel.workloads.named import WORKLOADS, load_workload
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
@@ -32,14 +32,14 @@ def run(out: Path) -> None:
 
 
 def _sweep(name: str) -> Call:
-    """Costs every configuration in both formats and finds the fronts."""
+    """Costs every configuration in both formats and finds where no bit is free."""
     workload, hardware = load_workload(name), load_hardware("a100-80gb")
     precision = grid([parse_range(text) for text in RANGES])
 
     def both_formats() -> None:
         for template in (BFP(32), FixedPoint(32)):
             columns = sweep(workload, Setup(template, precision), hardware)
-            pareto([columns["dram"], columns["noise"]])
+            front(precision, [columns["time"], columns["dram"]])
 
     return both_formats
 

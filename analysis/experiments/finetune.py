@@ -99,7 +99,7 @@ def run(
         "seconds": {"total": round(time.perf_counter() - started, 1)},
     }
     if callback:
-        results["history"] = callback.config.as_dict() | callback.scheduler.history()
+        results["history"] = callback.config.as_dict() | callback.dynamic.scheduler.history()
     write_json(results, out / "results.json")
     return results
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from analysis.memory.methods import METHODS, Method
-from analysis.memory.models import NAMES, SEEN, case
+from analysis.memory.models import NAMES, case
 from analysis.stash.allocator import counted
 from costmodel.model.memory import peak_memory
 from costmodel.model.operations import Workload
@@ -39,11 +39,18 @@ def main() -> None:
     shown = {"model": "", "method": "", "saved_MB": ".2f", "predicted_MB": ".2f", "off": "+.1%"}
     shown |= {"peak_MB": ".2f", "predicted_peak_MB": ".2f", "peak_off": "+.1%", "peak_at": ""}
     print(table(records, shown, markdown=arguments.markdown))
-    for column in ("off", "peak_off"):
-        for title, chosen in (("all", records), ("not seen", [r for r in records if r["model"] not in SEEN])):
-            errors = sorted(abs(record[column]) for record in chosen)
-            if errors:
-                print(f"{column}, {title}: median {median(errors):.1%}, worst {errors[-1]:.1%} of {len(errors)}")
+    summary = [_summary(name, [record for record in records if record["model"] == name]) for name in names]
+    summary.append(_summary("all", records))
+    print("\n" + table(summary, dict.fromkeys(summary[0], ".1%") | {"model": ""}, markdown=arguments.markdown))
+
+
+def _summary(name: str, records: list[Record]) -> Record:
+    """How far the predictions are off, in the median and at worst."""
+    found: Record = {"model": name}
+    for title, column in (("saved", "off"), ("peak", "peak_off")):
+        errors = [abs(record[column]) for record in records]
+        found |= {f"{title}: median": median(errors), f"{title}: worst": max(errors)}
+    return found
 
 
 def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:

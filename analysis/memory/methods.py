@@ -44,5 +44,9 @@ METHODS = (
         policy="gact",
         options={"bits": 4, "adapt_interval": None},
     ),
+    Method("mesa", memory.Method("", FP32, stash=POLICIES["mesa"]), policy="mesa"),
+    Method(
+        "wtacrs 0.3", memory.Method("", FP32, stash=POLICIES["wtacrs 0.3"]), policy="wtacrs", options={"ratio": 0.3}
+    ),
     Method("checkpoint", memory.Method("", FP32, recompute=True), policy="checkpoint", options={"segments": BLOCKS}),
 )

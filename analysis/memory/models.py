@@ -51,8 +51,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FAIRSEQ = "fairseq"
 NAMES = (*MODELS, FAIRSEQ)
-#: families that the ledger's entries were written by; the others were met first by the check
-SEEN = ("gpt2", "llama", "bert", "opt")
 
 
 @dataclass(frozen=True)

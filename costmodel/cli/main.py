@@ -7,11 +7,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
 from costmodel.workloads.named import WORKLOADS
+from dsq import __version__
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.formats import BFP
@@ -21,7 +22,7 @@ EXAMPLES = {
     "estimate": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
-        '"[8,4,4,16]" --workload path/to/config.json --sequences 8 --target-length 1024 --json',
+        '"[8,4,4,16]" --workload config.json --sequences 8 --target-length 1024 --json',
         "--history run/dsq_history.json --profile paper",
     ),
     "plan": (
@@ -38,11 +39,11 @@ EXAMPLES = {
     "sweep": (
         "--q0 2:16 --q1 2:16 --q2 2:16 --q3 8:16 --csv --output sweep.csv",
         "--picture front.png",
-        "--hardware msfp-accelerator --objectives time,stash,noise",
+        "--hardware msfp-accelerator --objectives time,stash",
     ),
     "cheapest": (
         "analysis/results/demo_formats.csv",
-        "analysis/results/demo_formats.csv --accuracy 85 --by dram --workload opt_1.3b --hardware h100",
+        "analysis/results/demo_formats.csv --accuracy 85 --by dram --hardware h100",
     ),
     "solve": (
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
@@ -94,7 +95,7 @@ def parser() -> OneLineParser:
         description="What a training precision [q0,q1,q2,q3] costs: DRAM traffic, arithmetic, roofline.",
     )
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
-    top.add_argument("--version", action=_Version, help="print the version and leave")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
 
     estimate = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
@@ -109,7 +110,7 @@ def parser() -> OneLineParser:
     table.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
     _hardware(table, "for table 7")
 
-    text = "does it fit, how fast is it, what bounds it: peak memory, step time, largest batch, by method of training"
+    text = "does it fit, how fast is it, what bounds it: memory, time, largest batch, by method of training"
     plan = _command(commands, "plan", text)
     text = "instead of the usual methods: " + PRECISION_HELP
     plan.add_argument("precision", nargs="*", help=text)
@@ -134,14 +135,16 @@ def parser() -> OneLineParser:
     roofline.add_argument("--per-operation", action="store_true", help=text)
     roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
-    sweep = _command(commands, "sweep", "cost all configurations in a range and find the Pareto front")
+    sweep = _command(commands, "sweep", "cost all configurations in a range, and find those where no bit is free")
     for q, default in {"q0": "2:16", "q1": "2:16", "q2": "2:16", "q3": "8:16"}.items():
         text = f"widths such as 4, 2:8 or 2:16,32 (default: {default})"
         sweep.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
-    text = "what the front trades: two or more of dram, arithmetic, stash, time, noise (default: dram,noise)"
-    sweep.add_argument("--objectives", default="dram,noise", help=text)
+    text = "what a bit may cost: two or more of dram, arithmetic, stash, time (default: time,dram)"
+    sweep.add_argument("--objectives", default="time,dram", help=text)
     _relative(sweep)
-    sweep.add_argument("--picture", metavar="FILE", help="write all points and the front as .png or .svg")
+    sweep.add_argument(
+        "--picture", metavar="FILE", help="write all points, by the first two objectives, as .png or .svg"
+    )
 
     summary = "which setup is cheapest at an accuracy, of those that experiments measured"
     cheapest = _command(commands, "cheapest", summary)
@@ -191,19 +194,6 @@ def _command(commands: Commands, name: str, summary: str, workload: bool = True)
 def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
-
-
-class _Version(argparse.Action):
-    """--version, looked up only when asked for."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, nargs=0)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from costmodel.cli.version import version
-
-        print(f"{parser.prog} {version()}")
-        raise SystemExit(0)
 
 
 def _relative(command: argparse.ArgumentParser, default: str = FIXED_32) -> None:

@@ -4,6 +4,7 @@ import argparse
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from costmodel.cli.output import Record, Report, Section
 from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
@@ -11,7 +12,9 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.memory import CATEGORIES, Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.parallel import Plan, fitting, layouts
-from costmodel.model.planning import communication_bytes, largest_batch, step_time, usual_methods
+from costmodel.model.planning import communication_bytes, largest_batch, packing_seconds, step_time, usual_methods
+from costmodel.workloads.named import WORKLOADS
+from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
 from dsq.command.files import write_whole
 
@@ -54,8 +57,8 @@ def run(arguments: argparse.Namespace) -> Report:
         write_whole(arguments.picture, lambda path: draw_memory(path, title, memory, budget))
     shown = {"method": "", **dict.fromkeys(_SHORT.values(), ".2f"), "peak_GB": ".2f", "fits": ""}
     shown |= {"largest_batch": ","} if sized else {}
-    times = {"method": "", "step_ms": ",.1f", "compute_ms": ",.1f", "communication_ms": ",.1f", "bound": ""}
-    times |= {"tokens/s": ",.0f"}
+    times = {"method": "", "step_ms": ",.1f", "compute_ms": ",.1f", "packing_ms": ",.1f", "communication_ms": ",.1f"}
+    times |= {"bound": "", "tokens/s": ",.0f"}
     return Report(
         [
             Section("methods", heading(workload, hardware), records, shown),
@@ -103,7 +106,9 @@ def _plan_record(plan: Plan) -> Record:
 
 
 #: category -> its column
-_SHORT = {name: f"{name[:5]}_GB" for name in CATEGORIES if name != "stash"} | {"stash": "stash_GB"}
+_SHORT = dict(
+    zip(CATEGORIES, ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB"), strict=True)
+)
 
 
 def _record(workload: Workload, method: Method, hardware: Hardware, budget: float) -> Record:
@@ -113,7 +118,8 @@ def _record(workload: Workload, method: Method, hardware: Hardware, budget: floa
     record |= {"peak_GB": memory.peak / GIGA, "fits": "yes" if memory.peak <= budget else "no"}
     record |= {"peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
     record |= {"step_ms": step.seconds * 1e3, "compute_ms": step.compute * 1e3, "bound": step.bound}
-    record |= {"communication_ms": step.communication * 1e3}
+    packing = packing_seconds(workload, method, hardware)
+    record |= {"packing_ms": None if packing is None else packing * 1e3, "communication_ms": step.communication * 1e3}
     record |= {"communication_GB": communication_bytes(workload, method) / GIGA}
     return record | {"tokens/s": method.devices * workload.tokens / step.seconds}
 
@@ -134,6 +140,8 @@ def _notes(records: list[Record], hardware: Hardware, budget: float, devices: in
     if devices > 1:
         notes.append(f"{devices} devices, ZeRO {zero}: figures of one device; communication is not overlapped.")
     notes.append("memory: no fragmentation, no workspaces. batch: the most sequences a device that fit.")
+    if any(record["packing_ms"] is None for record in records):
+        notes.append("packing, -: never measured on this hardware, and not counted in the step.")
     notes.append(times_note(hardware))
     return notes
 
@@ -148,11 +156,4 @@ def _bytes(text: str) -> float:
 
 def _states_its_sizes(arguments: argparse.Namespace) -> bool:
     """A workload file, whose batch cannot be changed."""
-    from costmodel.workloads.named import WORKLOADS
-    from costmodel.workloads.workload_file import is_workload, read_json
-
-    if arguments.workload in WORKLOADS:
-        return False
-    from pathlib import Path
-
-    return is_workload(read_json(Path(arguments.workload)))
+    return arguments.workload not in WORKLOADS and is_workload(read_json(Path(arguments.workload)))

@@ -1,4 +1,4 @@
-"""dsq-cost sweep: all configurations in a range, and the Pareto front."""
+"""dsq-cost sweep: all configurations in a range, and those where no bit is free."""
 
 import argparse
 from math import prod
@@ -7,7 +7,7 @@ import numpy as np
 
 from costmodel.cli.output import Record, Report, Section
 from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
-from costmodel.model.sweep import OBJECTIVES, grid, pareto, parse_range, sweep
+from costmodel.model.sweep import OBJECTIVES, front, grid, parse_range, sweep
 from dsq.command.files import write_whole
 
 MAX_CONFIGURATIONS = 500_000
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> Report:
     setup = setup_of(arguments, precision)
     unit = setup_of(arguments, arguments.relative_to)
     columns = sweep(workload, setup, hardware, unit)
-    front = pareto([columns[name] for name in objectives])
+    kept = front(precision, [columns[name] for name in objectives])
     name = setup.format.name
     if arguments.picture:
         from costmodel.cli.sweep_picture import draw_sweep
@@ -40,24 +40,24 @@ def run(arguments: argparse.Namespace) -> Report:
         )
         write_whole(
             arguments.picture,
-            lambda path: draw_sweep(path, title, precision, columns, front, axes, str(unit), paper),
+            lambda path: draw_sweep(path, title, precision, columns, kept, axes, str(unit), paper),
         )
-    on_front = np.flatnonzero(front)
+    on_front = np.flatnonzero(kept)
     rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")].tolist()
     records: list[Record] = [
         {"precision": str(precision[row])} | {name: float(column[row]) for name, column in columns.items()}
         for row in rows
     ]
     notes = [
-        f"{count:,} configurations, {len(rows):,} on the front of {', '.join(objectives)}.",
-        f"dram, arithmetic: relative to {unit}; stash: bytes; time: seconds; noise: dB of first-order "
-        "rounding noise, no prediction of accuracy.",
+        f"{count:,} configurations; at {len(rows):,} any bit more costs {' or '.join(objectives)}. "
+        "What a bit is worth: dsq-cost cheapest.",
+        f"dram, arithmetic: relative to {unit}; stash: bytes; time: seconds.",
         times_note(hardware),
     ]
     if not arguments.json and len(records) > FRONT_ROWS:
         records = [records[i] for i in np.linspace(0, len(records) - 1, FRONT_ROWS).round().astype(int)]
         notes.append(f"{FRONT_ROWS} of them shown, evenly picked; --csv and --json give all.")
-    shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e", "noise": ".1f"}
-    section = Section("front", f"Pareto front: {heading(workload, hardware)}", records, shown)
+    shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e"}
+    section = Section("front", f"No bit is free: {heading(workload, hardware)}", records, shown)
     known = facts(workload, hardware) | {"format": name, "objectives": objectives, "configurations": count}
-    return Report([section], notes, known, columns=vars(precision) | columns | {"pareto": front})
+    return Report([section], notes, known, columns=vars(precision) | columns | {"front": kept})

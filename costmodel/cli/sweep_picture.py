@@ -1,4 +1,4 @@
-"""The sweep: every configuration, the Pareto front, and the paper's setups."""
+"""The sweep: every configuration, those where no bit is free, and the paper's setups."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,6 @@ AXIS_NAMES = {
     "arithmetic": "arithmetic (x {unit})",
     "stash": "stash (bytes)",
     "time": "time of a step (s)",
-    "noise": "first-order rounding noise (dB), no prediction of accuracy",
 }
 #: of a front, points with a label
 NAMED = 6
@@ -37,7 +36,7 @@ def draw_sweep(
     xs, ys = columns[x], columns[y]
     axes.plot(xs, ys, ".", color=GREY, markersize=1.5, rasterized=True, label=f"all {len(precision):,} configurations")
     rows = np.flatnonzero(front)[np.argsort(xs[front], kind="stable")]
-    axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=f"Pareto front, {len(rows):,} of them")
+    axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=f"no bit is free: {len(rows):,}")
     paper = [row for setup in marked if (row := _row(precision, setup)) is not None]
     if paper:
         label = "setups of the paper" if len(paper) > 1 else "a setup of the paper"

@@ -100,6 +100,9 @@ class Pass:
     per_value: float  #: seconds
     per_call: float
 
+    def seconds(self, values: float) -> float:
+        return values * self.per_value + self.per_call
+
 
 @dataclass(frozen=True)
 class Hardware:

@@ -227,6 +227,11 @@ def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
     return tuple(replace(stored, width="r") if stored.width == "a" else stored for stored in tensors)
 
 
+# T5's: it keeps x as it came too, where that is narrower
+POINTWISE["late rms"] = (
+    Stored("x as it came", "values", "narrow", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True),
+    *POINTWISE["rms"],
+)
 # transformers multiplies experts by torch._grouped_mm, which autocast leaves in fp32
 POINTWISE |= {"expert gate": _uncast(POINTWISE["gate"]), "expert weights": _uncast(POINTWISE["activation"])}
 

@@ -6,13 +6,13 @@ rounds up and fragments, and libraries have workspaces: neither is counted.
 """
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
-from costmodel.model.operations import ENCODER_OUT, Gemm, Group, Operation, Workload
-from costmodel.model.quantisation import Setup
+from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Group, Operation, Workload
+from costmodel.model.quantisation import Bits, Setup
 from costmodel.model.stash import Stash
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
@@ -75,60 +75,85 @@ class Memory:
 
     @property
     def categories(self) -> Bytes:
-        """At the peak."""
-        return {name: self.most.categories.get(name, 0.0) for name in CATEGORIES}
+        """At the peak, in whole bytes."""
+        return {name: float(round(self.most.categories.get(name, 0.0))) for name in CATEGORIES}
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A tensor that an operation keeps from the forward for the backward, as a policy may pack it."""
+
+    stored: Stored
+    category: str
+    bytes: float
+    packed: float  #: values that are packed; 0: kept as it is
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Bytes that each operation of a group holds, whatever its neighbours keep already."""
+
+    kept: tuple[_Kept, ...]
+    first: float  #: of its first tensor, as a layer's input is kept
+    entering: float  #: of the first tensor that was there before; 0: none was
+    made: float  #: of y, while it is made
+    temporary: float  #: that its backward holds besides
+    gradients: float
 
 
 @dataclass
 class _Step:
-    """One operation: what it keeps, and what its forward and backward hold besides."""
+    """One operation of the timeline."""
 
     op: Operation
     layer: str
+    alike: _Alike
     kept: Bytes = field(default_factory=dict)
-    entering: Bytes = field(default_factory=dict)  #: what a recomputed layer keeps of this operation: the layer's input
-    made: float = 0  #: of y, while it is made
-    temporary: float = 0
-    gradients: float = 0
+    entering: float = 0  #: what a recomputed layer keeps of this operation: the layer's input
+    packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
 
 
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
-    steps = list(_steps(workload, method))
+    steps = _steps(workload, method.setup, method.stash, method.recompute)
+    layers: dict[str, list[_Step]] = defaultdict(list)
+    for step in steps:
+        layers[step.layer].append(step)
     state = _state(workload, method)
-    summed = 0.0 if not method.accumulates else sum(step.gradients for step in steps)
+    summed = 0.0 if not method.accumulates else sum(step.alike.gradients for step in steps)
     share = method.devices if method.zero >= 2 else 1
     timeline: list[Moment] = []
-    held: Bytes = {}
+    held = dict(state)
 
     def note(at: str, temporary: float, gradients: float) -> None:
-        now = _sum(state, held, {"gradients": gradients, "temporary": temporary})
-        timeline.append(Moment(at, now))
+        timeline.append(Moment(at, held | {"gradients": gradients, "temporary": temporary}))
 
     for step in steps:
-        _add(held, step.entering if method.recompute and step.layer else step.kept)
-        note(f"forward of {step.op.name}", step.made, summed / share)
-    saved = sum(held.values())
-    for name, size in list(held.items()):
-        held[name] = size * method.in_flight
+        if method.recompute and step.layer:
+            _add(held, {"activations": step.entering})
+        else:
+            _add(held, step.kept)
+        note(f"forward of {step.op.name}", step.alike.made, summed / share)
+    saved = sum(held.values()) - sum(state.values())
+    for name, size in held.items():
+        held[name] = size + (method.in_flight - 1) * (size - state.get(name, 0.0))
     gradients, layer, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     for step in reversed(steps):
         if method.recompute and step.layer and step.layer != layer:  # the layer's forward again
-            for other in steps:
-                if other.layer == step.layer:
-                    _add(held, other.kept)
-                    _add(held, other.entering, -1)
+            for other in layers[step.layer]:
+                _add(held, other.kept)
+                _add(held, {"activations": -other.entering})
         layer = step.layer
         if step.op.name.startswith("encoder."):
             encoder_gradient = 0.0
         if not isinstance(step.op, Gemm) and step.op.kind == "residual":
-            stream = step.made  # the gradient that passes by the branch
-        new = step.gradients if method.accumulates else 0.0
-        gradients += 0 if method.accumulates else step.gradients
+            stream = step.alike.made  # the gradient that passes by the branch
+        new = step.alike.gradients if method.accumulates else 0.0
+        gradients += 0 if method.accumulates else step.alike.gradients
         note(
             f"backward of {step.op.name}",
-            step.temporary + waiting + encoder_gradient + new + (stream if layer else 0.0),
+            step.alike.temporary + waiting + encoder_gradient + new + (stream if layer else 0.0),
             gradients / share,
         )
         if isinstance(step.op, Gemm) and step.op.tied:  # waits for the gradient of the embedding
@@ -147,7 +172,7 @@ def in_layer(op: Operation) -> bool:
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """What the whole model keeps from the forward for the backward, converted layers' stash included."""
-    return sum(sum(step.kept.values()) for step in _steps(workload, Method("", setup)))
+    return sum(sum(step.kept.values()) for step in _steps(workload, setup))
 
 
 def _state(workload: Workload, method: Method) -> Bytes:
@@ -167,59 +192,71 @@ def _state(workload: Workload, method: Method) -> Bytes:
     return {"parameters": master + frozen + copies, "optimiser": moments}
 
 
-def _steps(workload: Workload, method: Method) -> Iterator[_Step]:
-    widths = widths_of(method.setup)
-    groups = {name: group for group in workload.groups for name in group.names}
-    sizes: dict[tuple[int, str], tuple[float, float, float]] = {}
+def packed_values(workload: Workload, method: Method) -> list[float]:
+    """Values of each tensor that the method's policy packs."""
+    steps = _steps(workload, method.setup, method.stash, method.recompute)
+    return [values for step in steps for values in step.packed]
+
+
+@lru_cache(maxsize=16)  # devices and ZeRO change nothing here
+def _steps(workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False) -> list[_Step]:
+    widths = widths_of(setup)
+    made = {}
+    for group in workload.groups:
+        made |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
+    steps = []
     seen: set[tuple[str, str, int]] = set()
     entered: set[str] = set()
-
-    def size(group: Group, stored: Stored) -> tuple[float, float, float]:
-        """Bytes of it while its operation runs, as it is kept (a policy may pack it), and its values."""
-        key = (id(group), stored.name)
-        if key not in sizes:
-            plain = stored.times * float(layout_bytes(group, stored, method.setup, widths)[0])
-            values = plain * 8 / (float(widths[stored.width]) or 1)
-            packs = method.stash and not stored.width.startswith("q")
-            kept = method.stash.keeps(group.operation, stored, plain, values) if method.stash and packs else plain
-            sizes[key] = plain, kept, values
-        return sizes[key]
-
     for op in workload.operations:
-        group = groups[op.name]
         layer = _LAYER.match(op.name)
-        step, packing = _Step(op, layer[0] if layer else ""), 0.0
-        for stored in tensors_of(group, method.setup):
-            plain, kept, values = size(group, stored)
-            if stored.name == "y" and not stored.kept:
-                step.made += plain
-            if stored.name in _GRADIENTS and _category(op, stored) != "logits":
-                step.temporary += plain
-            if stored.name == "log p":  # its gradient, and that of the logits
-                step.temporary += 2 * plain
-                step.made += plain  # the logits
-            if stored.kept and kept < plain and method.stash:
-                step.temporary += plain / stored.times  # unpacked
-                step.made += plain
-                packing = max(packing, method.stash.packing_bytes(values))
-            if stored.kept and _new(op, stored, kept, seen, method.setup.autocast):
-                _add(step.kept, {_category(op, stored): kept})
-            if step.layer and step.layer not in entered and stored.written == BEFORE:
-                entered.add(step.layer)
-                step.entering = {"activations": kept}
-            if step.layer and isinstance(op, Gemm) and op.input == ENCODER_OUT and ENCODER_OUT not in entered:
-                entered.add(ENCODER_OUT)  # what every layer of a decoder is given besides
-                step.entering = {"activations": kept}
-        step.made += packing
-        if (
-            isinstance(op, Gemm) and op.weight and op.weights == 1 and method.setup.autocast
-        ):  # the gradients of its copies
-            step.temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
-        if isinstance(op, Gemm) and _multiplies_copies(op, method.setup):
-            step.temporary += op.M * (op.K + op.N) * float(method.setup.container_bits) / 8
-        if op.trains and getattr(op, "kind", "") != "adam":
-            step.gradients = op.parameters * STATE_BITS / 8
-        yield step
+        step = _Step(op, layer[0] if layer else "", made[op.name])
+        for kept in step.alike.kept:
+            if _new(op, kept.stored, kept.bytes, seen, setup.autocast):
+                _add(step.kept, {kept.category: kept.bytes})
+                if kept.packed and not (recompute and step.layer):
+                    step.packed.append(kept.packed)
+        if step.layer and step.layer not in entered and step.alike.entering:
+            entered.add(step.layer)
+            step.entering = step.alike.entering
+        if step.layer and isinstance(op, Gemm) and op.input == ENCODER_OUT and ENCODER_OUT not in entered:
+            entered.add(ENCODER_OUT)  # what every layer of a decoder is given besides
+            step.entering = step.alike.first
+        steps.append(step)
+    return steps
+
+
+def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> _Alike:
+    op = group.operation
+    kept: list[_Kept] = []
+    first = entering = made = temporary = packing = 0.0
+    for index, stored in enumerate(tensors_of(group, setup)):
+        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
+        values = plain * 8 / (float(widths[stored.width]) or 1)
+        size = policy.keeps(op, stored, plain, values) if policy and not stored.width.startswith("q") else plain
+        first = first if index else size
+        if stored.written == BEFORE and not entering:
+            entering = size
+        if stored.name == "y" and not stored.kept:
+            made += plain
+        if stored.name in _GRADIENTS and _category(op, stored) != "logits":
+            temporary += plain
+        if stored.name == "log p":  # its gradient, and that of the logits
+            temporary += 2 * plain
+            made += plain  # the logits
+        if stored.kept:
+            packed = policy is not None and size < plain
+            kept.append(_Kept(stored, _category(op, stored), size, values if packed else 0))
+            if policy and packed:
+                temporary += plain / stored.times  # unpacked
+                made += plain
+                packing = max(packing, policy.packing_bytes(values))
+    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
+        temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
+        temporary += op.M * (op.K + op.N) * float(setup.container_bits) / 8
+    updated = op.trains and getattr(op, "kind", "") != "adam"
+    gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
+    return _Alike(tuple(kept), first, entering, made + packing, temporary, gradients)
 
 
 def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
@@ -241,7 +278,7 @@ def _new(op: Operation, stored: Stored, size: float, seen: set[tuple[str, str, i
         if stored.name == "x" and op.input == BATCH and not autocast:
             return False  # there before the step
         if stored.name in ("x", "stash") and not (autocast and op.stream):  # autocast casts x for each that reads it
-            name = op.input or own
+            name = op.input.removesuffix(CAST) or own
     key = ("packed" if stored.name.startswith("stash") else "", name, int(size))
     if key in seen:
         return False
@@ -255,13 +292,6 @@ def _category(op: Operation, stored: Stored) -> str:
     if stored.name == "w" and isinstance(op, Gemm) and op.weight:
         return "parameters"  # autocast's copy
     return "stash" if stored.width.startswith("q") else "activations"
-
-
-def _sum(*parts: Bytes) -> Bytes:
-    total: Bytes = {}
-    for part in parts:
-        _add(total, part)
-    return total
 
 
 def _add(total: Bytes, more: Bytes, sign: int = 1) -> None:

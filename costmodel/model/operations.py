@@ -11,6 +11,8 @@ CLASSES = ("attention", "fc", "other")
 MAX_COUNT = 2**56
 #: input of the layers that read the encoder
 ENCODER_OUT = "encoder.out"
+#: ends an input that comes in fp32 under autocast, though its maker's output does not
+CAST = " (cast)"
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,11 @@ class Workload:
     tokens: int  #: tokens a step
     source: str = ""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return sum(op.parameters for op in self.operations)
 
-    @property
+    @cached_property
     def trained(self) -> int:
         """Parameters that the optimiser updates."""
         return sum(op.parameters for op in self.operations if op.trains)

@@ -7,8 +7,8 @@ from typing import Any
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.estimate import evaluate
-from costmodel.model.ledger import FORWARD, STATE_BITS
-from costmodel.model.memory import Method, in_layer, peak_memory
+from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
+from costmodel.model.memory import Method, in_layer, packed_values, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import floors
@@ -23,6 +23,8 @@ BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
 LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
 MOST_SEQUENCES = 2**20
+#: from one batch that is tried to the next, until one does not fit
+GROWTH = 6
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,14 @@ class Step:
     """A step's least time on each device, in seconds."""
 
     compute: float  #: the roofline's floor, recomputation included
+    packing: float  #: and unpacking of what a policy keeps; 0: none, or never measured
     communication: float
     bound: str
 
     @property
     def seconds(self) -> float:
         """Nothing overlapped."""
-        return self.compute + self.communication
+        return self.compute + self.packing + self.communication
 
 
 def usual_methods(zero: int, devices: int) -> list[Method]:
@@ -65,7 +68,17 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     if communicated and not hardware.link:
         raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
     talking = communicated / hardware.link if communicated else 0.0
-    return Step(seconds, talking, "link" if talking > seconds else bound)
+    packing = packing_seconds(workload, method, hardware) or 0.0
+    return Step(seconds, packing, talking, "link" if talking > seconds + packing else bound)
+
+
+def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float | None:
+    """Of packing what the method's policy keeps, and unpacking it; None: the hardware file does not know."""
+    if not method.stash:
+        return 0.0
+    found = [hardware.passes.get(("pack", method.stash.codes, phase)) for phase in (FORWARD, BACKWARD)]
+    values = packed_values(workload, method)
+    return sum(pack.seconds(size) for pack in found if pack for size in values) if all(found) else None
 
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -92,16 +105,15 @@ def communication_bytes(workload: Workload, method: Method) -> float:
 
 def largest_batch(build: Callable[[int], Workload], method: Method, budget: float) -> int:
     """The most sequences a device whose step fits the budget; 0: not even one."""
-
-    def fits(sequences: int) -> bool:
-        return peak_memory(build(sequences), method).peak <= budget
-
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= MOST_SEQUENCES and fits(high):
-        low, high = high, high * 2
+    low, high = 0, MOST_SEQUENCES + 1  # this fits, this does not
+    tried, size = (0, 0.0), 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        peak = peak_memory(build(size), method).peak
+        low, high = (size, high) if peak <= budget else (low, size)
+        if high > MOST_SEQUENCES:  # no bound yet
+            guess = size * GROWTH
+        else:  # memory grows in straight pieces: where the line through the last two reaches the budget
+            slope = (peak - tried[1]) / (size - tried[0])
+            guess = size + int((budget - peak) // slope) if slope > 0 else (low + high) // 2
+        tried, size = (size, peak), min(max(guess, low + 1), high - 1)
     return low

@@ -21,6 +21,9 @@ from costmodel.model.traffic import Transfer
 from dsq.formats import WIDEST
 
 FLOPS_PER_MAC = 2
+#: passes that take what another kind was measured to take
+TIMED_AS = {"bias": "scale", "late rms": "rms", "loss of fp32": "loss"}
+TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ def floors(
 
 
 def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:
-    return all((op.kind, int(bits), phase) in hardware.passes for bits in np.unique(container))
+    kind = TIMED_AS.get(op.kind, op.kind)
+    return all((kind, int(bits), phase) in hardware.passes for bits in np.unique(container))
 
 
 def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits) -> Bits:
@@ -135,8 +139,8 @@ def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits)
     assert isinstance(op, Pointwise)
 
     def of(bits: int) -> float:
-        found = hardware.passes[op.kind, bits, phase]
-        return group.count * (op.rows * op.width * found.per_value + found.per_call)
+        found = hardware.passes[TIMED_AS.get(op.kind, op.kind), bits, phase]
+        return group.count * found.seconds(op.rows * op.width)
 
     return by_width(container, of)
 

@@ -24,6 +24,7 @@ class Stash:
     loss_bits: float = 32  #: and of what the loss keeps
     masks: bool = False  #: a relu keeps one bit a value for itself
     packing: int = 0  #: fp32 copies of a chunk that packing holds besides the tensor
+    codes: int = 0  #: bits of its codes where dsq.pack, which `calibrate` times, is all it does
     ratio: float = 1  #: part of the rows of a linear layer's input that are kept
 
     def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
@@ -47,8 +48,8 @@ class Stash:
 POLICIES = {
     stash.name: stash
     for stash in (
-        Stash("bfp 4", 4 + 8 / 16, masks=True),  # a box of 16 values shares 8 bits
-        Stash("bfp 2", 2 + 8 / 16, masks=True),
+        Stash("bfp 4", 4 + 8 / 16, masks=True, codes=4),  # a box of 16 values shares 8 bits
+        Stash("bfp 2", 2 + 8 / 16, masks=True, codes=2),
         Stash("mesa", 8, masks=False),
         Stash("gact 4", 4 + 64 / 256, 4 + 64 / 256, masks=True, packing=2),  # 256 values share two floats
         Stash("wtacrs 0.3", ratio=0.3),

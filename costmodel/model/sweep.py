@@ -1,8 +1,7 @@
-"""Every configuration in a range at once, and those no other one beats.
+"""Every configuration in a range at once, and those where no bit is free.
 
-Cost alone always prefers fewer bits, so the front needs something to trade it against: `noise`, the power of the
-rounding errors that reach one linear layer's y, dx and dw, relative to the largest value of a box (or tensor). It is
-a first-order stand-in that ranks configurations of one format, not a prediction of accuracy.
+Cost alone always prefers fewer bits, and no formula here says what a bit is worth (`dsq-cost cheapest` takes accuracy
+from runs). What costs can say: where one more bit at one of q0..q3 costs nothing, it may as well be there.
 """
 
 import re
@@ -14,13 +13,11 @@ import numpy.typing as npt
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.estimate import REFERENCE, evaluate
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Bits, PrecisionGrid, Setup, by_width
-from dsq.formats import MAX_PACKED_BITS, NARROWEST, WIDEST
-from dsq.precision import Precision
+from costmodel.model.quantisation import PrecisionGrid, Setup
+from dsq.formats import NARROWEST, WIDEST
 
-#: columns a front may be taken over; all are better when smaller
-OBJECTIVES = ("dram", "arithmetic", "stash", "time", "noise")
-FP32_BITS = 25  #: significand and sign of the fp32 value kept above 16 bits
+#: what a configuration costs; all are better when smaller
+OBJECTIVES = ("dram", "arithmetic", "stash", "time")
 Column = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -44,45 +41,29 @@ def grid(ranges: Sequence[Sequence[int]]) -> PrecisionGrid:
 
 def sweep(workload: Workload, setup: Setup, hardware: Hardware, relative_to: Setup = REFERENCE) -> dict[str, Column]:
     """OBJECTIVES of each configuration of the setup's precision grid: dram and arithmetic relative to a setup,
-    stash in bytes, time in seconds, noise in dB."""
+    stash in bytes, time in seconds."""
     estimate, reference = (evaluate(workload, costed, hardware) for costed in (setup, relative_to))
     columns = {
         "dram": estimate.dram_bytes / reference.dram_bytes,
         "arithmetic": estimate.arithmetic / reference.arithmetic,
         "stash": estimate.stash_bytes,
         "time": estimate.total.seconds,
-        "noise": noise_decibels(setup.precision),
     }
     shape = np.shape(setup.precision.q0)
     return {name: np.broadcast_to(np.asarray(column, dtype=float), shape) for name, column in columns.items()}
 
 
-def noise_decibels(precision: Precision | PrecisionGrid) -> Bits:
-    """10 log10 of the summed relative rounding noise of y, dx and dw: [2 e0] + [e2 + e1 + e3] + [e3 + e1], where
-    e(m) = step^2 / 12 with step = 2^-(m-2) is the noise of nearest rounding to m bits, relative to the box's top
-    binade."""
-    e0, e1, e2, e3 = (by_width(bits, _rounding_noise) for bits in precision)
-    return 10 * np.log10(2 * e0 + 2 * e1 + e2 + 2 * e3)
+def front(precision: PrecisionGrid, costs: Sequence[Column]) -> Mask:
+    """Mask of the configurations of a `grid` where the next width of the grid, at any one of q0..q3, costs more in at
+    least one of ``costs``."""
+    shape = [len(np.unique(widths)) for widths in precision]
+    kept = np.ones(shape, dtype=bool)
+    for axis in range(len(shape)):
+        here, there = (tuple(part if i == axis else slice(None) for i in range(len(shape))) for part in _PARTS)
+        more = [column.reshape(shape)[there] > column.reshape(shape)[here] for column in costs]
+        kept[here] &= np.logical_or.reduce(more)
+    return kept.ravel()
 
 
-def _rounding_noise(bits: int) -> float:
-    step = 2.0 ** (2 - (bits if bits <= MAX_PACKED_BITS else FP32_BITS))
-    return step * step / 12
-
-
-def pareto(columns: Sequence[Column]) -> Mask:
-    """Mask of the points no other point beats: nowhere larger and somewhere smaller. Of equal points the first
-    stays."""
-    ranks = [np.unique(column, return_inverse=True)[1] for column in columns]
-    order = np.argsort(sum(ranks), kind="stable")
-    # in this order nothing later beats anything earlier, and what beats most comes early: one pass that discards what
-    # each survivor beats or equals
-    alive, indices = [rank[order].astype(np.int32) for rank in ranks], order
-    front = []
-    while len(indices):
-        front.append(indices[0])
-        kept = np.logical_or.reduce([rank < rank[0] for rank in alive])
-        alive, indices = [rank[kept] for rank in alive], indices[kept]
-    mask = np.zeros(len(order), dtype=bool)
-    mask[front] = True
-    return mask
+#: of an axis: all but its last, all but its first
+_PARTS = (slice(None, -1), slice(1, None))

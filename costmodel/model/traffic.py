@@ -69,6 +69,7 @@ def widths_of(setup: Setup) -> dict[str, Bits]:
     container = setup.container_bits
     widths = {f"q{i}": bits for i, bits in enumerate(setup.precision)}
     widths["cast"] = by_width(container, lambda bits: STATE_BITS if bits < STATE_BITS else 0)
+    widths["narrow"] = by_width(container, lambda bits: bits if bits < STATE_BITS and not setup.autocast else 0)
     widths["r"] = WIDEST if setup.autocast else container
     return widths | {"a": container, "w": container, "state": STATE_BITS, "ids": ID_BITS, "mask": MASK_BITS}
 

@@ -67,6 +67,7 @@ class Stack:
     out_bias: bool = True
     mlp_bias: bool = True
     rms: bool = False  #: norms have a scale only
+    casts_late: bool = False  #: norms multiply x before its cast; an MLP's last layer casts its x once more (T5)
     norm_bias: bool = True  #: layer norms have a shift
     norms: int = 2  #: norms a layer has, without the one of cross-attention
     post_norm: bool = (

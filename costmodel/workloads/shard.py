@@ -10,7 +10,7 @@ from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
 
 #: passes over the residual stream, whose tokens sequence parallelism shares out
-_STREAM_KINDS = ("norm", "rms", "residual", "dropout", "embedding")
+_STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
 
 
 def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.model.ledger import BATCH
-from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Pointwise, Workload
+from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
 from costmodel.workloads.shapes import Convolution, Experts, Head, Latent, Stack, Transformer
 
 
@@ -130,7 +130,8 @@ def _again(op: Operation) -> Operation:
 
 
 def _norm(name: str, tokens: int, width: int, stack: Stack) -> Pointwise:
-    kind, parameters = ("rms", width) if stack.rms else ("norm", width * (1 + stack.norm_bias))
+    rms = "late rms" if stack.casts_late else "rms"
+    kind, parameters = (rms, width) if stack.rms else ("norm", width * (1 + stack.norm_bias))
     return Pointwise(name, kind, tokens, width, parameters=parameters)
 
 
@@ -229,10 +230,11 @@ def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> lis
     up = [f"{prefix}gate_proj", f"{prefix}up_proj"] if stack.gated else [f"{prefix}fc1"]
     down = f"{prefix}down_proj" if stack.gated else f"{prefix}fc2"
     bias, own = stack.mlp_bias, stack.converted
+    activated = f"{prefix}activation" + (CAST if stack.casts_late else "")
     return [
         *(Gemm(name, tokens, stack.d, width, bias=bias, quantised=own, input=source) for name in up),
         Pointwise(f"{prefix}activation", "gate" if stack.gated else stack.activation, tokens, width),
-        Gemm(down, tokens, width, stack.d, bias=bias, quantised=own, input=f"{prefix}activation"),
+        Gemm(down, tokens, width, stack.d, bias=bias, quantised=own, input=activated),
     ]
 
 

@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import create_position_bias_mask, 
 from transformers.masking_utils import sdpa_mask
 
 from dsq.linear import Quantised
+from dsq.ops.attention import attention
 
 NAME = "dsq"
 
@@ -34,8 +35,9 @@ def attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **options
         )
         return result
-    if options.get("softcap") is not None:
-        raise ValueError("softcap is not supported with attention=True; use DSQConfig(attention=False)")
+    for option in ("softcap", "s_aux"):  # the latter: attention sinks
+        if options.get(option) is not None:
+            raise ValueError(f"{option} is not supported with attention=True; use DSQConfig(attention=False)")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal and attention_mask is None and query.shape[2] > 1)
     if causal and key.shape[2] > query.shape[2]:  # a static cache that is still empty
@@ -43,8 +45,10 @@ def attention_forward(
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     if position_bias is not None:
         attention_mask, causal = create_position_bias_mask(position_bias, attention_mask, causal, query, key), False
-    y, weights = projection.attend(
-        query, key, value, attention_mask, dropout, causal, scaling, key.shape[1] != query.shape[1]
+    quantizers, grouped = projection.quantizers, key.shape[1] != query.shape[1]
+    y, weights = attention(
+        *(query, key, value, quantizers.products, attention_mask),
+        *(dropout, causal, scaling, grouped, quantizers.seed()),
     )
     return y.transpose(1, 2).contiguous(), weights
 

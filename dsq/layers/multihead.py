@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from dsq.linear import Linear, Quantised
+from dsq.ops.attention import attention
 
 
 class OutProjection(Linear):
@@ -105,7 +106,8 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         dropout = self.dropout if self.training else 0.0
         if self.quantised_products and not self.evaluates_plain:
-            y, weights = self.attend(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)
+            products, seed = self.quantizers.products, self.quantizers.seed()
+            y, weights = attention(q_BHLD, k_BHSD, v_BHSD, products, mask, dropout, causal, seed=seed)
             return y, weights if need_weights else None
         if not need_weights:
             y = F.scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)

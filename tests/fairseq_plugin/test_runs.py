@@ -82,7 +82,9 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to(capsys, data: Path) -> None:
-    assert "--save-dir or --destdir: /sys cannot be written to" in refusal(capsys, "train", data, *MODEL, "--save-dir", "/sys")
+    assert "--save-dir or --destdir: /sys cannot be written to" in refusal(
+        capsys, "train", data, *MODEL, "--save-dir", "/sys"
+    )
 
 
 def test_two_runs_in_one_folder(capsys, data: Path, tmp_path: Path) -> None:
@@ -146,7 +148,9 @@ def test_dsq_cost_prices_the_model_that_was_trained(capsys, trained: Path) -> No
     capsys.readouterr()
     assert dsq_cost(["estimate", "--history", str(trained / "dsq_history.json"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    parameters = sum(it.numel() for it in torch.load(trained / "checkpoint_last.pt")["model"].values() if torch.is_tensor(it))
+    parameters = sum(
+        it.numel() for it in torch.load(trained / "checkpoint_last.pt")["model"].values() if torch.is_tensor(it)
+    )
     assert answer["workload"] == "TransformerModel"
     assert answer["parameters"] == pytest.approx(parameters, rel=0.05)
 
@@ -157,7 +161,12 @@ def test_hydra_train_takes_the_flags(data: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(data / text)
     process = start(
         *("-m", "fairseq_plugin.commands", "hydra-train", "task=language_modeling", f"task.data={tmp_path}"),
-        *('task.dsq_levels="[4,4,4,16]"', "task.tokens_per_sample=32", "model=transformer_lm", "model.decoder_layers=1"),
+        *(
+            'task.dsq_levels="[4,4,4,16]"',
+            "task.tokens_per_sample=32",
+            "model=transformer_lm",
+            "model.decoder_layers=1",
+        ),
         *("model.decoder_embed_dim=32", "model.decoder_attention_heads=2", "criterion=cross_entropy", "optimizer=adam"),
         *("optimization.lr=[0.001]", "dataset.max_tokens=256", "optimization.max_update=2", "common.cpu=true"),
         *("lr_scheduler=fixed", f"checkpoint.save_dir={tmp_path}/run", "dataset.num_workers=0"),

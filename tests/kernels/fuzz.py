@@ -45,7 +45,9 @@ def _values(draw: random.Random, *shape: int) -> Tensor:
         edges = EDGES[torch.randint(len(EDGES), shape, generator=generator)]
         x = torch.where(torch.rand(shape, generator=generator) < 0.3, edges, x)
     if draw.random() < 0.1:
-        x = torch.where(torch.rand(shape, generator=generator) < 0.02, torch.tensor(draw.choice([torch.nan, torch.inf])), x)
+        x = torch.where(
+            torch.rand(shape, generator=generator) < 0.02, torch.tensor(draw.choice([torch.nan, torch.inf])), x
+        )
     return x
 
 
@@ -99,7 +101,11 @@ def masks(draw: random.Random) -> None:
         theirs = dispatch.pack_mask(x, *bounds), *dispatch.relu(x)
     for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         _check(f"mask {index}", one, other)
-    _check("apply_mask", dispatch.apply_mask(ours[0], x), torch.where(dispatch.unpack_mask(ours[0], x.numel(), 0.0, 1.0, x.dtype).view(x.shape) > 0, x, 0))
+    _check(
+        "apply_mask",
+        dispatch.apply_mask(ours[0], x),
+        torch.where(dispatch.unpack_mask(ours[0], x.numel(), 0.0, 1.0, x.dtype).view(x.shape) > 0, x, 0),
+    )
 
 
 def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantizers]:
@@ -136,7 +142,10 @@ def layers(draw: random.Random) -> None:
         ("y", y, expected, x.abs().float().amax() * w.abs().float().amax() * x.shape[1]),
         ("dw", dw, edw, dy.abs().float().amax() * x.abs().float().amax() * x.shape[0]),
     ):
-        if theirs.isfinite().all() and (ours.float() - theirs.float()).abs().amax(axes).item() > slack * scale.item() + 1e-30:
+        if (
+            theirs.isfinite().all()
+            and (ours.float() - theirs.float()).abs().amax(axes).item() > slack * scale.item() + 1e-30
+        ):
             raise AssertionError(f"{name} differs from the reference by more than the rounding of its sums")
     assert dx.shape == edx.shape
 
@@ -190,7 +199,10 @@ def _work(first: int, seconds: float, mark: Path) -> None:
             file.flush()
             counts[run_case(number)] += 1
             number += 1
-    print(f"{sum(counts.values()):,} cases from {first}: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items())))
+    print(
+        f"{sum(counts.values()):,} cases from {first}: "
+        + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
+    )
 
 
 def main() -> int:

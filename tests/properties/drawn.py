@@ -30,10 +30,13 @@ def tensors(elements: st.SearchStrategy[float] = any_float, least: int = 1) -> s
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same values, NaN at the same places."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(7e30), b.nan_to_num(7e30)) and torch.equal(a.isnan(), b.isnan())
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(a.nan_to_num(7e30), b.nan_to_num(7e30))
+        and torch.equal(a.isnan(), b.isnan())
+    )
 
 
 #: [q0,q1,q2,q3]
 precisions = st.builds(dsq.Precision, *[st.integers(2, 32)] * 4)
-
-

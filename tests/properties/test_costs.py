@@ -23,7 +23,9 @@ A100 = load_hardware("a100-80gb")
 def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) -> None:
     workload, setup = random_workload(rng), random_setup(rng)
     cost = evaluate(workload, setup, A100)
-    assert float(cost.dram_bytes) == pytest.approx(sum(float(it.total) for it in transfers(workload, setup, A100.on_chip_bytes)))
+    assert float(cost.dram_bytes) == pytest.approx(
+        sum(float(it.total) for it in transfers(workload, setup, A100.on_chip_bytes))
+    )
     assert float(cost.total.bytes) == pytest.approx(float(cost.dram_bytes))
 
 
@@ -31,7 +33,9 @@ def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) ->
 def test_fewer_bits_never_cost_more(rng: random.Random, widths: list[int], point: int) -> None:
     workload = random_workload(rng)
     narrower = [max(2, width // 2) if index == point else width for index, width in enumerate(widths)]
-    more, less = (evaluate(workload, Setup(BFP(32), Precision(*bits), "contraction"), A100) for bits in (widths, narrower))
+    more, less = (
+        evaluate(workload, Setup(BFP(32), Precision(*bits), "contraction"), A100) for bits in (widths, narrower)
+    )
     assert less.arithmetic <= more.arithmetic
     assert less.multiplier_work <= more.multiplier_work
     assert less.stash_bytes <= more.stash_bytes

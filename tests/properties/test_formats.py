@@ -24,7 +24,9 @@ def test_unpacking_gives_the_quantised_values(x: Tensor, fmt: Format, dim: int, 
 
 
 @given(tensors(), formats, st.integers(-1, 0), roundings, seeds)
-def test_the_backend_gives_the_bits_of_the_reference(x: Tensor, fmt: Format, dim: int, rounding: str, seed: int) -> None:
+def test_the_backend_gives_the_bits_of_the_reference(
+    x: Tensor, fmt: Format, dim: int, rounding: str, seed: int
+) -> None:
     ours = dsq.pack(x, fmt, dim, rounding, seed)
     with dispatch.use_backend(REFERENCE):
         theirs = dsq.pack(x, fmt, dim, rounding, seed)

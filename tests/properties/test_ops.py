@@ -23,7 +23,9 @@ def agrees(got: Tensor, a: Tensor, b: Tensor) -> bool:
 
 
 @settings(max_examples=60)
-@given(sizes, sizes, sizes, precisions, boxes, st.sampled_from(["bfp", "sbfp", "snvint", "fixed"]), st.integers(0, 2**32))
+@given(
+    sizes, sizes, sizes, precisions, boxes, st.sampled_from(["bfp", "sbfp", "snvint", "fixed"]), st.integers(0, 2**32)
+)
 def test_linear(T: int, K: int, N: int, precision: dsq.Precision, box: int, name: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     x, w = torch.randn(T, K, generator=draw).requires_grad_(), torch.randn(N, K, generator=draw).requires_grad_()

@@ -45,7 +45,7 @@ class TrainingFlags:
             raise ValueError(f"{', '.join(sorted(taken))}: the recipe relies on its own choice here; leave out")
         from fairseq_plugin import commands  # takes seconds to import
 
-        commands.check_training(self.arguments(Path("data"), Path("save"), levels, users))
+        commands.check_training(self.arguments(Path(), Path("save"), levels, users))  # any directory is data to it
 
     def parser(self, prog: str, description: str | None) -> OneLineParser:
         """The command's parser, with what every such command takes."""

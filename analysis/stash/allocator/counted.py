@@ -49,6 +49,8 @@ class Count:
         self._live, self._peak = library.counting_malloc_live, library.counting_malloc_peak
         self._live.restype = self._peak.restype = ctypes.c_int64
         self._reset_peak = library.counting_malloc_reset_peak
+        self._fail, self._until_failure = library.counting_malloc_fail, library.counting_malloc_until_failure
+        self._fail.argtypes, self._until_failure.restype = [ctypes.c_int64], ctypes.c_int64
 
     def live(self) -> int:
         """Bytes that malloc has given out and not got back."""
@@ -61,3 +63,11 @@ class Count:
     def reset_peak(self) -> None:
         """Start a new peak."""
         self._reset_peak()
+
+    def fail(self, number: int) -> None:
+        """Have the allocation of this number, from 1, of a tensor's memory fail; 0: none."""
+        self._fail(number)
+
+    def failed(self) -> bool:
+        """Whether it has."""
+        return bool(self._until_failure() <= 0)

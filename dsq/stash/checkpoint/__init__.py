@@ -38,7 +38,8 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
     controller = Checkpointing(model, attached=tuple(found))
-    controller.until_removed(model.register_forward_pre_hook(controller.start, prepend=True, with_kwargs=True))
+    # the last of the hooks: gact's runs a step again
+    controller.until_removed(model.register_forward_pre_hook(controller.start, with_kwargs=True))
     for module in found.values():
         set_attribute(controller, module, "forward", partial(checkpointed, controller.count, module))
     return controller

@@ -21,12 +21,23 @@ def checkpointed(count: SegmentCount, module: nn.Module, *args: Any, **kwargs: A
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not torch.is_grad_enabled() or not (parameters or any(t.requires_grad for t in tensors)):
         return type(module).forward(module, *args, **kwargs)
+    _check_no_cache(module, (*args, *kwargs.values()))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     segment = _Segment(module, rest, where, spec, active_contexts(), _Ambient.now(tensors))
     count.note(tensors, segment.ambient.nbytes)
     flat, output_spec = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters), segment.output_spec  # type: ignore[no-untyped-call]
     return tree_unflatten([v if o is None else o for v, o in _merge(flat, segment.output_rest)], output_spec)
+
+
+def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """RuntimeError for keys and values of transformers that a segment adds to: the recomputation would add again."""
+    cache = next((a for a in arguments if hasattr(type(a), "get_seq_length")), None)
+    if cache is not None:
+        raise RuntimeError(
+            f"a checkpointed segment ({type(module).__name__}) was given a {type(cache).__name__}, which it would fill "
+            "again when it is recomputed; call the model with use_cache=False"
+        )
 
 
 def _merge(tensors: Any, rest: list[Any]) -> Iterator[tuple[Any, Any]]:

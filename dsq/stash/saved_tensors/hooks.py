@@ -57,6 +57,7 @@ class _Around(SharedByCopies):
     def enter(self, module: nn.Module, args: Any) -> None:
         entered = ExitStack()
         if torch.is_grad_enabled():
+            take_off_leftovers()
             entered.enter_context(reenter((Active(self.factory, module),)))
         self.forwards.stacks.append(entered)
 
@@ -78,6 +79,18 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
 
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
 innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
+
+
+class Leftover:
+    """Whose bound method is a pack hook that outlives the forward that pushed it: window.py."""
+
+
+def take_off_leftovers() -> None:
+    """Remove such hooks, if no context of the user's lies above them."""
+    top = innermost_hooks()
+    while top is not None and isinstance(getattr(top[0], "__self__", None), Leftover):
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        top = innermost_hooks()
 
 
 def active_contexts() -> tuple[Active, ...]:

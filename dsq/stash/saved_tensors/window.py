@@ -1,10 +1,10 @@
 """Between the forward and its backward: the hooks that also see what the loss saves, in a plain loop.
 
 The context around the model's forward ends with it; the loss is computed after. These hooks are pushed when the forward
-ends. They are taken off when the next one starts, when an optimizer steps, or by the first tensor saved after the
-backward began: whatever else the thread runs is not saved through them. They act on tensors computed from the model's
-outputs, until a gradient arrives at those, or until a weight of another model is met: what that model keeps is not this
-policy's. The latest forward's window takes the place of another model's.
+ends. They are taken off when the next one starts, of this or another model under a policy, when an optimizer steps, or
+by the first tensor saved after the backward began: whatever else the thread runs is not saved through them. They act on
+tensors computed from the model's outputs, until a gradient arrives at those, or until a weight of another model is met:
+what that model keeps is not this policy's. The latest forward's window takes the place of another model's.
 
 They are pushed only where no other hooks are active, so that contexts the user enters later nest inside of them and
 leave in order; where the user has hooks around the training step, the loss keeps what those keep.
@@ -21,12 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dsq.stash.policy import Controller
 from dsq.stash.saved_tensors.forms import Kept, get
 from dsq.stash.saved_tensors.history import leaf_of
-from dsq.stash.saved_tensors.hooks import innermost_hooks
+from dsq.stash.saved_tensors.hooks import Leftover, innermost_hooks, take_off_leftovers
 
 _FAR = 64  #: autograd nodes between an output and what counts as its loss; losses are a few
 
 
-class LossWindow:
+class LossWindow(Leftover):
     """Hooks of one thread of training: open() after a forward, close() when its backward begins, take_off() before the
     next forward.
     """
@@ -41,7 +41,7 @@ class LossWindow:
 
         storages: those of the model's own parameters and buffers.
         """
-        _take_off_windows()
+        take_off_leftovers()
         if innermost_hooks() is None:
             torch._C._autograd._push_saved_tensors_default_hooks(self._pack, get)
             self._pack_open, self._storages = pack, storages
@@ -54,14 +54,14 @@ class LossWindow:
     def take_off(self) -> None:
         """Remove the hooks, if no context of the user's lies above them."""
         self.close()
-        _take_off_windows()
+        take_off_leftovers()
 
     def _pack(self, tensor: Tensor) -> Any:
         leaf = leaf_of(tensor)
         if leaf is not None and leaf.untyped_storage()._cdata not in self._storages:
             self.close()
         if self._pack_open is None:
-            _take_off_windows()
+            take_off_leftovers()
             return Kept.of(tensor)
         if not self._follows_output(tensor):
             return Kept.of(tensor)
@@ -83,11 +83,4 @@ class LossWindow:
 
 def take_off_before_steps(controller: Controller) -> None:
     """Let any optimizer's step end the windows of its thread, until the controller is removed."""
-    controller.until_removed(register_optimizer_step_pre_hook(lambda *_: _take_off_windows()))
-
-
-def _take_off_windows() -> None:
-    top = innermost_hooks()
-    while top is not None and isinstance(getattr(top[0], "__self__", None), LossWindow):
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        top = innermost_hooks()
+    controller.until_removed(register_optimizer_step_pre_hook(lambda *_: take_off_leftovers()))

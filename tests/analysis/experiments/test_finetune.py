@@ -39,9 +39,10 @@ def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.Captu
     schedule = ["--dsq-levels", "[4,4,4,16] [16,4,4,16]", "--dsq-rise-at", "4"]
     assert command(folder, "--max-update", "8", *schedule) == 0
     assert command(folder, "--max-update", "12", *schedule, "--resume") == 0
-    assert "[16, 4, 4, 16]: 8 updates" in capsys.readouterr().out
+    assert "[16,4,4,16]" in capsys.readouterr().out
     results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
     assert [update for update, _ in results["accuracies"]] == list(range(2, 13, 2))
+    assert [level["updates"] for level in results["history"]["levels"]] == [4, 8]
     assert results["majority"] == 50
 
 

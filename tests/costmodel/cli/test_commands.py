@@ -71,6 +71,13 @@ def test_no_line_is_wider_than_a_terminal(arguments, workload, capsys):
     assert max(map(len, text.splitlines())) < 100
 
 
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_no_line_of_help_is_wider_than_a_terminal(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 100
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])

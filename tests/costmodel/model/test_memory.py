@@ -1,15 +1,25 @@
 """Peak memory: by hand, against models that run, and what methods of training change."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from costmodel.hardware.hardware import load_hardware
+from costmodel.hardware.hardware import Pass, load_hardware
 from costmodel.model.memory import Method, peak_memory, saved_bytes
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.planning import BF16, FP32, communication_bytes, largest_batch, step_time, usual_methods
+from costmodel.model.planning import (
+    BF16,
+    FP32,
+    communication_bytes,
+    largest_batch,
+    packing_seconds,
+    step_time,
+    usual_methods,
+)
 from costmodel.model.quantisation import Setup
+from costmodel.model.stash import POLICIES
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP
 from dsq.precision import Precision
@@ -90,3 +100,17 @@ def test_prediction_against_what_malloc_counted(name):
     for record in compare(name, held):
         assert abs(record["off"]) < 0.05, record
         assert abs(record["peak_off"]) < 0.10, record
+
+
+def test_packing_takes_what_was_measured():
+    """Of the three kept tensors (x, the activation's x, its y): values times ns, and a call, packed and unpacked."""
+    size = 4096, 8, 8
+    layers = (Gemm("a", *size, input="x"), Pointwise("g", "activation", 4096, 8), Gemm("b", *size, input="g"))
+    workload = Workload("two", layers, tokens=4096)
+    passes = {("pack", 4, phase): Pass(1e-9, 1e-6) for phase in ("forward", "backward")}
+    method = Method("", FP32, stash=POLICIES["bfp 4"])
+    assert packing_seconds(workload, method, load_hardware("h100")) is None
+    assert packing_seconds(workload, Method("", FP32), load_hardware("h100")) == 0
+    timed = replace(load_hardware("h100"), passes=passes)
+    assert packing_seconds(workload, method, timed) == pytest.approx(2 * 3 * (4096 * 8 * 1e-9 + 1e-6))
+    assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)

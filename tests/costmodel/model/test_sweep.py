@@ -1,4 +1,4 @@
-"""Sweeps and Pareto fronts."""
+"""Sweeps, and where no bit is free."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ import pytest
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import REFERENCE, evaluate
 from costmodel.model.quantisation import Setup
-from costmodel.model.sweep import grid, noise_decibels, pareto, parse_range, sweep
+from costmodel.model.sweep import front, grid, parse_range, sweep
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint
-from dsq.precision import Precision
 
 A100 = load_hardware("a100-80gb")
 
@@ -42,17 +41,18 @@ def test_a_sweep_gives_what_single_estimates_give(template):
         assert columns["time"][row] == pytest.approx(one.total.seconds)
 
 
-@pytest.mark.parametrize("dimensions", [2, 3])
-def test_front_equals_brute_force(dimensions):
-    points = np.random.default_rng(0).integers(0, 12, (300, dimensions)).astype(float)
-    beaten = [any((q <= p).all() and (q < p).any() for q in points) for p in points]
-    front = pareto(list(points.T))
-    assert not any(beaten[i] for i in np.flatnonzero(front))
-    assert {tuple(p) for p in points[front]} == {tuple(p) for p, b in zip(points, beaten, strict=True) if not b}
-    assert len({tuple(p) for p in points[front]}) == front.sum()  # of equal points one stays
+def test_front_is_where_any_wider_neighbour_costs_more():
+    """By hand: the time steps up behind 4 and 8 bits of the wider of q0 and q2, the stash grows with q1, q3 is free."""
+    precision = grid([[2, 4, 8, 16], [2, 3], [4, 8, 16], [8, 16]])
+    time = np.searchsorted([4, 8], np.maximum(precision.q0, precision.q2)).astype(float)
+    kept = front(precision, [time, precision.q1.astype(float)])
+    found = {tuple(precision[row]) for row in np.flatnonzero(kept)}
+    assert found == {(bits, q1, bits, 16) for bits in (4, 8, 16) for q1 in (2, 3)}
 
 
-def test_noise_falls_six_decibels_a_bit():
-    levels = [noise_decibels(Precision(m, m, m, m)) for m in (4, 5, 6)]
-    assert np.diff(levels) == pytest.approx([-6.02, -6.02], abs=0.01)
-    assert noise_decibels(Precision(16, 4, 4, 16)) > noise_decibels(Precision(16, 4, 8, 16))
+def test_where_no_bit_is_free_on_an_a100():
+    """DRAM traffic knows q1 alone, as long as all fit in 16 bits."""
+    precision = grid([range(2, 17)] * 4)
+    columns = sweep(load_workload("roberta_base_mnli"), Setup(BFP(32), precision), A100)
+    kept = front(precision, [columns["dram"]])
+    assert [tuple(precision[row]) for row in np.flatnonzero(kept)] == [(16, q1, 16, 16) for q1 in range(2, 17)]

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsq.stash.saved_tensors.window import _take_off_windows
+from dsq.stash.saved_tensors.hooks import take_off_leftovers
 
 
 @pytest.fixture(autouse=True)
 def _no_hooks_left() -> Iterator[None]:
     yield
-    _take_off_windows()
+    take_off_leftovers()

@@ -12,8 +12,7 @@ from torch import nn
 from analysis.bench.models import encoder
 from dsq.stash import apply, measure, policies
 from dsq.stash.policy import Controller, applied, compatible
-from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks
-from dsq.stash.saved_tensors.window import _take_off_windows
+from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers
 from tests.dsq.stash.census import kept_bytes
 
 NAMES = ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
@@ -24,7 +23,7 @@ PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)
 def _no_hooks_left():
     """gact watches for a loss until the next forward; a test that ends without one takes the watch off."""
     yield
-    _take_off_windows()
+    take_off_leftovers()
     assert innermost_hooks() is None
 
 

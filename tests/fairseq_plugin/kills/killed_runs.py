@@ -5,6 +5,7 @@ One process imports everything; each training is a fork of it.
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import random
@@ -67,7 +68,10 @@ def same_end(one: Path, other: Path) -> bool:
     first, second = (torch.load(it / "checkpoint_last.pt", weights_only=True) for it in (one, other))
     state = [it["model"].pop("dsq._extra_state") for it in (first, second)]
     tensors = [
-        [*it["model"].values(), *(moment for each in it["last_optimizer_state"]["state"].values() for moment in each.values())]
+        [
+            *it["model"].values(),
+            *(moment for each in it["last_optimizer_state"]["state"].values() for moment in each.values()),
+        ]
         for it in (first, second)
     ]
     equal = len(tensors[0]) == len(tensors[1]) and all(
@@ -75,6 +79,12 @@ def same_end(one: Path, other: Path) -> bool:
     )
     records = [json.loads((it / "dsq_history.json").read_text()) for it in (one, other)]
     return equal and state[0] == state[1] and records[0] == records[1]
+
+
+def _finished(folder: Path) -> bool:
+    """Whether the last update is in the checkpoint: fairseq would make one more."""
+    last = folder / "checkpoint_last.pt"
+    return last.exists() and torch.load(last, weights_only=True)["optimizer_history"][-1]["num_updates"] == UPDATES
 
 
 def survives(data: Path, whole: Path, folder: Path, process: int) -> str:
@@ -87,7 +97,7 @@ def survives(data: Path, whole: Path, folder: Path, process: int) -> str:
         return f"damaged: {damaged}"
     for path in folder.glob("*.json"):
         json.loads(path.read_text())
-    if ended(train(data, folder)):
+    if not _finished(folder) and ended(train(data, folder)):
         return "did not go on"
     return "" if same_end(whole, folder) else "ended with other bits"
 
@@ -113,7 +123,7 @@ def main(data: Path, scratch: Path, kills: int) -> None:
     for number in range(kills):
         operation = 1 + (number * operations) // kills + draw.randrange(max(1, operations // kills))
         folder = scratch / f"operation-{operation}"
-        process = train(data, folder, lambda: killer.arm(folder, operation))
+        process = train(data, folder, functools.partial(killer.arm, folder, operation))
         failures[folder.name] = survives(data, whole, folder, process)
         shutil.rmtree(folder, ignore_errors=True)
         moment = draw.uniform(0, seconds)

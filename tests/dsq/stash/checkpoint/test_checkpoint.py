@@ -181,6 +181,28 @@ def test_a_segment_that_changes_its_input_is_named(wanted):
         model(torch.randn(4, 8, requires_grad=wanted) * 1)
 
 
+def test_a_cache_that_would_be_filled_twice_is_an_error_not_a_wrong_gradient():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=8)
+    model, ids = transformers.GPT2LMHeadModel(config), torch.randint(50, (2, 8))
+    apply(model, "checkpoint")
+    with pytest.raises(
+        RuntimeError, match=r"GPT2Block\) was given a DynamicCache.* call the model with use_cache=False"
+    ):
+        model(input_ids=ids, labels=ids)
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+
+def test_a_step_that_gact_runs_again_is_not_counted():
+    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
+    apply(model, "gact")
+    controller, seen = apply(model, "checkpoint"), []
+    for _ in range(3):
+        model(x).sum().backward()
+        seen.append(controller.report())
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_with_mesa_on_batch_norm():
     """The recomputation's copies of buffers are buffers to mesa, too."""
     plain, x = resnet20((8, 8, 8)), torch.randn(4, 3, 16, 16)

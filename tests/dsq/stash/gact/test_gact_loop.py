@@ -378,3 +378,16 @@ def test_no_hooks_outlive_the_step() -> None:
     model(rows()).square().sum().backward()
     optimizer.step()
     assert innermost_hooks() is None
+
+
+def test_no_hooks_stay_under_another_model_s_policy() -> None:
+    """Without an optimizer's step in between, as in a comparison or where gradients are accumulated."""
+    model, other = make(Sensitive), make(Sensitive)
+    stash.apply(model, "gact")
+    model(rows()).square().sum().backward()
+    controller = stash.apply(other, "selective")
+    other(rows()).square().sum().backward()
+    first = controller.report()
+    other(rows()).square().sum().backward()
+    assert controller.report() == first
+    assert first.kept_bytes > 0

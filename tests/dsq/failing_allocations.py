@@ -1,0 +1,128 @@
+"""Every allocation of a training step fails in turn; run as a module under the counting malloc, it prints JSON."""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+import dsq
+from analysis.stash.allocator.counted import Count
+from tests.dsq.stash.held.cases import MODELS, POLICIES
+
+Step = Callable[[], list[Tensor]]
+
+
+@dataclass
+class Outcome:
+    """What came of all failures of one case."""
+
+    allocations: int = 0
+    #: how many ended in an exception, and in a right result by another way
+    raised: int = 0
+    survived: int = 0
+    #: failures after which a step, or this one, gave other bits
+    wrong: tuple[int, ...] = ()
+    #: bytes held after the last that were not held after the first
+    leaked: int = 0
+
+
+def training(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
+    """A step's loss and gradients."""
+
+    def step() -> list[Tensor]:
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = forward()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    return step
+
+
+def pack() -> Step:
+    """Packing and unpacking, with boxes along both axes."""
+    x, formats = torch.randn(64, 96), (dsq.BFP(4), dsq.FixedPoint(7))
+    return lambda: [dsq.pack(x, fmt, dim).unpack() for fmt in formats for dim in (0, 1)]
+
+
+def converted(box_axis: str, stash: str) -> Step:
+    """Two linear layers at [4,4,4,16]."""
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 16))
+    dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", box_axis=box_axis, stash=stash))
+    x = torch.randn(40, 48)
+    return training(model, lambda: model(x).square().sum())
+
+
+def under_policies(model_name: str, policies_name: str) -> Step:
+    """A model of tests/dsq/stash/held."""
+    model, forward = MODELS[model_name]()
+    for name, options in POLICIES[policies_name]:
+        dsq.stash.apply(model, name, **options)
+    return training(model, forward)
+
+
+CASES: dict[str, Callable[[], Step]] = {
+    "pack": pack,
+    "linear": lambda: converted("contraction", "linears"),
+    "linear, boxes last": lambda: converted("last", "linears"),
+    "linear, all stashed": lambda: converted("contraction", "all"),
+    **{f"encoder/{policies}": lambda p=policies: under_policies("encoder", p) for policies in POLICIES},
+}
+
+
+def failures(step: Step) -> Iterator[tuple[int, list[Tensor] | None]]:
+    """The number of each allocation of a step, and what the step gave when it failed; None: an exception."""
+    count, number = Count(), 0
+    while True:
+        number += 1
+        count.fail(number)
+        try:
+            result = step()
+        except (RuntimeError, MemoryError):
+            result = None
+        failed = count.failed()
+        count.fail(0)
+        if not failed:
+            return
+        yield number, result
+
+
+def sweep(step: Step) -> Outcome:
+    """Fail every allocation of ``step``, each time followed by a step in which none fails."""
+    for _ in range(2):
+        right = [tensor.clone() for tensor in step()]
+    outcome, count, held = Outcome(), Count(), 0
+    gc.freeze()  # what is there already need not be searched after every failure
+
+    def same(result: list[Tensor]) -> bool:
+        return len(result) == len(right) and all(map(torch.equal, result, right))
+
+    for number, result in failures(step):
+        outcome.allocations += 1
+        outcome.raised += result is None
+        outcome.survived += result is not None
+        if not (result is None or same(result)) or not same(step()):
+            outcome.wrong += (number,)
+        del result
+        gc.collect()
+        held = held or count.live()
+    outcome.leaked = count.live() - held
+    return outcome
+
+
+def main(names: list[str]) -> None:
+    """Print {case: outcome}."""
+    torch.set_num_threads(1)
+    found = {}
+    for name in names:
+        torch.manual_seed(0)
+        found[name] = asdict(sweep(CASES[name]()))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

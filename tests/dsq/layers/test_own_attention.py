@@ -1,0 +1,71 @@
+"""Modules that call F.scaled_dot_product_attention: its products are quantised, and nothing else changes."""
+
+import copy
+import pickle
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dsq
+from dsq.ops.attention import attention
+
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
+
+
+class Own(nn.Module):
+    """Attention as a plain loop's model writes it (``unflatten`` under a function mode breaks a compiled graph)."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = (t.view(2, 24, 2, 16).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(query=q, key=k, value=v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class Around(nn.Sequential):
+    """A module that calls no attention itself."""
+
+
+def made(config=CONFIG):
+    torch.manual_seed(0)
+    return dsq.convert(Around(Own()), config)
+
+
+X = torch.randn(2, 24, 32, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_products_are_those_of_quantised_attention():
+    net = made()
+    q, k, v = (t.view(2, 24, 2, 16).transpose(1, 2) for t in net[0].qkv(X).chunk(3, -1))
+    expected, _ = attention(q, k, v, CONFIG.at(0).products, is_causal=True)
+    assert torch.equal(net(X), expected.transpose(1, 2).flatten(2))
+    assert dsq.report(net, X).forward.share == 1
+    assert dsq.report(net, X).backward.share == 1
+
+
+def test_it_is_off_where_it_is_not_asked_for_or_evaluates_plain():
+    assert type(made(dsq.DSQConfig(levels="[4,4,4,16]"))[0]) is Own
+    plain, net = (
+        Around(Own()).eval(),
+        made(dsq.DSQConfig(levels="[4,4,4,16]", attention=True, eval_full_precision=True)),
+    )
+    plain.load_state_dict(net.state_dict())
+    assert torch.equal(net.eval()(X), plain(X))
+
+
+def test_it_comes_back_and_is_copied_and_pickled():
+    net = made()
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(twin(X), net(X))
+    dsq.unconvert(net)
+    assert type(net[0]) is Own
+
+
+def test_compiled_in_one_graph():
+    net = made()
+    torch._dynamo.reset()
+    found = torch.compile(net, backend="aot_eager", fullgraph=True)(X)
+    torch.testing.assert_close(found, net(X), rtol=1e-3, atol=1e-3)
