@@ -279,7 +279,7 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
     generator = torch.Generator().manual_seed(0)
     shapes = (37, 600), (70, 600), (37, 70), (70,)
     given = [torch.randn(shape, generator=generator) for shape in shapes]
-    kernels = [gemm for gemm in backend.gemms if gemm is not TORCH] if backend.linear else []
+    kernels = itertools.takewhile(lambda gemm: gemm is not TORCH, backend.gemms if backend.linear else ())
     for dtypes, (q0, q1, q2, q3), gemm in itertools.product(_LAYERS, ((4, 4, 4, 16), (8, 2, 5, 9)), kernels):
         matmuls = LinearMatMuls(
             MatMul(Operand(BFP(q0), -1), Operand(BFP(q0), -1, transposed=True)),

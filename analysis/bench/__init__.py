@@ -7,7 +7,8 @@ kernels.py     quantise, pack and unpack against copying, and against other pack
 product.py     one product of matrices by each kernel
 step.py        a training step of six transformer blocks
 narrow.py      the same in bfloat16
-gpt.py         a training step of a GPT-2 of 124M parameters, and what malloc holds in it
+gpt.py         a training step of a GPT-2 of 124M parameters
+shares.py      where the time of that step goes, by perf (sampled_steps.py)
 tiny.py        one layer too small to hide what a call costs
 stash.py       what the layers stash, and the peak memory that the operating system sees
 cost.py        how long dsq-cost takes

@@ -1,18 +1,12 @@
-"""A training step of a GPT-2 of 124M parameters (d 768, 12 layers, 512 tokens) with Adam: tokens a second, and memory.
+"""A training step of a GPT-2 of 124M parameters (d 768, 12 layers, 512 tokens) with Adam.
 
-    python -m analysis.bench gpt [--rounds 3]          # time
-    python -m analysis.bench.gpt [--sequences 1]       # bytes that malloc holds, a process a contestant
+Its bytes: analysis/stash/gpt_bytes.py.
 
 DSQ: all linears but the tied output head, and every other saved tensor packed (DSQConfig(stash="all")). Random weights
 and tokens, no dropout, which would cost all alike.
 """
 
-import argparse
-import json
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +15,8 @@ from torch import Tensor, nn
 import dsq
 from analysis.bench.memory import keep_freed_memory
 from analysis.bench.race import Race, race
-from analysis.stash.allocator.counted import Count, build, run
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
 
-PROG = "python -m analysis.bench.gpt"
-TOKENS, VOCABULARY, MIB = 512, 50257, 2**20
+TOKENS, VOCABULARY = 512, 50257
 AUTOCAST = "bf16 autocast"
 #: contestant -> levels; None: not converted
 LEVELS = {"fp32": None, AUTOCAST: None, "dsq [4,4,4,16]": "[4,4,4,16]", "dsq [16,4,4,16]": "[16,4,4,16]"}
@@ -70,39 +60,3 @@ def training(name: str, sequences: int) -> tuple[Callable[[], Tensor], nn.Module
         return found
 
     return loss, model
-
-
-def counted(name: str, sequences: int) -> dict[str, float]:
-    """MiB of the second step, in a counted process: between steps, and at its peak."""
-    step, count = step_of(name, sequences), Count()
-    step()
-    between = count.live()
-    count.reset_peak()
-    step()
-    return {"between steps": between / MIB, "peak": count.peak() / MIB, "peak above": (count.peak() - between) / MIB}
-
-
-def memory(sequences: int) -> str:
-    """A row a contestant."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(Path(folder))
-        for name in LEVELS:
-            printed = run(library, ["-m", "analysis.bench.gpt", "--count", name, "--sequences", str(sequences)])
-            rows.append({"contestant": name} | json.loads(printed.splitlines()[-1]))
-    return table(rows, dict.fromkeys(rows[0], ".0f") | {"contestant": ""}, markdown=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=1, help="of 512 tokens in a batch (default 1)")
-    parser.add_argument("--count", choices=tuple(LEVELS), help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.count:
-        print(json.dumps(counted(given.count, given.sequences)))
-        return 0
-    return guarded(PROG, lambda: print(memory(given.sequences)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,6 +18,21 @@ def wall_clock(call: Call, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
+def cpu_clock(call: Call, repeats: int) -> float:
+    """Seconds of this process's CPU time a call."""
+    start = time.process_time()
+    for _ in range(repeats):
+        call()
+    return (time.process_time() - start) / repeats
+
+
+def host_clock() -> Clock:
+    """The wall's; but on one thread the CPU's, which what else runs on the machine does not stretch."""
+    import torch
+
+    return cpu_clock if torch.get_num_threads() == 1 else wall_clock
+
+
 def gpu_clock(call: Call, repeats: int) -> float:
     """Seconds a call between two events on the GPU, which need not wait for the host between the calls."""
     import torch
@@ -32,13 +47,14 @@ def gpu_clock(call: Call, repeats: int) -> float:
 
 
 def in_turns(
-    calls: Mapping[str, Call], rounds: int, repeats: int | None = None, warm: int = 1, clock: Clock = wall_clock
+    calls: Mapping[str, Call], rounds: int, repeats: int | None = None, warm: int = 1, clock: Clock | None = None
 ) -> dict[str, list[float]]:
     """Seconds a call, ``rounds`` times each. Every call runs once a round, every other round in reverse order.
 
     ``repeats``: calls of a turn; None chooses, a call at a time, what fills TURN_SECONDS. ``warm``: rounds that do not
-    count, before the others.
+    count, before the others. ``clock``: None takes host_clock().
     """
+    clock = clock or host_clock()
     for _ in range(warm):
         for call in calls.values():
             clock(call, repeats or 1)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.bench.memory import keep_freed_memory
-from analysis.bench.timer import gpu_clock, in_turns, wall_clock
+from analysis.bench.timer import gpu_clock, host_clock, in_turns
 from analysis.stash.allocator.counted import build, run
 from analysis.stash.allocator.held import Held
 from analysis.stash.picture import draw
@@ -126,7 +126,7 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
         made |= against(plain.gradient, draws)
     if "times" in args.measure:
         calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
-        clock = gpu_clock if bench.x.is_cuda else wall_clock
+        clock = gpu_clock if bench.x.is_cuda else host_clock()
         seconds = in_turns(calls, args.steps, repeats=1, warm=0, clock=clock)
         made["time"] = statistics.median(seconds["ours"]) / statistics.median(seconds["plain"])
     for controller in controllers:
