@@ -66,7 +66,7 @@ def _each(names: str, check: Callable[[str, Any], object]) -> dict[str, Callable
 
 
 #: the name of an option -> what raises ValueError for a value out of its range
-LIMITS = {
+LIMITS: dict[str, Callable[[str, Any], object]] = {
     **_each(_AT_LEAST_1, functools.partial(whole_number, least=1)),
     **_each(_AT_LEAST_0, functools.partial(whole_number, least=0)),
     **_each(_AT_LEAST_MINUS_1, functools.partial(whole_number, least=-1)),

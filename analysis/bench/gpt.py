@@ -50,8 +50,9 @@ def training(name: str, sequences: int) -> tuple[Callable[[], Tensor], nn.Module
     rates: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=TOKENS, use_cache=False, **rates)
     model: nn.Module = transformers.GPT2LMHeadModel(config).train()
-    if LEVELS[name] is not None:
-        dsq.convert(model, dsq.DSQConfig(levels=LEVELS[name], stash="all", exclude="lm_head"))
+    levels = LEVELS[name]
+    if levels is not None:
+        dsq.convert(model, dsq.DSQConfig(levels=levels, stash="all", exclude="lm_head"))
     ids = torch.randint(VOCABULARY, (sequences, TOKENS))
 
     def loss() -> Tensor:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from analysis.experiments.ledger.configurations import Configuration
 from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
-from costmodel.model.sweep import pareto
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
 _OTHER = ("black", "X")
@@ -21,8 +19,11 @@ Point = tuple[float, float]  #: cost, score
 
 def front(points: Sequence[Point]) -> list[Point]:
     """Those that no other point beats, rising in cost and score."""
-    costs, scores = np.transpose(points)
-    return sorted(point for point, best in zip(points, pareto([costs, -scores]), strict=True) if best)
+    found: list[Point] = []
+    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not found or score > found[-1][1]:
+            found.append((cost, score))
+    return found
 
 
 @look()
