@@ -2,8 +2,8 @@
 
 Its bytes: analysis/stash/gpt_bytes.py.
 
-DSQ: all linears but the tied output head, and every other saved tensor packed (DSQConfig(stash="all")). Random weights
-and tokens, no dropout, which would cost all alike.
+DSQ: all linears but the tied output head, and every other saved tensor packed (DSQConfig(stash="all")), in float32 or
+under autocast. Random weights and tokens, no dropout, which would cost all alike.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +18,19 @@ from analysis.bench.race import Race, race
 
 TOKENS, VOCABULARY = 512, 50257
 AUTOCAST = "bf16 autocast"
-#: contestant -> levels; None: not converted
-LEVELS = {"fp32": None, AUTOCAST: None, "dsq [4,4,4,16]": "[4,4,4,16]", "dsq [16,4,4,16]": "[16,4,4,16]"}
+#: contestant -> levels (None: not converted), and whether it runs under autocast
+CONTESTANTS: dict[str, tuple[str | None, bool]] = {
+    "fp32": (None, False),
+    AUTOCAST: (None, True),
+    "dsq [4,4,4,16]": ("[4,4,4,16]", False),
+    "dsq [4,4,4,16], autocast": ("[4,4,4,16]", True),
+    "dsq [16,4,4,16], autocast": ("[16,4,4,16]", True),
+}
 
 
 def races(rounds: int) -> Iterator[Race]:
     keep_freed_memory()
-    steps = {name: step_of(name, 1) for name in LEVELS}
+    steps = {name: step_of(name, 1) for name in CONTESTANTS}
     title = f"GPT-2 124M, {TOKENS} tokens, {torch.get_num_threads()} threads"
     yield race(title, (AUTOCAST, steps.pop(AUTOCAST)), steps, rounds)
 
@@ -50,13 +56,13 @@ def training(name: str, sequences: int) -> tuple[Callable[[], Tensor], nn.Module
     rates: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=TOKENS, use_cache=False, **rates)
     model: nn.Module = transformers.GPT2LMHeadModel(config).train()
-    levels = LEVELS[name]
+    levels, autocast = CONTESTANTS[name]
     if levels is not None:
         dsq.convert(model, dsq.DSQConfig(levels=levels, stash="all", exclude="lm_head"))
     ids = torch.randint(VOCABULARY, (sequences, TOKENS))
 
     def loss() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=name == AUTOCAST):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found: Tensor = model(input_ids=ids, labels=ids).loss
         return found
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from analysis.bench.gpt import LEVELS, step_of
+from analysis.bench.gpt import CONTESTANTS, step_of
 from analysis.stash.allocator.counted import Count, build, run
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
@@ -36,7 +36,7 @@ def memory(sequences: int) -> str:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
-        for name in LEVELS:
+        for name in CONTESTANTS:
             printed = run(library, ["-m", "analysis.stash.gpt_bytes", "--count", name, "--sequences", str(sequences)])
             rows.append({"contestant": name} | json.loads(printed.splitlines()[-1]))
     return table(rows, dict.fromkeys(rows[0], ".0f") | {"contestant": ""}, markdown=True)
@@ -45,7 +45,7 @@ def memory(sequences: int) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=1, help="of 512 tokens in a batch (default 1)")
-    parser.add_argument("--count", choices=tuple(LEVELS), help=argparse.SUPPRESS)
+    parser.add_argument("--count", choices=tuple(CONTESTANTS), help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.count:
         print(json.dumps(counted(given.count, given.sequences)))
