@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,3 +16,16 @@ def same_random_tensors() -> None:
     """Every test draws the same random tensors, whichever tests ran before it."""
     if "torch" in sys.modules:  # the cost model's tests need none
         sys.modules["torch"].manual_seed(0)
+
+
+_TRUSTED: set[object] = set()
+
+
+@pytest.fixture(autouse=True)
+def what_may_be_unpickled_stays() -> Iterator[None]:
+    """Hugging Face's Trainer takes back what PyTorch was told to trust."""
+    if "torch" in sys.modules:
+        _TRUSTED.update(sys.modules["torch"].serialization.get_safe_globals())
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].serialization.add_safe_globals(list(_TRUSTED))

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import resource
-import signal
 from pathlib import Path
 
 import pytest
@@ -110,7 +109,7 @@ def test_an_interrupted_run_goes_on(capsys, data: Path, tmp_path: Path, monkeypa
     def interrupted(state: object, filename: str) -> None:
         save(state, filename)
         if filename.endswith("_2.pt"):
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
     monkeypatch.setattr("fairseq.checkpoint_utils.torch_persistent_save", lambda *a, async_write: interrupted(*a))
     with pytest.raises(SystemExit) as exit_:

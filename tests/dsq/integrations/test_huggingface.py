@@ -9,13 +9,6 @@ transformers = pytest.importorskip("transformers", reason="the callback needs tr
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate, which is not installed")
 
 
-@pytest.fixture(autouse=True)
-def _what_may_be_unpickled_stays():
-    before = torch.serialization.get_safe_globals()  # the Trainer clears them
-    yield
-    torch.serialization.add_safe_globals(before)
-
-
 class Rows(torch.utils.data.Dataset):
     def __init__(self, count):
         generator = torch.Generator().manual_seed(count)

@@ -26,10 +26,8 @@ from tests.threads import threads
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    safe = torch.serialization.get_safe_globals()  # the Trainer clears them
     with threads(1):
         yield
-    torch.serialization.add_safe_globals(safe)
 
 
 @pytest.fixture(scope="module")
