@@ -117,20 +117,6 @@ INLINE I widened(const uint8_t* p) {
 
 INLINE F absolute(F x) { return (F)((I)x & 0x7fffffff); }
 
-// The smaller magnitude, with the sign of x. A NaN may come out as anything.
-INLINE F clamp(F x, F bound) {
-#if LANES == 16
-  return (F)_mm512_range_ps((__m512)x, (__m512)bound, 0b0010);
-#elif LANES == 8
-  return (F)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)-bound), (__m256)bound);
-#elif defined DSQ_X86
-  return (F)_mm_min_ps(_mm_max_ps((__m128)x, (__m128)-bound), (__m128)bound);
-#else
-  x = choose(x > -bound, x, -bound);
-  return choose(x < bound, x, bound);
-#endif
-}
-
 // x, or the bound where that is smaller (larger), or x a NaN.
 INLINE F smaller(F x, F bound) {
 #if LANES == 16
@@ -152,6 +138,15 @@ INLINE F larger(F x, F bound) {
   return (F)_mm_max_ps((__m128)x, (__m128)bound);
 #else
   return choose(x > bound, x, bound);
+#endif
+}
+
+// The smaller magnitude, with the sign of x. A NaN may come out as anything.
+INLINE F clamp(F x, F bound) {
+#if LANES == 16
+  return (F)_mm512_range_ps((__m512)x, (__m512)bound, 0b0010);
+#else
+  return smaller(larger(x, -bound), bound);
 #endif
 }
 
