@@ -19,6 +19,7 @@ from tests.dsq.integrations.training import (
     optimizer,
     plain_loop,
     updates_from,
+    validate,
     weights,
 )
 from tests.threads import threads
@@ -139,10 +140,7 @@ def accelerated(folder, until, resume=False):
         optimise.step()
         dynamic.record()
         if update % EVERY == 0:
-            prepared.eval()
-            with torch.no_grad():
-                dynamic.step(float(prepared(**next(iter(loader(False))))["loss"]))
-            prepared.train()
+            validate(prepared, dynamic)
     accelerator.save_state(folder)
     return model, dynamic
 

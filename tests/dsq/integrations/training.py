@@ -60,6 +60,14 @@ def updates_from(done, until, batches):
                 yield update, batch
 
 
+def validate(model, dynamic):
+    """Tell ``dynamic`` the validation loss of ``model``, which may be wrapped by a trainer."""
+    model.eval()
+    with torch.no_grad():
+        dynamic.step(float(model(**next(iter(loader(False))))["loss"]))
+    model.train()
+
+
 def plain_loop(until=UPDATES, saved=None):
     """Model, its precision, and the state that a checkpoint holds, after ``until`` updates."""
     model = Net()
@@ -77,9 +85,6 @@ def plain_loop(until=UPDATES, saved=None):
         optimise.step()
         dynamic.record()
         if update % EVERY == 0:
-            model.eval()
-            with torch.no_grad():
-                dynamic.step(float(model(**next(iter(loader(False))))["loss"]))
-            model.train()
+            validate(model, dynamic)
     state = {"model": model.state_dict(), "optimizer": optimise.state_dict(), "dsq": dynamic.state_dict()}
     return model, dynamic, state | {"update": until}
