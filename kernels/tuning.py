@@ -39,7 +39,7 @@ ROUNDS = 5
 MARGIN = 0.95
 
 
-class Timed(NamedTuple):
+class TimedGemm(NamedTuple):
     """One kernel that fits a product, and the seconds it took."""
 
     gemm: Gemm
@@ -63,7 +63,7 @@ def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Si
     return known
 
 
-def preferred(times: Sequence[Timed]) -> Gemm:
+def preferred(times: Sequence[TimedGemm]) -> Gemm:
     """The fastest, but the earliest where a later one does not gain more than noise may."""
     best = times[0]
     for trial in times[1:]:
@@ -72,7 +72,7 @@ def preferred(times: Sequence[Timed]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[Timed]:
+def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[TimedGemm]:
     """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
@@ -90,7 +90,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Size
             gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
             wait()
             best[i] = min(best[i], time.perf_counter() - start)
-    return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
+    return [TimedGemm(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
 
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:

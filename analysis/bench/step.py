@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.bench.models import encoder
-from analysis.bench.race import Race, race
-from analysis.bench.timer import Call
+from analysis.models import encoder
+from analysis.timing.race import Race, race
+from analysis.timing.timer import Call
 from dsq.formats import DEFAULT
 
 BATCH, LENGTH, WIDTH = 8, 128, 512

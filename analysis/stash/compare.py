@@ -34,12 +34,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.timer import gpu_clock, host_clock, in_turns
 from analysis.stash.allocator.counted import build, run
-from analysis.stash.allocator.held import Held
+from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.picture import draw
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.timer import gpu_clock, host_clock, in_turns
 from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
@@ -165,7 +165,7 @@ def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def held(setup: Setup, bench: Bench, model: nn.Module) -> Held:
+def held(setup: Setup, bench: Bench, model: nn.Module) -> HeldBytes:
     """Bytes that the allocator holds for a step."""
     if bench.x.is_cuda:
         before = torch.cuda.memory_allocated()
@@ -175,10 +175,10 @@ def held(setup: Setup, bench: Bench, model: nn.Module) -> Held:
         loss.backward()
         del loss
         peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-        return Held(after - before, peak - before, left - before)
+        return HeldBytes(after - before, peak - before, left - before)
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
-        return Held(*map(int, run(build(Path(folder)), program).split()[-3:]))
+        return HeldBytes(*map(int, run(build(Path(folder)), program).split()[-3:]))
 
 
 def compare(args: argparse.Namespace) -> None:

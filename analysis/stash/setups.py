@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.bench.models import encoder, encoder_input, resnet20, resnet_input
+from analysis.models import encoder, encoder_input, resnet20, resnet_input
 from dsq import stash
 
 
