@@ -26,11 +26,12 @@ from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.timer import Call, in_turns
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
+from costmodel.model.planning import DSQ
 from costmodel.model.quantisation import Setup
 from costmodel.workloads.named import load_workload
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
-from dsq.formats import BFP, Identity
+from dsq.formats import Identity
 from dsq.precision import Precision
 
 LENGTH, WORDS, ROUNDS = 128, 4000, 5
@@ -78,7 +79,7 @@ LEVELS = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
 SETUPS = {
     "fp32": Setup(Identity(), Precision(32, 32, 32, 32)),
     "bf16 autocast": Setup(Identity(), Precision(16, 16, 16, 16)),
-    **{f"dsq {level}": Setup(BFP(32), level, container=32) for level in LEVELS},
+    **{f"dsq {level}": Setup(DSQ, level, container=32) for level in LEVELS},
 }
 
 
