@@ -188,9 +188,7 @@ class Workload:
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
             found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
-        return [
-            Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()
-        ]
+        return [Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()]
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
