@@ -14,13 +14,14 @@ from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import floors
 from costmodel.model.stash import POLICIES
 from costmodel.model.traffic import transfers
-from dsq.formats import BFP, WIDEST, Identity
+from dsq.formats import DEFAULT, WIDEST, Identity, format_class
 from dsq.precision import Precision
 
 #: the setups that a plan compares unless told
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
+DSQ = format_class(DEFAULT)(WIDEST)
 LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
 MOST_SEQUENCES = 2**20
 #: from one batch that is tried to the next, until one does not fit
@@ -49,7 +50,7 @@ def usual_methods(zero: int, devices: int) -> list[Method]:
         Method("bf16 autocast", AUTOCAST, **shared),
         Method("bf16", BF16, **shared),
     ]
-    found += [Method(f"dsq {level}", Setup(BFP(WIDEST), level), **shared) for level in LEVELS]
+    found += [Method(f"dsq {level}", Setup(DSQ, level), **shared) for level in LEVELS]
     found += [Method(f"bf16, {name}", BF16, stash=stash, **shared) for name, stash in POLICIES.items()]
     found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
     found.append(Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True, **shared))
