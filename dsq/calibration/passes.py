@@ -77,7 +77,7 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
         "scale": (lambda: [x * 0.125 + mask], [x]),
         "rotary": (rotary, [x]),
         "heads": (lambda: [x.view(rows, heads, -1).transpose(0, 1).contiguous()], [x]),
-        "transposed": (lambda: [x.view(-1, 2 * HEAD, HEAD).mT.contiguous()], [x]),
+        "transposed": (lambda: [x.view(rows, heads, -1).permute(1, 2, 0).contiguous()], [x]),
         "column sum": (lambda: [x.sum(0)], [x]),
         "tied": (lambda: [x32.view_as(x32), x32.view_as(x32)], [x32]),  # the backward sums two gradients
         "dropout": (lambda: [F.dropout(x, 0.1)], [x]),
