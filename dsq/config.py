@@ -101,6 +101,8 @@ class DSQConfig:
     def from_dict(values: dict[str, Any]) -> "DSQConfig":
         """The config that ``as_dict`` gave. Raises ValueError for a field that there is none of, or out of range."""
         known = [field.name for field in fields(DSQConfig)]
+        if not isinstance(values, dict):
+            raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")

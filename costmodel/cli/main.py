@@ -1,4 +1,4 @@
-"""dsq-cost: what a precision configuration costs. This file parses; NAME_command.py answers.
+"""dsq-cost: what a precision configuration costs. This file parses; commands/NAME.py answers.
 
 Nothing here needs numpy, for --help to be quick.
 """
@@ -82,7 +82,7 @@ def answer(arguments: argparse.Namespace) -> None:
             check_writable(path)
     if picture and not picture.endswith((".png", ".svg")):
         raise ValueError(f"picture {picture} must end in .png or .svg")
-    report = import_module(f"costmodel.cli.{arguments.command}_command").run(arguments)
+    report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:
         write_text(arguments.output, text)

@@ -8,7 +8,7 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.estimate import evaluate
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
-from costmodel.model.memory import Method, in_layer, packed_values, peak_memory
+from costmodel.model.memory import Memory, Method, in_layer, packed_values, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import floors
@@ -107,14 +107,22 @@ def communication_bytes(workload: Workload, method: Method) -> float:
 def largest_batch(build: Callable[[int], Workload], method: Method, budget: float) -> int:
     """The most sequences a device whose step fits the budget; 0: not even one."""
     low, high = 0, MOST_SEQUENCES + 1  # this fits, this does not
-    tried, size = (0, 0.0), 1
+    tried, size = 0, 1
+    found: dict[int, Memory] = {}
     while high - low > 1:
-        peak = peak_memory(build(size), method).peak
-        low, high = (size, high) if peak <= budget else (low, size)
-        if high > MOST_SEQUENCES:  # no bound yet
-            guess = size * GROWTH
-        else:  # memory grows in straight pieces: where the line through the last two reaches the budget
-            slope = (peak - tried[1]) / (size - tried[0])
-            guess = size + int((budget - peak) // slope) if slope > 0 else (low + high) // 2
-        tried, size = (size, peak), min(max(guess, low + 1), high - 1)
+        found[size] = peak_memory(build(size), method)
+        low, high = (size, high) if found[size].peak <= budget else (low, size)
+        guess = _reaching(budget, tried, found[tried], size, found[size]) if tried else size * GROWTH
+        tried, size = size, min(max(guess, low + 1), high - 1)
     return low
+
+
+def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
+    """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
+    rounding."""
+    batches = [MOST_SEQUENCES]
+    for one, other in zip(before.timeline, now.timeline, strict=True):
+        slope = (other.total - one.total) / (size - tried)
+        if slope > 0:
+            batches.append(size + int((budget - other.total) // slope))
+    return min(batches)

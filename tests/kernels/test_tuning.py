@@ -44,7 +44,7 @@ def test_a_gpu_is_timed_on_larger_products():
 def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("DSQ_GEMM")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path))
-    return tmp_path / "gemms.json"
+    return tmp_path / "gemms.jsonl"
 
 
 def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
@@ -54,7 +54,7 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
     )
     for _ in range(2):  # a second measurement would raise StopIteration
         assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "fast"
-    assert list(json.loads(cache.read_text()).values()) == ["fast"]
+    assert json.loads(cache.read_text())[1] == "fast"
     cache.write_text("no JSON")
     with pytest.raises(StopIteration):
         tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
@@ -65,6 +65,40 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path / "file" / "below"))
     assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ("DSQ_GEMM", "DSQ_CACHE", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def unknown(_):
+        raise KeyError("no such user")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
+
+
+def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
+    """Each is measuring while the other enters what it found; and one was killed while it wrote."""
+    gemms = [gemm("slow"), gemm("fast")]
+
+    def timed(*_):
+        if not cache.exists():
+            monkeypatch.setattr(
+                tuning, "timed", lambda *_: [TimedGemm(g, s) for g, s in zip(gemms, (1, 2), strict=True)]
+            )
+            assert fastest().name == "slow"
+            with cache.open("ab") as file:
+                file.write(b'["\xff\n')
+        return [TimedGemm(g, s) for g, s in zip(gemms, (2, 1), strict=True)]
+
+    def fastest():
+        return tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
+
+    monkeypatch.setattr(tuning, "timed", timed)
+    assert [fastest().name, fastest().name] == ["slow", "slow"]
+    assert len(cache.read_bytes().splitlines()) == 3
 
 
 def test_a_kernel_can_be_named(cache, monkeypatch):
