@@ -253,6 +253,7 @@ BAD = {
     "size": (["plan", "--fit", "80"], "fit must be a size such as 80GB or 24GiB, got '80'"),
     "no memory": (["plan", "--hardware", "laptop-cpu"], "does not state its memory: give --fit"),
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
+    "gpus": (["plan", "--gpus", "0"], "gpus must be a whole number from 1, got 0"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
     "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),
