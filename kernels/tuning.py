@@ -6,7 +6,7 @@ kept in a file, so that a resumed run multiplies as the first did:
 
     $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.jsonl
 
-A choice is a line that is added, and the first of a product counts: processes that measure at once take one and the same.
+A choice is a line that is added, and the first of a product counts: processes that measure at once take the same.
 
 DSQ_GEMM=NAME in the environment takes the kernel of that name wherever it fits, else the first that fits, and measures
 nothing.
@@ -41,7 +41,7 @@ ROUNDS = 5
 MARGIN = 0.95
 
 
-class Timed(NamedTuple):
+class TimedGemm(NamedTuple):
     """One kernel that fits a product, and the seconds it took."""
 
     gemm: Gemm
@@ -65,7 +65,7 @@ def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Si
     return known
 
 
-def preferred(times: Sequence[Timed]) -> Gemm:
+def preferred(times: Sequence[TimedGemm]) -> Gemm:
     """The fastest, but the earliest where a later one does not gain more than noise may."""
     best = times[0]
     for trial in times[1:]:
@@ -74,7 +74,7 @@ def preferred(times: Sequence[Timed]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[Timed]:
+def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[TimedGemm]:
     """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
@@ -92,7 +92,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Size
             gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
             wait()
             best[i] = min(best[i], time.perf_counter() - start)
-    return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
+    return [TimedGemm(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
 
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:

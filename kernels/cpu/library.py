@@ -72,7 +72,7 @@ def library() -> Library:
 def load(path: Path, header: Path) -> Library:
     """The library at ``path``, which must have been built from ``header``.
 
-    Raises ImportError where there is none, and RuntimeError for one that was built from another header or is no library.
+    Raises ImportError where there is none, and RuntimeError for one of another header, or for what is no library.
     """
     if not path.exists():
         raise ImportError(f"the C++ kernels were not built (no compiler?); {_REBUILD}")

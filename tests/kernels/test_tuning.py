@@ -11,7 +11,7 @@ from dsq.kernels import tuning
 from dsq.kernels.backend import Gemm
 from dsq.kernels.dispatch import backend_for, gemm_for
 from dsq.kernels.reference.gemm import TORCH
-from dsq.kernels.tuning import Timed, preferred, size_class
+from dsq.kernels.tuning import TimedGemm, preferred, size_class
 
 CPU = backend_for(torch.device("cpu"))
 MATMULS = dsq.Quantizers.of("[4,4,4,16]").matmuls
@@ -25,7 +25,7 @@ def gemm(name):
     ("seconds", "chosen"), [((1.0, 0.9), "b"), ((1.0, 0.97), "a"), ((1.0, 2.0), "a"), ((1.0, 0.8, 0.78), "b")]
 )
 def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
-    assert preferred([Timed(gemm(name), s) for name, s in zip("abc", seconds, strict=False)]).name == chosen
+    assert preferred([TimedGemm(gemm(name), s) for name, s in zip("abc", seconds, strict=False)]).name == chosen
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def cache(tmp_path, monkeypatch):
 def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
     gemms, times = [gemm("slow"), gemm("fast")], iter([[2.0, 1.0]])
     monkeypatch.setattr(
-        tuning, "timed", lambda gemms, *_: [Timed(g, s) for g, s in zip(gemms, next(times), strict=True)]
+        tuning, "timed", lambda gemms, *_: [TimedGemm(g, s) for g, s in zip(gemms, next(times), strict=True)]
     )
     for _ in range(2):  # a second measurement would raise StopIteration
         assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "fast"
@@ -85,11 +85,13 @@ def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
 
     def timed(*_):
         if not cache.exists():
-            monkeypatch.setattr(tuning, "timed", lambda *_: [Timed(g, s) for g, s in zip(gemms, (1, 2), strict=True)])
+            monkeypatch.setattr(
+                tuning, "timed", lambda *_: [TimedGemm(g, s) for g, s in zip(gemms, (1, 2), strict=True)]
+            )
             assert fastest().name == "slow"
             with cache.open("ab") as file:
                 file.write(b'["\xff\n')
-        return [Timed(g, s) for g, s in zip(gemms, (2, 1), strict=True)]
+        return [TimedGemm(g, s) for g, s in zip(gemms, (2, 1), strict=True)]
 
     def fastest():
         return tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
