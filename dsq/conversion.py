@@ -88,7 +88,7 @@ def unconvert(model: Model) -> Model:
     for module in changed:
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
             if name == "stash":
-                applied(module)[value].remove()
+                applied(module)[value].remove(module)  # of a deep copy: the two share the policy
             elif name == "attention":
                 module.set_attn_implementation(value)
             elif name == "class":

@@ -143,3 +143,14 @@ def test_the_whole_stash_follows_the_level():
     assert 1.4 * four < eight < 2 * four
     with pytest.raises(ValueError, match="stash must be one of linears, all, got 'none'"):
         dsq.DSQConfig(stash="none")
+
+
+def test_the_policy_of_a_deep_copy_is_taken_back_alone():
+    model = dsq.convert(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4)), dsq.DSQConfig(stash="all"))
+    x = torch.randn(64, 32)
+    before = dsq.stash.measure(lambda: model(x)).nbytes
+    other = dsq.unconvert(copy.deepcopy(model))
+    assert dsq.stash.measure(lambda: model(x)).nbytes == before
+    assert dsq.stash.measure(lambda: other(x)).nbytes > 2 * before
+    dsq.unconvert(model)
+    assert not model._forward_hooks and not other._forward_hooks
