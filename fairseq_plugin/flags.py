@@ -50,8 +50,8 @@ class DSQFlags(FairseqDataclass):
     dsq_format: str = _flag(
         _DEFAULT["format"],
         f"{{{','.join(FORMATS)}}}",
-        "number format: bfp (block floating point), sbfp and snvint (the same with signed scales, more exact at few "
-        "bits) or fixed (fixed point)",
+        "number format: snvint (boxes of integers with a signed, fractional scale), sbfp (signed powers of two), bfp "
+        "(block floating point, the paper's, less exact at few bits) or fixed (fixed point)",
     )
     dsq_fraction_bits: Optional[int] = _flag(
         _DEFAULT["fraction_bits"],
@@ -59,7 +59,7 @@ class DSQFlags(FairseqDataclass):
         "static binary point of --dsq-format fixed: the step is 2^-N. Absent: placed by each tensor's largest value",
         check=False,
     )
-    dsq_box: int = _flag(_DEFAULT["box"], "N", "values that share one exponent (bfp)")
+    dsq_box: int = _flag(_DEFAULT["box"], "N", "values that share a scale (all but fixed)")
     dsq_box_axis: str = _flag(
         _DEFAULT["box_axis"],
         "{contraction,last}",

@@ -25,7 +25,7 @@ from analysis.experiments.session import data_folder
 from analysis.experiments.session.engines import Engine, Job, LocalJob, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
 from dsq.command.files import make_folder
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.experiments.run"
@@ -33,7 +33,7 @@ POLL_SECONDS, PROGRESS_SECONDS = 1.0, 60.0
 
 
 @dataclass(frozen=True)
-class Active:
+class StartedRun:
     run: PlannedRun
     folder: RunFolder
     job: Job
@@ -56,7 +56,7 @@ class Session:
         """Run to the end. Raises ValueError where runs failed; the others are finished then."""
         waiting = [run for run in self.runs.values() if not self._enter_finished(run)]
         print(f"{len(self.runs) - len(waiting)} of {len(self.runs)} runs were finished before", flush=True)
-        active: list[Active] = []
+        active: list[StartedRun] = []
         printed = time.monotonic()
         try:
             while waiting or active:
@@ -76,7 +76,7 @@ class Session:
             name, why = next(iter(self.failed.items()))
             raise ValueError(f"{len(self.failed)} of {len(self.runs)} runs failed, first {name}: {why}")
 
-    def _start(self, run: PlannedRun) -> list[Active]:
+    def _start(self, run: PlannedRun) -> list[StartedRun]:
         folder = self.folders[run.name]
         with folder.locked() as lock:
             if lock is None:
@@ -87,9 +87,9 @@ class Session:
             command = [sys.executable, "-m", module, *given, "--out", str(folder.path.resolve())]
             command += ["--dsq-levels", run.levels, *run.flags]
             print(f"start  {run.name}", flush=True)
-            return [Active(run, folder, self.engine(command, self.environment, folder.log.resolve(), lock))]
+            return [StartedRun(run, folder, self.engine(command, self.environment, folder.log.resolve(), lock))]
 
-    def _ended(self, one: Active) -> bool:
+    def _ended(self, one: StartedRun) -> bool:
         status = one.job.status()
         if status is None:
             return False
@@ -120,7 +120,7 @@ class Session:
         left = _duration(seconds / gained * (len(self.runs) - done)) if gained > 0 else "unknown time"
         return f"{done:.1f} of {len(self.runs)} runs' training done, {left} left"
 
-    def _print_progress(self, active: Sequence[Active]) -> None:
+    def _print_progress(self, active: Sequence[StartedRun]) -> None:
         running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
         print(f"       {running}; {self._left()}", flush=True)
 
@@ -186,16 +186,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a run (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
+    parser.add_argument("--threads", type=count, default=1, metavar="N", help="of a run (default: %(default)s)")
     parser.add_argument("--engine", choices=("local", "submitit"), default="local", help="default: %(default)s")
     parser.add_argument(
         "--submitit", action="append", default=[], metavar="NAME=VALUE", help="of submitit's, as in slurm_partition=gpu"
     )
     given = parser.parse_args(arguments)
-    for name in ("jobs", "threads"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name} {getattr(given, name)}: accepted are whole numbers from 1")
     return guarded(PROG, lambda: run_recipe(given))
 
 

@@ -54,7 +54,7 @@ NAMES = (*MODELS, FAIRSEQ)
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckedModel:
     """A model, the loss of its batch, and what the cost model makes of it."""
 
     model: nn.Module
@@ -62,12 +62,12 @@ class Case:
     workload: Workload
 
 
-def case(name: str) -> Case:
+def checked_model(name: str) -> CheckedModel:
     torch.manual_seed(0)
     return _fairseq() if name == FAIRSEQ else _transformers(name)
 
 
-def _transformers(name: str) -> Case:
+def _transformers(name: str) -> CheckedModel:
     import transformers
 
     kind, fields = MODELS[name]
@@ -101,10 +101,10 @@ def _transformers(name: str) -> Case:
             inputs[key] = x.to(wanted) if x.is_floating_point() else x
         return model(**inputs).loss
 
-    return Case(model, loss, workload.fusing_attention())
+    return CheckedModel(model, loss, workload.fusing_attention())
 
 
-def _fairseq() -> Case:
+def _fairseq() -> CheckedModel:
     import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel, base_architecture
@@ -149,4 +149,4 @@ def _fairseq() -> Case:
             target_length=LENGTH,
         )
     )
-    return Case(model, loss, workload)
+    return CheckedModel(model, loss, workload)

@@ -8,8 +8,8 @@ Encoder: 6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens. ResNe
 other two rows train norms only and nothing but the input, with batch norm in evaluation mode. Random weights and data.
 
     stash     MiB kept at the end of the forward (dsq.stash.measure); weights and the batch excluded
-    held      MiB that the allocator holds at the end of forward and loss, above what is held between steps: malloc
-              counted in a process of its own (analysis.stash.allocator), or CUDA's allocator
+    held      MiB that the allocator holds at the end of the forward, above what is held between steps: malloc
+              counted in a process of its own (analysis.stash.allocator), or CUDA's allocator; the loss keeps nothing
     least     MiB: every saved value at the policy's bits, or what was measured once
     peak      MiB that it holds at most during forward and backward, counted likewise
     time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
@@ -34,12 +34,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.timer import gpu_clock, host_clock, in_turns
 from analysis.stash.allocator.counted import build, run
-from analysis.stash.allocator.held import Held
+from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.picture import draw
-from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach
+from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach, loss_that_keeps_nothing
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.timer import gpu_clock, host_clock, in_turns
 from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
@@ -165,20 +165,21 @@ def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def held(setup: Setup, bench: Bench, model: nn.Module) -> Held:
+def held(setup: Setup, bench: Bench, model: nn.Module) -> HeldBytes:
     """Bytes that the allocator holds for a step."""
     if bench.x.is_cuda:
+        forward = loss_that_keeps_nothing(model, bench.x)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        loss = bench.case.loss(model(bench.x), bench.y)
+        loss = forward()
         after = torch.cuda.memory_allocated()
         loss.backward()
         del loss
         peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-        return Held(after - before, peak - before, left - before)
+        return HeldBytes(after - before, peak - before, left - before)
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
-        return Held(*map(int, run(build(Path(folder)), program).split()[-3:]))
+        return HeldBytes(*map(int, run(build(Path(folder)), program).split()[-3:]))
 
 
 def compare(args: argparse.Namespace) -> None:

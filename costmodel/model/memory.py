@@ -49,7 +49,7 @@ class Moment:
     at: str  #: "forward of NAME", "backward of NAME" or "update"
     categories: Bytes
 
-    @property
+    @cached_property
     def total(self) -> float:
         return sum(self.categories.values())
 

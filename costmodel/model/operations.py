@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from dsq.arguments import pattern
 
@@ -178,16 +179,16 @@ class Workload:
         """The operations with equal ones merged, in order of first appearance. A converted GEMM owns its stash unless
         an earlier converted one has the same named input."""
         inputs: set[tuple[str, int, int]] = set()
-        names: dict[tuple[Operation, bool], list[str]] = {}
+        found: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[str]]] = {}
         for op in self.operations:
-            owner, alike = True, replace(op, name="")
+            owner, facts = True, {**vars(op), "name": ""}
             if isinstance(op, Gemm):
-                alike = replace(op, name="", input="")
+                facts["input"] = ""
                 if op.input and op.quantised:
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
-            names.setdefault((alike, owner), []).append(op.name)
-        return [Group(op, owner, len(alike), tuple(alike)) for (op, owner), alike in names.items()]
+            found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
+        return [Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()]
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:

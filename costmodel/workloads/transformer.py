@@ -37,7 +37,9 @@ def _mark_stream(ops: list[Operation]) -> list[Operation]:
     """The layers whose x is no product's or activation's output."""
     branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
     return [
-        replace(op, stream=op.weight and op.input.removesuffix(" (copy)") not in branch) if isinstance(op, Gemm) else op
+        replace(op, stream=True)
+        if isinstance(op, Gemm) and op.weight and op.input.removesuffix(" (copy)") not in branch
+        else op
         for op in ops
     ]
 

@@ -90,7 +90,7 @@ def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
 
 def test_history(trained: tuple[Path, str]) -> None:
     record = json.loads((trained[0] / "dsq_history.json").read_text())
-    assert record["format"] == "bfp"
+    assert record["format"] == "snvint"
     assert record["box"] == 16
     assert record["level"] == 1
     assert [(level["precision"], level["updates"]) for level in record["levels"]] == [
@@ -120,7 +120,7 @@ def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(linear_passes, "share", noting)
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
-        "--dsq-levels", "[2,4,2,16]")  # fmt: skip
+        "--dsq-levels", "[2,4,2,16]", "--dsq-format", "bfp")  # fmt: skip
     # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
     # attention read the encoder's output, one tensor for all layers; and the input of the output projection
     assert len(inputs) == 2 * 4 + 2 * 6 + 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.bench.models import encoder
+from analysis.models import encoder
 from dsq.stash import apply, measure, policies
 from dsq.stash.policy import Controller, applied, compatible
 from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> Report:
     kept = front(precision, [columns[name] for name in objectives])
     name = setup.format.name
     if arguments.picture:
-        from costmodel.cli.sweep_picture import draw_sweep
+        from costmodel.cli.pictures.sweep import draw_sweep
         from costmodel.paper.published import DSQ_LEVELS, ROWS
 
         title, axes = f"{workload.name}, {name}, {hardware.name}", (objectives[0], objectives[1])

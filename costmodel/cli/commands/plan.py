@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for record, method in zip(records, methods, strict=True):
             record["largest_batch"] = largest_batch(build, method, budget)
     if arguments.picture:
-        from costmodel.cli.memory_picture import draw_memory
+        from costmodel.cli.pictures.memory import draw_memory
 
         drawn = methods[0] if arguments.precision else next(m for m in methods if m.name == PICTURED)
         title, memory = f"{workload.name}, {drawn.name}", peak_memory(workload, drawn)
