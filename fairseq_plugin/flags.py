@@ -83,6 +83,12 @@ class DSQFlags(FairseqDataclass):
         "REGEX",
         "linears whose name it matches anywhere stay in floating point, as in output_projection",
     )
+    dsq_tied: bool = _flag(
+        _DEFAULT["tied"],
+        None,
+        "convert linears whose weight is an embedding's too, as a shared output_projection; absent: they stay in "
+        "floating point, as few bits there keep a model from learning",
+    )
     dsq_patience: int = _flag(
         _DEFAULT["patience"], "N", "validations without a better validation loss before the next level"
     )
