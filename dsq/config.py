@@ -9,8 +9,8 @@ from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
-from dsq.precision import Level, Precision, check_levels
-from dsq.scheduler import PrecisionScheduler, RiseAt, check_plateau, check_rise_at
+from dsq.precision import Level, Precision, RiseAt, check_levels, check_rise_at
+from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]
 
