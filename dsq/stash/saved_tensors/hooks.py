@@ -46,7 +46,7 @@ _ENTERED = _Entered()
 
 @dataclass(frozen=True)
 class _Forward:
-    """A forward that runs under a policy: what is to be left after it, and the frame that called the hooks before it."""
+    """A forward under a policy: what is to be left after it, and the frame that called the hooks before it."""
 
     around: "_Around"
     contexts: ExitStack
