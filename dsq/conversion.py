@@ -137,7 +137,7 @@ def converted(model: nn.Module) -> dict[str, Any]:
 def check_conversion(model: nn.Module, config: DSQConfig) -> None:
     """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
     for layer in converted(model).values():
-        for name, value in layer.__dict__.get("conversion", {}).items():
+        for name, value in layer.conversion.items():
             if getattr(config, name) != value:
                 got = getattr(config, name)
                 raise ValueError(f"config must have {name}={value!r}, as the model was converted, got {got!r}")
@@ -238,7 +238,7 @@ def _quantise_attention(model: nn.Module) -> None:
     for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
-        elif calls_attention(_class(module)):
+        elif calls_attention(module, _class(module)):
             _remember(module, "class", _class(module))
             _set_class(module, mixed(OwnAttention, _class(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.bench.models import encoder
+from analysis.models import encoder
 from dsq.stash import apply, measure
 
 
