@@ -49,7 +49,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     config = DSQConfig() if config is None else config
     _check_types("convert", model, config)
     if converted(model):
-        raise ValueError("model has been converted before; use dsq.set_level to change its precision")
+        known = "use dsq.set_level to change its precision, or dsq.unconvert first"
+        raise ValueError(f"model has been converted before; {known}")
     excluded, tied = _change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision
@@ -134,13 +135,13 @@ def converted(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
 
 
-def check_conversion(model: nn.Module, config: DSQConfig) -> None:
+def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
     """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
     for layer in converted(model).values():
-        for name, value in layer.__dict__.get("conversion", {}).items():
+        for name, value in layer.conversion.items():
             if getattr(config, name) != value:
                 got = getattr(config, name)
-                raise ValueError(f"config must have {name}={value!r}, as the model was converted, got {got!r}")
+                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
@@ -242,7 +243,7 @@ def _quantise_attention(model: nn.Module) -> None:
     for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
-        elif calls_attention(_class(module)):
+        elif calls_attention(module, _class(module)):
             _remember(module, "class", _class(module))
             _set_class(module, mixed(OwnAttention, _class(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:

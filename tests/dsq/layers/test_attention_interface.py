@@ -26,7 +26,7 @@ def test_at_full_width_it_is_sdpa(name):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "nn.Transformer", "own attention"])
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "OPT", "T5", "nn.Transformer", "nanoGPT", "written attention"])
 def test_every_product_is_quantised(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
