@@ -25,6 +25,7 @@ struct Packed {
   bool one_exponent;
   bool across;  // a row of codes holds one step of every vector, else one vector's steps
   int64_t vectors, depth;
+  bool folded = false;  // signs and mantissas of its scales are multiplied into the panels' integers
 
   // Of a block of `steps` steps, those that the microkernel reads: whole runs, or boxes where these are longer.
   int steps_read(int steps) const {
@@ -36,7 +37,11 @@ struct Packed {
   int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
   // The tensor's own exponent, which SIGNED_E4M3 stores after the boxes' scales.
   int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
-  unsigned largest_code() const { return (1u << (bits - 1)) - (kind == POWER); }
+  // Bits of the largest integer of a folded panel: the code of largest magnitude changes its sign, by a mantissa of 4
+  // bits at most.
+  int folded_bits() const { return bits + (kind == SIGNED_E4M3 ? 4 : kind == SIGNED_POWER ? 1 : 0); }
+  bool has_powers() const { return kind == POWER || folded; }  // its scales are powers of two, without a sign
+  int integer_bits() const { return folded ? folded_bits() : bits; }
   int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
 };
 
