@@ -59,8 +59,10 @@ class BuildLibrary(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [path for paths in pool.map(compiled, sources) for path in paths]
-        target = self.get_ext_fullpath(extension.name)
-        self.compiler.link_shared_object(objects, target, extra_postargs=LINK)
+        target = Path(self.get_ext_fullpath(extension.name))
+        linked = target.with_suffix(".tmp.so")  # half a library, of a build that was stopped, kills who loads it
+        self.compiler.link_shared_object(objects, str(linked), extra_postargs=LINK)
+        linked.replace(target)
 
 
 class PlatformWheel(bdist_wheel):

@@ -27,7 +27,9 @@ Model = TypeVar("Model", bound=nn.Module)
 #: attribute of a module whose settings were changed too: what they were
 _BEFORE = "_dsq_before"
 #: what ``convert`` puts on a layer
-_FIELDS = ("quantizers", "eval_full_precision", "quantised_products")
+_FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
+#: fields of DSQConfig that it alone acts on
+_OF_CONVERSION = ("exclude", "stash", "attention", "adapters", "eval_full_precision")
 
 
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
@@ -51,6 +53,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     excluded = _change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision
+        layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
     if converted(model):
         set_level(model, config, 0)
         if config.attention:
@@ -85,7 +88,7 @@ def unconvert(model: Model) -> Model:
     for module in changed:
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
             if name == "stash":
-                applied(module)[value].remove()
+                applied(module)[value].remove(module)  # of a deep copy: the two share the policy
             elif name == "attention":
                 module.set_attn_implementation(value)
             elif name == "class":
@@ -129,6 +132,15 @@ def converted(model: nn.Module) -> dict[str, Any]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
+
+
+def check_conversion(model: nn.Module, config: DSQConfig) -> None:
+    """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
+    for layer in converted(model).values():
+        for name, value in layer.__dict__.get("conversion", {}).items():
+            if getattr(config, name) != value:
+                got = getattr(config, name)
+                raise ValueError(f"config must have {name}={value!r}, as the model was converted, got {got!r}")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.formats import BFP, Format
+from dsq.formats import DEFAULT, NARROWEST, Format, format_class
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
 from dsq.ops.product import ProductMatMuls, product_matmuls
@@ -77,15 +77,15 @@ class Quantizers:
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
-        """BFP at ``precision`` with every default; quantizers pass through."""
+        """The default format at ``precision`` with every default; quantizers pass through."""
         if isinstance(precision, Quantizers):
             return precision
-        return _bfp(precision if isinstance(precision, Precision) else Precision.parse(precision))
+        return _default(precision if isinstance(precision, Precision) else Precision.parse(precision))
 
 
 @lru_cache
-def _bfp(precision: Precision) -> Quantizers:
-    q0, q1, q2, q3 = map(BFP, precision)
+def _default(precision: Precision) -> Quantizers:
+    q0, q1, q2, q3 = map(format_class(DEFAULT)(NARROWEST).at, precision)
     return Quantizers(q0, q1, q2, q3)
 
 
@@ -102,7 +102,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         weight: (N, K), of the dtype of ``x``. Under autocast dtypes may differ, as for F.linear; the operands are
             quantised from the tensors as they are, not from copies in autocast's dtype.
         bias: (N,) or None.
-        precision: Quantizers, or four widths (BFP, boxes of 16, nearest-even): "[16,4,4,16]".
+        precision: Quantizers, or four widths of the default format, rounded to nearest: "[16,4,4,16]".
     Returns:
         (..., N) tensor of the dtype of ``x``, or of autocast's.
     Raises:

@@ -13,13 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from dsq.config import DSQConfig
-from dsq.conversion import convert, converted, set_level
+from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.observation import Observation
 from dsq.scheduler import PrecisionScheduler
 
 _KEYS = {"config", "scheduler"}
-#: fields of DSQConfig that ``convert`` alone acts on
-_OF_CONVERSION = ("exclude", "stash", "attention", "adapters", "eval_full_precision")
 
 
 def state_dict(config: DSQConfig, scheduler: PrecisionScheduler) -> dict[str, Any]:
@@ -35,13 +33,12 @@ def load_state_dict(
     """Put ``model`` to the level of ``state``, converting it if it is not, and give the config and its scheduler.
 
     ``total_updates``: of the run, where ``rise_at`` has fractions. Raises ValueError where ``state`` is none that
-    ``dsq.state_dict`` gave.
+    ``dsq.state_dict`` gave, or its model was converted in another way.
     """
     config = _config(state)
     scheduler = config.scheduler(total_updates)
     scheduler.load_state_dict(state["scheduler"])
-    if not converted(model):
-        convert(model, config)
+    _convert(model, config)
     set_level(model, config, scheduler.level)
     return config, scheduler
 
@@ -53,6 +50,13 @@ def _config(state: dict[str, Any]) -> DSQConfig:
     return DSQConfig.from_dict(state["config"])
 
 
+def _convert(model: nn.Module, config: DSQConfig) -> None:
+    if converted(model):
+        check_conversion(model, config)
+    else:
+        convert(model, config)
+
+
 class DynamicPrecision:
     """A model under the schedule of its config: converted, and put to each level as it comes.
 
@@ -61,14 +65,14 @@ class DynamicPrecision:
         config: of the schedule; None: DSQConfig().
         total_updates: of the run, where ``rise_at`` has fractions.
     Raises:
-        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do.
+        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; where the model was converted before
+            by a config that ``convert`` acts on otherwise.
     """
 
     def __init__(self, model: nn.Module, config: DSQConfig | None = None, total_updates: int | None = None) -> None:
         self.model = model
         self.config = DSQConfig() if config is None else config
-        if not converted(model):
-            convert(model, self.config)
+        _convert(model, self.config)
         self._total_updates = total_updates
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
@@ -94,17 +98,7 @@ class DynamicPrecision:
         return state_dict(self.config, self.scheduler)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, with its config.
-
-        Raises ValueError where ``dsq.state_dict`` did not give it, or its model was converted in another way.
-        """
-        saved = _config(state)
-        for name in _OF_CONVERSION:
-            ours, theirs = getattr(self.config, name), getattr(saved, name)
-            if ours != theirs:
-                raise ValueError(
-                    f"config must have {name}={theirs!r}, as the model of state was converted, got {ours!r}"
-                )
+        """Go on from ``state``, with its config. Raises ValueError as ``dsq.load_state_dict`` does."""
         self.config, self.scheduler = load_state_dict(self.model, state, self._total_updates)
 
     def _follow(self, rose: bool) -> bool:

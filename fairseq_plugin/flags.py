@@ -50,8 +50,8 @@ class DSQFlags(FairseqDataclass):
     dsq_format: str = _flag(
         _DEFAULT["format"],
         f"{{{','.join(FORMATS)}}}",
-        "number format: bfp (block floating point), sbfp and snvint (the same with signed scales, more exact at few "
-        "bits) or fixed (fixed point)",
+        "number format: snvint (boxes of integers with a signed, fractional scale), sbfp (signed powers of two), bfp "
+        "(block floating point, the paper's, less exact at few bits) or fixed (fixed point)",
     )
     dsq_fraction_bits: Optional[int] = _flag(
         _DEFAULT["fraction_bits"],
@@ -59,7 +59,7 @@ class DSQFlags(FairseqDataclass):
         "static binary point of --dsq-format fixed: the step is 2^-N. Absent: placed by each tensor's largest value",
         check=False,
     )
-    dsq_box: int = _flag(_DEFAULT["box"], "N", "values that share one exponent (bfp)")
+    dsq_box: int = _flag(_DEFAULT["box"], "N", "values that share a scale (all but fixed)")
     dsq_box_axis: str = _flag(
         _DEFAULT["box_axis"],
         "{contraction,last}",
@@ -105,7 +105,7 @@ class DSQFlags(FairseqDataclass):
         False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
-    dsq_max_update: int = II("optimization.max_update")  # the whole of which --dsq-rise-at has fractions; not a flag
+    dsq_max_update: int = II("optimization.max_update")  # of the run; not a flag
 
 
 _NUMBERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -161,15 +161,20 @@ def config_of(options: object) -> DSQConfig | None:
         warnings.simplefilter("always")
         config = DSQConfig(levels=quiet(parse_levels, levels), **given)
         if any(moment < 1 for moment in config.rise_at):
-            total = getattr(options, "dsq_max_update", None) or getattr(options, "max_update", None)
+            total = max_update(options)
             if not total:
                 raise ValueError(f"rise_at must be in updates where --max-update is not given, got {config.rise_at}")
-            config = dataclasses.replace(config, rise_at=quiet(config.scheduler, int(total)).rise_at)
+            config = dataclasses.replace(config, rise_at=quiet(config.scheduler, total).rise_at)
     if len(config.levels) == 1 and config.patience != _DEFAULT["patience"]:
         logger.warning("--dsq-patience does nothing: --dsq-levels has one level")
     for warning in caught:
         logger.warning("--dsq-levels: %s", warning.message)
     return config
+
+
+def max_update(options: object) -> int:
+    """--max-update; 0 where it is not given. ``options`` as for ``config_of``."""
+    return int(getattr(options, "dsq_max_update", None) or getattr(options, "max_update", None) or 0)
 
 
 def _numbers(text: str | None) -> tuple[float, ...]:

@@ -4,7 +4,9 @@ A GEMM is timed with what it needs before it can multiply: operands quantised to
 next power of two, and beyond MEASURED multiply-accumulates a smaller product stands for a larger one. The choice is
 kept in a file, so that a resumed run multiplies as the first did:
 
-    $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.json
+    $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.jsonl
+
+A choice is a line that is added, and the first of a product counts: processes that measure at once take the same.
 
 DSQ_GEMM=NAME in the environment takes the kernel of that name wherever it fits, else the first that fits, and measures
 nothing.
@@ -15,13 +17,13 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dsq.command.files import write_text
 from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
@@ -39,7 +41,7 @@ ROUNDS = 5
 MARGIN = 0.95
 
 
-class Timed(NamedTuple):
+class TimedGemm(NamedTuple):
     """One kernel that fits a product, and the seconds it took."""
 
     gemm: Gemm
@@ -55,15 +57,15 @@ def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Si
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
     if dtype is not torch.float32:
         key += f"; {dtype}"
-    kept = _kept()
-    known = next((gemm for gemm in gemms if gemm.name == kept.get(key)), None)
+    known = _known(gemms, key)
     if known is None:
-        known = preferred(timed(gemms, matmul, dtype, shape, backend))
-        _keep(key, known.name)
+        best = preferred(timed(gemms, matmul, dtype, shape, backend))
+        _keep(key, best.name)
+        known = _known(gemms, key) or best
     return known
 
 
-def preferred(times: Sequence[Timed]) -> Gemm:
+def preferred(times: Sequence[TimedGemm]) -> Gemm:
     """The fastest, but the earliest where a later one does not gain more than noise may."""
     best = times[0]
     for trial in times[1:]:
@@ -72,7 +74,7 @@ def preferred(times: Sequence[Timed]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[Timed]:
+def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[TimedGemm]:
     """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
@@ -90,7 +92,7 @@ def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Size
             gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
             wait()
             best[i] = min(best[i], time.perf_counter() - start)
-    return [Timed(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
+    return [TimedGemm(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
 
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
@@ -130,23 +132,29 @@ def _machine(backend: Backend) -> str:
 
 
 def _file() -> Path:
+    """Raises RuntimeError where the user has no home."""
     home = os.environ.get("DSQ_CACHE")
-    return Path(home or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dsq") / "gemms.json"
+    return Path(home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsq") / "gemms.jsonl"
 
 
-def _kept() -> dict[str, str]:
-    """The choices in the file; none where there is no file that can be read."""
+def _known(gemms: Sequence[Gemm], key: str) -> Gemm | None:
+    """The choice in the file; None where there is none that can be read."""
     try:
-        found = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        lines = _file().read_bytes().splitlines()
+    except (OSError, RuntimeError):
+        return None
+    for line in lines:
+        with suppress(ValueError):  # a line that a killed process did not finish
+            entry = json.loads(line)
+            for gemm in gemms:
+                if entry == [key, gemm.name]:
+                    return gemm
+    return None
 
 
 def _keep(key: str, name: str) -> None:
     """Enter a choice into the file; where it cannot be written, it is measured again by the next process."""
-    try:
+    with suppress(OSError, RuntimeError):
         _file().parent.mkdir(parents=True, exist_ok=True)
-        write_text(_file(), json.dumps({**_kept(), key: name}, indent=1))
-    except (OSError, ValueError):
-        pass
+        with _file().open("a", encoding="utf-8") as file:
+            file.write(json.dumps([key, name]) + "\n")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
-from analysis.bench.race import Race
 from analysis.bench.report import text, write
+from analysis.timing.race import Race
 from dsq.command.files import make_folder
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 
 #: modules of this folder, imported when asked for: each has races(rounds) -> iterable of Race, or run(out)
 PARTS = ("kernels", "product", "step", "narrow", "tiny", "gpt", "stash", "cost")
@@ -17,14 +17,12 @@ PARTS = ("kernels", "product", "step", "narrow", "tiny", "gpt", "stash", "cost")
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.bench", description=__doc__)
     parser.add_argument("part", choices=PARTS, help="what to measure")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
-    parser.add_argument("--threads", type=int, help="PyTorch's threads (default: as they are)")
+    parser.add_argument("--rounds", type=count, default=15, help="turns of each contestant (default: 15)")
+    parser.add_argument("--threads", type=count, help="PyTorch's threads (default: as they are)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")
     options = parser.parse_args(argv)
     if options.rounds < 2:
         parser.error(f"--rounds must be at least 2, got {options.rounds}")
-    if options.threads is not None and options.threads < 1:
-        parser.error(f"--threads must be at least 1, got {options.threads}")
     return guarded(parser.prog, lambda: run(options.part, options.rounds, options.threads, options.out))
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import dsq
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.race import Race, race
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.race import Race, race
 
 TOKENS, VOCABULARY = 512, 50257
 AUTOCAST = "bf16 autocast"

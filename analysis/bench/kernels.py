@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from analysis.bench.memory import keep_freed_memory
 from analysis.bench.peers import installed, plain_pytorch
-from analysis.bench.race import Race, race
-from analysis.bench.timer import Call
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.race import Race, race
+from analysis.timing.timer import Call
 from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
-from analysis.bench.models import encoder
-from analysis.bench.race import Race, race
 from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, step_of
-from analysis.bench.timer import Call
+from analysis.models import encoder
+from analysis.timing.race import Race, race
+from analysis.timing.timer import Call
 
 PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[8,8,8,16]", "[16,4,4,16]")
 

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from analysis.bench.race import Race, race
-from analysis.bench.timer import Call
+from analysis.timing.race import Race, race
+from analysis.timing.timer import Call
 from dsq.kernels.backend import Gemm, MatMul
 from dsq.kernels.dispatch import backend_for
 from dsq.kernels.tuning import prepared

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import dsq
-from analysis.bench.models import encoder
+from analysis.models import encoder
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.bench.models import encoder
-from analysis.bench.race import Race, race
-from analysis.bench.timer import Call
+from analysis.models import encoder
+from analysis.timing.race import Race, race
+from analysis.timing.timer import Call
+from dsq.formats import DEFAULT
 
 BATCH, LENGTH, WIDTH = 8, 128, 512
 NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH = 16, 64, 128
@@ -27,21 +28,21 @@ def races(rounds: int) -> Iterator[Race]:
     x = torch.randn(NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH)
     title = f"six blocks, d {NARROW_WIDTH}, {NARROW_BATCH * NARROW_LENGTH} tokens, {torch.get_num_threads()} threads"
     calls = {"bf16 autocast": step_of(model, x, autocast=True)}
-    calls |= {f"dsq bfp {precision}": step_of(converted(model, levels=precision), x) for precision in PRECISIONS}
+    calls |= {f"dsq {DEFAULT} {precision}": step_of(converted(model, levels=precision), x) for precision in PRECISIONS}
     yield race(title, ("fp32", step_of(model, x)), calls, rounds)
 
 
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
     calls = {"bf16 autocast": step_of(model, x, autocast=True)}
     for precision in PRECISIONS:
-        calls[f"dsq bfp {precision}"] = step_of(converted(model, levels=precision), x)
+        calls[f"dsq {DEFAULT} {precision}"] = step_of(converted(model, levels=precision), x)
         calls[f"dsq fixed {precision}"] = step_of(converted(model, levels=precision, format="fixed"), x)
         if precision in PACKED:
             packed = converted(model, levels=precision, stash="all")
-            calls[f"dsq bfp {precision}, whole stash packed"] = step_of(packed, x)
+            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x)
     stochastic = converted(model, levels=PRECISIONS[0], rounding="stochastic")
-    calls[f"dsq bfp {PRECISIONS[0]}, stochastic"] = step_of(stochastic, x)
-    calls[f"dsq bfp {PRECISIONS[0]}, GEMMs in float32"] = step_of(
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = step_of(stochastic, x)
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"] = step_of(
         converted(model, levels=PRECISIONS[0], units="float32"), x
     )
     return calls

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from analysis.bench.race import Race, race
 from analysis.bench.step import PRECISIONS, converted, step_of
+from analysis.timing.race import Race, race
 
 WIDTH, TOKENS = 64, 32
 

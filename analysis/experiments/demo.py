@@ -20,6 +20,7 @@ from analysis.experiments.training.results import summary
 from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, guarded
+from dsq.formats import DEFAULT
 
 PROG = "python -m analysis.experiments.demo"
 SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
@@ -27,13 +28,13 @@ SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
 TRAINING = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
     --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
     --validate-interval-updates 25"""
-LEVELS, FORMAT = "[3,3,3,16] [16,4,4,16]", "snvint"
+LEVELS = "[3,3,3,16] [16,4,4,16]"
 #: output_projection shares its weight with the embeddings, which few bits keep from learning
 DSQ = "--dsq-exclude output_projection"
 RISE = "--dsq-rise-at 0.8"  #: of two levels
 
 
-def demo(out: Path, levels: str = LEVELS, format: str = FORMAT) -> None:
+def demo(out: Path, levels: str = LEVELS, format: str = DEFAULT) -> None:
     corpus = out / "corpus"
     flags = TRAINING if levels == FLOAT else f"{TRAINING} --dsq-format {format} {DSQ}"
     training = tuple(f"{flags} {RISE}".split() if levels.count("[") == 2 else flags.split())
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
     add_levels(parser, LEVELS)
-    parser.add_argument("--dsq-format", dest="format", default=FORMAT, help="number format (default: %(default)s)")
+    parser.add_argument("--dsq-format", dest="format", default=DEFAULT, help="number format (default: %(default)s)")
     given = parser.parse_args(arguments)
     return guarded(PROG, lambda: demo(given.out, given.levels, given.format))
 

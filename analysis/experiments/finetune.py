@@ -23,7 +23,7 @@ from analysis.experiments.training.fairseq_run import command_line
 from analysis.experiments.training.flags import FLOAT, add_levels
 from analysis.experiments.training.results import write_json
 from dsq.command.files import make_folder, refuse_used
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 
 PROG = "python -m analysis.experiments.finetune"
 #: the least files of a model that transformers loads
@@ -44,10 +44,10 @@ def _training_parser() -> argparse.ArgumentParser:
     parser = _TrainingParser(prog=PROG, add_help=False)
     parser.add_argument("--lr", type=float, default=5e-5, help="peak rate of AdamW; then linearly to 0")
     parser.add_argument("--warmup-updates", type=int, default=100)
-    parser.add_argument("--batch-size", type=int, default=32, help="sentences or pairs of an update")
+    parser.add_argument("--batch-size", type=count, default=32, help="sentences or pairs of an update")
     parser.add_argument("--max-update", type=int, default=0, help="updates in all; 0: --max-epoch decides")
-    parser.add_argument("--max-epoch", type=int, default=3)
-    parser.add_argument("--validate-interval-updates", type=int, default=100)
+    parser.add_argument("--max-epoch", type=count, default=3)
+    parser.add_argument("--validate-interval-updates", type=count, default=100)
     parser.add_argument("--seed", type=int, default=1)
     add_flags(parser)
     return parser
@@ -59,11 +59,7 @@ def check_flags(levels: str, flags: Sequence[str]) -> None:
 
 
 def _training(levels: str, flags: Sequence[str]) -> argparse.Namespace:
-    given = _training_parser().parse_args([*flags, *([] if levels == FLOAT else ["--dsq-levels", levels])])
-    for name in ("batch_size", "max_epoch", "validate_interval_updates"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(given, name)}: accepted are whole numbers from 1")
-    return given
+    return _training_parser().parse_args([*flags, *([] if levels == FLOAT else ["--dsq-levels", levels])])
 
 
 def run(

@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from analysis.experiments.ledger.ledger import FILE, add_row, place, read_ledger, row
-from analysis.experiments.plan.costs import Cost, expected
+from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Experiment, load_experiment
 from analysis.experiments.plan.runs import PlannedRun, check, plan
 from analysis.experiments.session import data_folder
 from analysis.experiments.session.engines import Engine, Job, LocalJob, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
+from costmodel.paper.run_cost import Cost
 from dsq.command.files import make_folder
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.experiments.run"
@@ -33,7 +34,7 @@ POLL_SECONDS, PROGRESS_SECONDS = 1.0, 60.0
 
 
 @dataclass(frozen=True)
-class Active:
+class StartedRun:
     run: PlannedRun
     folder: RunFolder
     job: Job
@@ -56,7 +57,7 @@ class Session:
         """Run to the end. Raises ValueError where runs failed; the others are finished then."""
         waiting = [run for run in self.runs.values() if not self._enter_finished(run)]
         print(f"{len(self.runs) - len(waiting)} of {len(self.runs)} runs were finished before", flush=True)
-        active: list[Active] = []
+        active: list[StartedRun] = []
         printed = time.monotonic()
         try:
             while waiting or active:
@@ -76,7 +77,7 @@ class Session:
             name, why = next(iter(self.failed.items()))
             raise ValueError(f"{len(self.failed)} of {len(self.runs)} runs failed, first {name}: {why}")
 
-    def _start(self, run: PlannedRun) -> list[Active]:
+    def _start(self, run: PlannedRun) -> list[StartedRun]:
         folder = self.folders[run.name]
         with folder.locked() as lock:
             if lock is None:
@@ -87,9 +88,9 @@ class Session:
             command = [sys.executable, "-m", module, *given, "--out", str(folder.path.resolve())]
             command += ["--dsq-levels", run.levels, *run.flags]
             print(f"start  {run.name}", flush=True)
-            return [Active(run, folder, self.engine(command, self.environment, folder.log.resolve(), lock))]
+            return [StartedRun(run, folder, self.engine(command, self.environment, folder.log.resolve(), lock))]
 
-    def _ended(self, one: Active) -> bool:
+    def _ended(self, one: StartedRun) -> bool:
         status = one.job.status()
         if status is None:
             return False
@@ -120,7 +121,7 @@ class Session:
         left = _duration(seconds / gained * (len(self.runs) - done)) if gained > 0 else "unknown time"
         return f"{done:.1f} of {len(self.runs)} runs' training done, {left} left"
 
-    def _print_progress(self, active: Sequence[Active]) -> None:
+    def _print_progress(self, active: Sequence[StartedRun]) -> None:
         running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
         print(f"       {running}; {self._left()}", flush=True)
 
@@ -132,7 +133,7 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
         cost = expected(run, experiment.workload)
         done = RunFolder(out / run.name).done(run)
         updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
-        costs = {name: _cost(cost, name) for name in ("arithmetic", "dram")}
+        costs = {name: _range(cost, name) for name in ("arithmetic", "dram")}
         rows.append({"run": run.name, "updates": updates, **costs, "done": f"{done:.0%}"})
     note = (
         f"{len(runs)} runs. arithmetic, dram: dsq-cost's paper profile of {experiment.workload}, fixed-point 32 = 1, "
@@ -141,9 +142,8 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
     return f"{table(rows)}\n\n{note}"
 
 
-def _cost(cost: Cost | tuple[Cost, Cost] | None, name: str) -> str:
-    several = (cost,) if isinstance(cost, Cost) else cost or ()
-    return " .. ".join(f"{getattr(one, name):.4f}" for one in several) or "-"
+def _range(costs: Sequence[Cost], name: str) -> str:
+    return " .. ".join(f"{getattr(cost, name):.4f}" for cost in costs) or "-"
 
 
 def _duration(seconds: float) -> str:
@@ -186,16 +186,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a run (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
+    parser.add_argument("--threads", type=count, default=1, metavar="N", help="of a run (default: %(default)s)")
     parser.add_argument("--engine", choices=("local", "submitit"), default="local", help="default: %(default)s")
     parser.add_argument(
         "--submitit", action="append", default=[], metavar="NAME=VALUE", help="of submitit's, as in slurm_partition=gpu"
     )
     given = parser.parse_args(arguments)
-    for name in ("jobs", "threads"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name} {getattr(given, name)}: accepted are whole numbers from 1")
     return guarded(PROG, lambda: run_recipe(given))
 
 

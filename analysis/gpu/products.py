@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from analysis.bench.timer import Call
 from analysis.gpu.machine import Machine
+from analysis.timing.timer import Call
 from dsq.command.table import Record
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.formats.signed_bfp import SignedBFP

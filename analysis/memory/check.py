@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from analysis.memory.methods import METHODS, Method
-from analysis.memory.models import NAMES, case
+from analysis.memory.models import NAMES, checked_model
 from analysis.stash.allocator import counted
 from costmodel.model.memory import peak_memory
 from costmodel.model.operations import Workload
@@ -68,7 +68,7 @@ def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:
 
 
 def compare(name: str, held: dict[str, Any]) -> list[Record]:
-    workload = case(name).workload
+    workload = checked_model(name).workload
     return [_record(name, method, workload, held[method.name]) for method in METHODS if method.name in held]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dsq
 from analysis.memory.methods import METHODS, Method
-from analysis.memory.models import case
+from analysis.memory.models import LARGE, LARGE_METHODS, checked_model
 from analysis.stash.allocator.held import step_bytes
 
 
@@ -35,7 +35,9 @@ def main(name: str) -> None:
     torch.set_num_threads(1)
     held = {}
     for method in METHODS:
-        made = case(name)
+        if name == LARGE and method.name not in LARGE_METHODS:
+            continue
+        made = checked_model(name)
         attached(made.model, method)
         held[method.name] = asdict(step_bytes(forward(made.loss, method)))
     print(json.dumps(held))

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodel.model import memory
-from costmodel.model.planning import AUTOCAST, FP32
+from costmodel.model.planning import AUTOCAST, DSQ, FP32
 from costmodel.model.quantisation import Setup
 from costmodel.model.stash import POLICIES
-from dsq.formats import BFP, WIDEST
 from dsq.precision import Precision
 
 
@@ -28,7 +27,7 @@ BLOCKS = r"\D*\.\d+"
 
 
 def _dsq(levels: str) -> Method:
-    setup = Setup(BFP(WIDEST), Precision.parse(levels))
+    setup = Setup(DSQ, Precision.parse(levels))
     return Method(f"dsq {levels}", memory.Method("", setup), levels=levels)
 
 

@@ -29,6 +29,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2LMHeadModel",
         {"n_embd": WIDTH, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
     ),
+    "gpt2-124m": ("GPT2LMHeadModel", {"activation_function": "gelu", "vocab_size": 50257}),
     "llama": ("LlamaForCausalLM", USUAL | {"intermediate_size": 352}),
     "bert": ("BertForMaskedLM", USUAL),
     "opt": ("OPTForCausalLM", USUAL | {"ffn_dim": 512, "word_embed_proj_dim": WIDTH, "activation_function": "relu"}),
@@ -49,12 +50,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         USUAL | {"intermediate_size": 352, "num_local_experts": 4, "num_key_value_heads": 4},
     ),
 }
+#: the one of full size: sequences of its batch, and the methods that it is trained by
+LARGE, LARGE_SEQUENCES, LARGE_METHODS = "gpt2-124m", 2, ("fp32", "bfp 4")
 FAIRSEQ = "fairseq"
 NAMES = (*MODELS, FAIRSEQ)
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckedModel:
     """A model, the loss of its batch, and what the cost model makes of it."""
 
     model: nn.Module
@@ -62,23 +65,24 @@ class Case:
     workload: Workload
 
 
-def case(name: str) -> Case:
+def checked_model(name: str) -> CheckedModel:
     torch.manual_seed(0)
     return _fairseq() if name == FAIRSEQ else _transformers(name)
 
 
-def _transformers(name: str) -> Case:
+def _transformers(name: str) -> CheckedModel:
     import transformers
 
     kind, fields = MODELS[name]
-    config = transformers.AutoConfig.for_model(name, vocab_size=WORDS, **fields)
+    sequences = LARGE_SEQUENCES if name == LARGE else SEQUENCES
+    config = transformers.AutoConfig.for_model(name.partition("-")[0], **({"vocab_size": WORDS} | fields))
     config._attn_implementation = "sdpa"
     for field in vars(config):
         if "drop" in field or field.endswith("pdrop"):
             setattr(config, field, 0.0)
     config.use_cache = False  # a cache of keys and values is no part of training
     model: nn.Module = getattr(transformers, kind)(config).train()
-    ids = torch.randint(1, WORDS, (SEQUENCES, LENGTH))
+    ids = torch.randint(1, WORDS, (sequences, LENGTH))
     inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     sizes: dict[str, int] = {"target_length": LENGTH}
     if name == "vit":
@@ -93,7 +97,7 @@ def _transformers(name: str) -> Case:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config.to_dict() | {"architectures": [kind]}))
-        workload = load_workload(str(path), SEQUENCES, **sizes)
+        workload = load_workload(str(path), sequences, **sizes)
 
     def loss() -> Tensor:
         wanted = next(model.parameters()).dtype
@@ -101,10 +105,10 @@ def _transformers(name: str) -> Case:
             inputs[key] = x.to(wanted) if x.is_floating_point() else x
         return model(**inputs).loss
 
-    return Case(model, loss, workload.fusing_attention())
+    return CheckedModel(model, loss, workload.fusing_attention())
 
 
-def _fairseq() -> Case:
+def _fairseq() -> CheckedModel:
     import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel, base_architecture
@@ -149,4 +153,4 @@ def _fairseq() -> Case:
             target_length=LENGTH,
         )
     )
-    return Case(model, loss, workload)
+    return CheckedModel(model, loss, workload)

@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dsq
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.race import race
 from analysis.stash.allocator.counted import build, run
 from analysis.stash.allocator.held import step_bytes
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.race import race
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 from dsq.formats.signed_nvint import SignedNVInt

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from analysis.bench.gpt import CONTESTANTS, step_of
 from analysis.stash.allocator.counted import Count, build, run
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.stash.gpt_bytes"
@@ -44,7 +44,7 @@ def memory(sequences: int) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=1, help="of 512 tokens in a batch (default 1)")
+    parser.add_argument("--sequences", type=count, default=1, help="of 512 tokens in a batch (default 1)")
     parser.add_argument("--count", choices=tuple(CONTESTANTS), help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.count:

@@ -1,11 +1,12 @@
-"""Bytes held for one setup of analysis.stash.compare, by its number; run under the counting malloc."""
+"""Bytes claimed and held for one setup of analysis.stash.compare, by its number; run under the counting malloc."""
 
 import sys
 
 import torch
 
 from analysis.stash.allocator.held import step_bytes
-from analysis.stash.setups import CASES, SETUPS, attach
+from analysis.stash.setups import CASES, SETUPS, attach, loss_that_keeps_nothing
+from dsq import stash
 
 
 def main(number: int) -> None:
@@ -13,11 +14,11 @@ def main(number: int) -> None:
     setup = SETUPS[number]
     case = CASES[setup.case]
     torch.manual_seed(0)
-    model, (x, y) = case.model(), case.batch()
+    model, (x, _) = case.model(), case.batch()
     case.prepare(model, x)
     attach(model, setup.policies)
-    step = step_bytes(lambda: case.loss(model(x), y))
-    print(step.stash, step.peak, step.left)
+    step = step_bytes(loss_that_keeps_nothing(model, x))
+    print(stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def draw(results: pd.DataFrame, path: Path) -> None:
 
 def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     places = range(len(rows))
-    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62, label="held at the end of forward and loss")
+    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62, label="held at the end of the forward")
     least = rows["least, MiB"]
     axes.plot(least, places, linestyle="", marker="|", markersize=11, markeredgewidth=2, color=ORANGE, label="least")
     ends = rows[["held, MiB", "least, MiB"]].max(axis=1)

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.bench.models import encoder
 from analysis.experiments.text.labelled import LabelledSentences, read_labelled
+from analysis.models import encoder
 from dsq import stash
 from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import as_csv, table
 from dsq.stash.policy import Controller
 from dsq.stash.wtacrs.controller import WTACRS
@@ -196,19 +196,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="RUN")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME", help=", ".join(RUNS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--batch", type=int, default=64, help="sentences of a batch")
+    parser.add_argument("--steps", type=count, default=800)
+    parser.add_argument("--batch", type=count, default=64, help="sentences of a batch")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--blocks", type=count, default=2)
     parser.add_argument("--width", type=int, default=128)
     args = parser.parse_args(argv)
     return guarded(PROG, lambda: _work(args))
 
 
 def _work(args: argparse.Namespace) -> None:
-    for name in ("steps", "batch", "blocks"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: accepted are whole numbers from 1")
     if args.width < 4 or args.width % 4:
         raise ValueError(f"--width {args.width}: accepted are multiples of 4, the number of heads")
     data = read(args.data, args.task)

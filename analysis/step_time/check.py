@@ -22,22 +22,23 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.timer import Call, in_turns
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.timer import Call, in_turns
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
+from costmodel.model.planning import DSQ
 from costmodel.model.quantisation import Setup
 from costmodel.workloads.named import load_workload
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
-from dsq.formats import BFP, Identity
+from dsq.formats import Identity
 from dsq.precision import Precision
 
 LENGTH, WORDS, ROUNDS = 128, 4000, 5
 
 
 @dataclass(frozen=True)
-class Model:
+class SmallModel:
     """A small model of transformers: its configuration's and its class's name, and its sizes."""
 
     kind: str
@@ -54,15 +55,15 @@ def _alike(width: int, layers: int, heads: int, ffn: int) -> dict[str, Any]:
 
 
 MODELS = {
-    "gpt2": Model(
+    "gpt2": SmallModel(
         "GPT2",
         "GPT2LMHeadModel",
         4,
         {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
     ),
-    "llama": Model("Llama", "LlamaForCausalLM", 4, _alike(512, 2, 8, 1408)),
-    "bert": Model("Bert", "BertForMaskedLM", 8, _alike(256, 4, 4, 1024)),
-    "opt": Model(
+    "llama": SmallModel("Llama", "LlamaForCausalLM", 4, _alike(512, 2, 8, 1408)),
+    "bert": SmallModel("Bert", "BertForMaskedLM", 8, _alike(256, 4, 4, 1024)),
+    "opt": SmallModel(
         "OPT",
         "OPTForCausalLM",
         4,
@@ -71,14 +72,14 @@ MODELS = {
             **{"word_embed_proj_dim": 384, "activation_function": "relu"},
         },
     ),
-    "gpt_neox": Model("GPTNeoX", "GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
-    "qwen2": Model("Qwen2", "Qwen2ForCausalLM", 8, _alike(256, 6, 4, 768) | {"num_key_value_heads": 2}),
+    "gpt_neox": SmallModel("GPTNeoX", "GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
+    "qwen2": SmallModel("Qwen2", "Qwen2ForCausalLM", 8, _alike(256, 6, 4, 768) | {"num_key_value_heads": 2}),
 }
 LEVELS = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
 SETUPS = {
     "fp32": Setup(Identity(), Precision(32, 32, 32, 32)),
     "bf16 autocast": Setup(Identity(), Precision(16, 16, 16, 16)),
-    **{f"dsq {level}": Setup(BFP(32), level, container=32) for level in LEVELS},
+    **{f"dsq {level}": Setup(DSQ, level, container=32) for level in LEVELS},
 }
 
 
@@ -113,7 +114,7 @@ def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
         workload = load_workload(str(path), MODELS[name].sequences, **lengths)
     seconds = in_turns({setup: step(name, setup) for setup in SETUPS}, ROUNDS, repeats=1, warm=2)
     for label, setup in SETUPS.items():
-        measured, predicted = median(seconds[label]), float(evaluate(workload, setup, hardware).total.seconds)
+        measured, predicted = min(seconds[label]), float(evaluate(workload, setup, hardware).total.seconds)
         yield {
             **{"model": name, "setup": label, "measured_ms": 1e3 * measured, "predicted_ms": 1e3 * predicted},
             "off": predicted / measured - 1,

@@ -1,1 +1,7 @@
-"""dsq-cost: main.py parses, a file a command answers with a Report, output.py prints it."""
+"""dsq-cost: main.py parses, commands/ answer with a Report that output.py prints, pictures/ draw.
+
+main.py               the command line; one import for the command that was asked for
+query.py              what the arguments of every command describe: workload, hardware, precisions
+format_options.py     the options of formats, from their registry
+measured_runs.py, run_history.py    what experiments and runs wrote down
+"""

@@ -1,4 +1,4 @@
-"""dsq-cost: what a precision configuration costs. This file parses; NAME_command.py answers.
+"""dsq-cost: what a precision configuration costs. This file parses; commands/NAME.py answers.
 
 Nothing here needs numpy, for --help to be quick.
 """
@@ -15,7 +15,7 @@ from costmodel.workloads.named import WORKLOADS
 from dsq import __version__
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
-from dsq.formats import BFP
+from dsq.formats import DEFAULT
 
 #: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
 EXAMPLES = {
@@ -23,6 +23,7 @@ EXAMPLES = {
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
         '"[8,4,4,16]" --workload config.json --sequences 8 --target-length 1024 --json',
+        '"[4,4,4,16]" "[16,4,4,16]" --rise-at 0.8 --profile paper',
         "--history run/dsq_history.json --profile paper",
     ),
     "plan": (
@@ -81,7 +82,7 @@ def answer(arguments: argparse.Namespace) -> None:
             check_writable(path)
     if picture and not picture.endswith((".png", ".svg")):
         raise ValueError(f"picture {picture} must end in .png or .svg")
-    report = import_module(f"costmodel.cli.{arguments.command}_command").run(arguments)
+    report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:
         write_text(arguments.output, text)
@@ -103,6 +104,8 @@ def parser() -> OneLineParser:
     text = "JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
     text += "unconverted, or those of --exclude where that is given"
     estimate.add_argument("--history", metavar="FILE", help=text)
+    text = "the precisions are the levels of a run, each but the first from such a fraction of it on: 0.8, or '0.2 0.8'"
+    estimate.add_argument("--rise-at", metavar="FRACTIONS", help=text)
     _relative(estimate)
     _profile(estimate)
 
@@ -236,8 +239,8 @@ def _workload(command: argparse.ArgumentParser) -> None:
 
 def _format(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("format")
-    text = f"of precisions that name none (default: {BFP.name})"
-    group.add_argument("--format", default=BFP.name, choices=format_options.names(), help=text)
+    text = f"of precisions that name none (default: {DEFAULT})"
+    group.add_argument("--format", default=DEFAULT, choices=format_options.names(), help=text)
     for field, defaults in format_options.all_sizes().items():
         flag, stated = field.replace("_", "-"), ", ".join(f"{default} in {name}" for name, default in defaults.items())
         group.add_argument(f"--{flag}", type=int, metavar="N", help=f"{flag.replace('-', ' ')} (default: {stated})")

@@ -49,7 +49,7 @@ class Moment:
     at: str  #: "forward of NAME", "backward of NAME" or "update"
     categories: Bytes
 
-    @property
+    @cached_property
     def total(self) -> float:
         return sum(self.categories.values())
 
@@ -139,21 +139,22 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         held[name] = size + (method.in_flight - 1) * (size - state.get(name, 0.0))
     gradients, layer, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
+    stream_of = {name: max(_stream(step) for step in alike) for name, alike in layers.items()}
     for step in reversed(steps):
         if method.recompute and step.layer and step.layer != layer:  # the layer's forward again
             for other in layers[step.layer]:
                 _add(held, other.kept)
                 _add(held, {"activations": -other.entering})
         layer = step.layer
+        output = stream_of[layer] if method.recompute and layer else 0.0  # what it put out is there until its end
         if step.op.name.startswith("encoder."):
             encoder_gradient = 0.0
-        if not isinstance(step.op, Gemm) and step.op.kind == "residual":
-            stream = step.alike.made  # the gradient that passes by the branch
+        stream = _stream(step) or stream  # the gradient that passes by the branch
         new = step.alike.gradients if method.accumulates else 0.0
         gradients += 0 if method.accumulates else step.alike.gradients
         note(
             f"backward of {step.op.name}",
-            step.alike.temporary + waiting + encoder_gradient + new + (stream if layer else 0.0),
+            step.alike.temporary + waiting + encoder_gradient + new + output + (stream if layer else 0.0),
             gradients / share,
         )
         if isinstance(step.op, Gemm) and step.op.tied:  # waits for the gradient of the embedding
@@ -163,6 +164,11 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         _add(held, step.kept, -1)
     timeline.append(Moment("update", state | {"gradients": gradients / share}))
     return Memory(tuple(timeline), saved)
+
+
+def _stream(step: _Step) -> float:
+    """Bytes of the residual stream, where this is a sum on it."""
+    return 0.0 if isinstance(step.op, Gemm) or step.op.kind != "residual" else step.alike.made
 
 
 def in_layer(op: Operation) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from dsq.arguments import pattern
 
@@ -41,6 +42,7 @@ class Gemm:
     pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
+    transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
     x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
 
     @property
@@ -154,6 +156,8 @@ class Workload:
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes
         for index, op in enumerate(self.operations):
+            if not isinstance(op, Gemm) and op.kind in ("heads", "transposed"):
+                continue  # a fused kernel takes heads wherever they lie
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
                     op, scores = replace(op, on_chip="x"), False
@@ -178,16 +182,16 @@ class Workload:
         """The operations with equal ones merged, in order of first appearance. A converted GEMM owns its stash unless
         an earlier converted one has the same named input."""
         inputs: set[tuple[str, int, int]] = set()
-        names: dict[tuple[Operation, bool], list[str]] = {}
+        found: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[str]]] = {}
         for op in self.operations:
-            owner, alike = True, replace(op, name="")
+            owner, facts = True, {**vars(op), "name": ""}
             if isinstance(op, Gemm):
-                alike = replace(op, name="", input="")
+                facts["input"] = ""
                 if op.input and op.quantised:
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
-            names.setdefault((alike, owner), []).append(op.name)
-        return [Group(op, owner, len(alike), tuple(alike)) for (op, owner), alike in names.items()]
+            found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
+        return [Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()]
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:

@@ -8,19 +8,20 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.estimate import evaluate
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
-from costmodel.model.memory import Method, in_layer, packed_values, peak_memory
+from costmodel.model.memory import Memory, Method, in_layer, packed_values, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import floors
 from costmodel.model.stash import POLICIES
 from costmodel.model.traffic import transfers
-from dsq.formats import BFP, WIDEST, Identity
+from dsq.formats import DEFAULT, WIDEST, Identity, format_class
 from dsq.precision import Precision
 
 #: the setups that a plan compares unless told
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
+DSQ = format_class(DEFAULT)(WIDEST)
 LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
 MOST_SEQUENCES = 2**20
 #: from one batch that is tried to the next, until one does not fit
@@ -49,7 +50,7 @@ def usual_methods(zero: int, devices: int) -> list[Method]:
         Method("bf16 autocast", AUTOCAST, **shared),
         Method("bf16", BF16, **shared),
     ]
-    found += [Method(f"dsq {level}", Setup(BFP(WIDEST), level), **shared) for level in LEVELS]
+    found += [Method(f"dsq {level}", Setup(DSQ, level), **shared) for level in LEVELS]
     found += [Method(f"bf16, {name}", BF16, stash=stash, **shared) for name, stash in POLICIES.items()]
     found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
     found.append(Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True, **shared))
@@ -106,14 +107,22 @@ def communication_bytes(workload: Workload, method: Method) -> float:
 def largest_batch(build: Callable[[int], Workload], method: Method, budget: float) -> int:
     """The most sequences a device whose step fits the budget; 0: not even one."""
     low, high = 0, MOST_SEQUENCES + 1  # this fits, this does not
-    tried, size = (0, 0.0), 1
+    tried, size = 0, 1
+    found: dict[int, Memory] = {}
     while high - low > 1:
-        peak = peak_memory(build(size), method).peak
-        low, high = (size, high) if peak <= budget else (low, size)
-        if high > MOST_SEQUENCES:  # no bound yet
-            guess = size * GROWTH
-        else:  # memory grows in straight pieces: where the line through the last two reaches the budget
-            slope = (peak - tried[1]) / (size - tried[0])
-            guess = size + int((budget - peak) // slope) if slope > 0 else (low + high) // 2
-        tried, size = (size, peak), min(max(guess, low + 1), high - 1)
+        found[size] = peak_memory(build(size), method)
+        low, high = (size, high) if found[size].peak <= budget else (low, size)
+        guess = _reaching(budget, tried, found[tried], size, found[size]) if tried else size * GROWTH
+        tried, size = size, min(max(guess, low + 1), high - 1)
     return low
+
+
+def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
+    """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
+    rounding."""
+    batches = [MOST_SEQUENCES]
+    for one, other in zip(before.timeline, now.timeline, strict=True):
+        slope = (other.total - one.total) / (size - tried)
+        if slope > 0:
+            batches.append(size + int((budget - other.total) // slope))
+    return min(batches)

@@ -1,19 +1,27 @@
 """Seconds of a call, of its forward, of its backward."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
+from torch.utils.benchmark.utils.timer import timer as wall_clock
 
-#: of each timing; the median of the blocks in it counts
+#: of each timing; the quickest of the blocks in it counts, as what else runs on a machine only slows
 SECONDS = 0.05
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Of one call, with PyTorch's threads as they are; a GPU is waited for."""
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    return float(timer.blocked_autorange(min_run_time=SECONDS).median)
+    """Of one call, with PyTorch's threads as they are; a GPU is waited for.
+
+    By the wall's clock; on one thread of a machine without a GPU by the CPU's, which what else runs there does not
+    stretch.
+    """
+    threads = torch.get_num_threads()
+    clock = time.process_time if threads == 1 and not torch.cuda.is_available() else wall_clock
+    timer = Timer("call()", timer=clock, globals={"call": call}, num_threads=threads)
+    return min(timer.blocked_autorange(min_run_time=SECONDS).times)
 
 
 def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:

@@ -20,7 +20,9 @@ from dsq.packing import pack
 SIZES = ((64, 128), (2048, 1024))
 #: rows of an embedding's table, classes of a loss: of (rows, classes) of its own
 WORDS = 4096
-LOSS_SIZES = ((64, 128), (512, WORDS))
+#: width of an attention's head
+HEAD = 64
+LOSS_SIZES = ((64, 128), (2048, WORDS))
 ADAM_SIZES = (1 << 13, 1 << 23)
 STASHES = (2, 4, 8, 16)
 
@@ -54,6 +56,13 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     table = torch.randn(WORDS, width, device=device, requires_grad=True)
     ids = torch.randint(WORDS, (rows,), device=device)
 
+    turned = torch.randn(rows, width, device=device)  # float32 under autocast too, as the residual stream is
+    heads = max(width // HEAD, 1)
+
+    def rotary() -> list[Tensor]:
+        halves = torch.cat((-x[:, width // 2 :], x[:, : width // 2]), -1)
+        return [(x * turned + halves * turned).to(dtype)]
+
     def rms() -> list[Tensor]:
         return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
 
@@ -66,6 +75,11 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
         "gate": (lambda: [F.silu(x) * up], [x, up]),
         "softmax": (softmax, [x]),
         "scale": (lambda: [x * 0.125 + mask], [x]),
+        "rotary": (rotary, [x]),
+        "heads": (lambda: [x.view(rows, heads, -1).transpose(0, 1).contiguous()], [x]),
+        "transposed": (lambda: [x.view(rows, heads, -1).permute(1, 2, 0).contiguous()], [x]),
+        "column sum": (lambda: [x.sum(0)], [x]),
+        "tied": (lambda: [x32.view_as(x32), x32.view_as(x32)], [x32]),  # the backward sums two gradients
         "dropout": (lambda: [F.dropout(x, 0.1)], [x]),
         "norm": (lambda: [F.layer_norm(x32, (width,), scale, shift)], [x32, scale, shift]),
         "rms": (rms, [x32, scale]),

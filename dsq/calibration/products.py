@@ -28,7 +28,7 @@ WIDE = 16
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedProduct:
     flops: float
     values: float  #: in operands and result
     seconds: float
@@ -36,8 +36,8 @@ class Timed:
 
 def units(device: torch.device) -> list[dict[str, Any]]:
     """The [[peak]] tables, narrow operands first, as dsq takes its kernels."""
-    alike: dict[int, list[Timed]] = {}
-    mixed: dict[int, list[Timed]] = {}
+    alike: dict[int, list[TimedProduct]] = {}
+    mixed: dict[int, list[TimedProduct]] = {}
     for m in CODE_WIDTHS:
         forward, dx, mixed[m] = _layer_times(device, Precision(m, m, m, WIDE))
         alike[m] = forward + dx
@@ -56,9 +56,9 @@ def units(device: torch.device) -> list[dict[str, Any]]:
 
 def _layer_times(
     device: torch.device, precision: Precision | None, autocast: bool = False
-) -> tuple[list[Timed], list[Timed], list[Timed]]:
+) -> tuple[list[TimedProduct], list[TimedProduct], list[TimedProduct]]:
     """A linear layer's forward, dx and dw, at each of LAYERS; `precision`: of a converted one."""
-    times: tuple[list[Timed], ...] = ([], [], [])
+    times: tuple[list[TimedProduct], ...] = ([], [], [])
     for M, K, N in LAYERS:
         layers = [Linear(K, N, precision=precision) if precision else nn.Linear(K, N) for _ in range(COPIES)]
         inputs = [torch.randn(M, K, device=device) for _ in layers]
@@ -76,21 +76,21 @@ def _layer_times(
         wanted = [x.requires_grad_() for x in inputs]
         taken_dx = backward_seconds(forward(), wanted)
         for phase, taken in zip(times, (taken_forward, taken_dx, taken_dw), strict=True):
-            phase.append(Timed(2.0 * M * K * N, M * K + K * N + M * N, taken / COPIES))
+            phase.append(TimedProduct(2.0 * M * K * N, M * K + K * N + M * N, taken / COPIES))
     return times  # type: ignore[return-value]
 
 
-def _batched_times(device: torch.device, dtype: torch.dtype) -> Iterator[Timed]:
+def _batched_times(device: torch.device, dtype: torch.dtype) -> Iterator[TimedProduct]:
     for B, M, K, N in BATCHED:
         x, w = (torch.randn(B, rows, K, device=device, dtype=dtype, requires_grad=True) for rows in (M, N))
         y = x @ w.mT
         flops, values = 2.0 * B * M * K * N, B * (M * K + K * N + M * N)
-        yield Timed(flops, values, seconds(partial(torch.matmul, x, w.mT)))
+        yield TimedProduct(flops, values, seconds(partial(torch.matmul, x, w.mT)))
         for operand in (x, w):
-            yield Timed(flops, values, backward_seconds([y], [operand]))
+            yield TimedProduct(flops, values, backward_seconds([y], [operand]))
 
 
-def _unit(datatype: str, holds: dict[str, Any], times: list[Timed]) -> dict[str, Any]:
+def _unit(datatype: str, holds: dict[str, Any], times: list[TimedProduct]) -> dict[str, Any]:
     per_flop, per_value, per_call = fitted(times)
     off = [abs(t.flops * per_flop + t.values * per_value + per_call - t.seconds) / t.seconds for t in times]
     unit = {"datatype": datatype, "tflops": 1e-12 / per_flop}
@@ -100,7 +100,7 @@ def _unit(datatype: str, holds: dict[str, Any], times: list[Timed]) -> dict[str,
     return unit | {"holds": holds, "source": source}
 
 
-def fitted(times: list[Timed]) -> tuple[float, float, float]:
+def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
     """Seconds an operation, a value and a product: the least squares of relative errors, none of them negative."""
     terms = np.array([[t.flops, t.values, 1.0] for t in times]) / np.array([[t.seconds] for t in times])
     best, least = np.zeros(3), np.inf

@@ -20,6 +20,13 @@ class OneLineParser(argparse.ArgumentParser):
         fail(self.prog, message)
 
 
+def count(text: str) -> int:
+    """argparse's type of how many there are of something: a whole number from 1."""
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"accepted are whole numbers from 1, got {text!r}")
+
+
 def guarded(prog: str, work: Callable[[], object]) -> int:
     """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line, or
     lacked a package.

@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 
 from dsq.formats.base import (
     BOX,
+    DEFAULT,
     FORMATS,
     MAX_PACKED_BITS,
     NARROWEST,
@@ -31,6 +32,7 @@ for _module in iter_modules(__path__):
 __all__ = [
     "BFP",
     "BOX",
+    "DEFAULT",
     "FORMATS",
     "MAX_PACKED_BITS",
     "NARROWEST",

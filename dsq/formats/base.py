@@ -5,7 +5,7 @@ Adding a format takes two files: a dataclass here, entered by ``@register``, and
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dsq.arguments import whole_number
 from dsq.formats.layout import Layout
@@ -17,6 +17,9 @@ NARROWEST = 2
 WIDEST = 32
 #: values to a box of a block format, unless told
 BOX = 16
+#: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
+#: bits, at the same bytes and the same time (docs/formats.md)
+DEFAULT = "snvint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Format:
     law: ClassVar[Law]
     #: bytes stored once a tensor besides codes and scales
     tensor_bytes: ClassVar[int] = 0
-    #: widest code at which it gains anything on BFP: a DSQConfig takes BFP for wider ones
+    #: widest code at which it gains anything on BFP: ``at`` takes BFP for wider ones
     useful_to: ClassVar[int] = WIDEST
 
     bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
@@ -103,8 +106,8 @@ class Format:
         """Bytes of a tensor of this layout: packed, or in float32 where the format is wider than any code."""
         return layout.code_bytes(self.bits if self.bits <= MAX_PACKED_BITS else WIDEST) + self.scale_bytes(layout)
 
-    def at(self, bits: int) -> Self:
-        """The same format at another width."""
+    def at(self, bits: int) -> "Format":
+        """What takes its place at another width: the same, or BFP where that is as good."""
         return replace(self, bits=bits)
 
     def __str__(self) -> str:
@@ -132,6 +135,10 @@ class BoxFormat(Format):
     @property
     def smallest_code(self) -> int:
         return -self.largest_code - self.signed_scale
+
+    def at(self, bits: int) -> Format:
+        bfp: Any = FORMATS["bfp"]
+        return replace(self, bits=bits) if bits <= self.useful_to else bfp(bits, self.box)
 
 
 #: the formats a tensor can be quantised to, by name

@@ -72,13 +72,17 @@ def library() -> Library:
 def load(path: Path, header: Path) -> Library:
     """The library at ``path``, which must have been built from ``header``.
 
-    Raises ImportError where there is none, and RuntimeError for one that was built from another header.
+    Raises ImportError where there is none, and RuntimeError for one of another header, or for what is no library.
     """
     if not path.exists():
         raise ImportError(f"the C++ kernels were not built (no compiler?); {_REBUILD}")
-    text = header.read_text()
+    text = header.read_text(encoding="utf-8")
     ffi = abi.parse(text)
-    c: Any = ffi.dlopen(str(path))
+    try:
+        c: Any = ffi.dlopen(str(path))
+    except OSError as error:
+        reason = str(error).partition(".  Additionally")[0]  # cffi looks for a file of that name elsewhere too
+        raise RuntimeError(f"the C++ kernels do not load: {reason}; {_REBUILD}") from None
     if not _matches(ffi, c, abi.digest(text)):
         raise RuntimeError(f"{path} is stale: the C++ kernels were built from another version of abi.h; {_REBUILD}")
     return Library(ffi, c)

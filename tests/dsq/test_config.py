@@ -1,6 +1,7 @@
 import pytest
 
 import dsq
+from dsq.formats.signed_nvint import SignedNVInt
 
 
 def test_parse_and_print():
@@ -52,6 +53,25 @@ def test_quantizers_of_a_level():
     assert q.q1 == dsq.FixedPoint(4, 4)
     assert (q.rounding, q.box_axis) == ("stochastic", "last")
     assert dsq.DSQConfig(levels="[8,8,8,16]", box=32).at(0).q0 == dsq.BFP(8, box=32)
+
+
+def test_the_default_format_is_snvint_and_bfp_where_that_is_as_good():
+    q = dsq.DSQConfig().at(1)
+    assert dsq.DSQConfig().format == "snvint"
+    assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(16), SignedNVInt(4), SignedNVInt(4), dsq.BFP(16))
+
+
+def test_a_config_saved_with_another_format_keeps_it():
+    saved = dsq.DSQConfig(format="bfp").as_dict()
+    assert saved["format"] == "bfp"
+    assert dsq.DSQConfig.from_dict(saved).at(0).q0 == dsq.BFP(4)
+
+
+@pytest.mark.filterwarnings("error")
+def test_two_bits_are_warned_of_in_bfp_alone():
+    dsq.DSQConfig(levels="[2,2,2,16]")
+    with pytest.raises(UserWarning, match=r"2 bits of bfp in \[2,2,2,16\].*snvint loses less"):
+        dsq.DSQConfig(levels="[2,2,2,16]", format="bfp")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_conversion_is_in_place_and_changes_only_classes():
     assert net.state_dict().keys() == before.keys()
     assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
     assert list(dsq.converted(net)) == ["1", "3"]
-    assert "precision=[4,4,4,16], format=BFP" in repr(net)
+    assert "precision=[4,4,4,16], format=SignedNVInt" in repr(net)
     model().load_state_dict(net.state_dict())
 
 
@@ -78,7 +78,7 @@ def test_twice_is_an_error_and_nothing_to_convert_says_so():
 
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():
-    net = dsq.convert(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig(levels="[2,4,4,16]")).eval()
+    net = dsq.convert(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig(levels="[4,4,4,16]")).eval()
     plain = nn.Sequential(nn.Linear(16, 16))
     plain.load_state_dict(net.state_dict())
     x = torch.randn(4, 16)
@@ -86,9 +86,9 @@ def test_evaluation_runs_at_q0_and_stashes_nothing():
         y = net(x)
     assert y.grad_fn is None
     assert not torch.allclose(y, plain(x))
-    quantised = [dsq.quantize(t, dsq.BFP(2)) for t in (x, net[0].weight)]
+    quantised = [dsq.quantize(t, net[0].quantizers.q0) for t in (x, net[0].weight)]
     torch.testing.assert_close(y, nn.functional.linear(*quantised, net[0].bias.detach()))
-    full = dsq.convert(plain, dsq.DSQConfig(levels="[2,4,4,16]", eval_full_precision=True)).eval()
+    full = dsq.convert(plain, dsq.DSQConfig(levels="[4,4,4,16]", eval_full_precision=True)).eval()
     torch.testing.assert_close(full(x), nn.functional.linear(x, net[0].weight, net[0].bias))
 
 
@@ -143,3 +143,15 @@ def test_the_whole_stash_follows_the_level():
     assert 1.4 * four < eight < 2 * four
     with pytest.raises(ValueError, match="stash must be one of linears, all, got 'none'"):
         dsq.DSQConfig(stash="none")
+
+
+def test_the_policy_of_a_deep_copy_is_taken_back_alone():
+    model = dsq.convert(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4)), dsq.DSQConfig(stash="all"))
+    x = torch.randn(64, 32)
+    before = dsq.stash.measure(lambda: model(x)).nbytes
+    other = dsq.unconvert(copy.deepcopy(model))
+    assert dsq.stash.measure(lambda: model(x)).nbytes == before
+    assert dsq.stash.measure(lambda: other(x)).nbytes > 2 * before
+    dsq.unconvert(model)
+    assert not model._forward_hooks
+    assert not other._forward_hooks

@@ -44,8 +44,8 @@ def test_what_is_quantised_is_counted_and_the_rest_named():
     assert "three dimensions" in whys[""]
     assert "convolution" in whys["conv"]
     assert "excluded" in whys["head"]
-    # the batch is the caller's and no stash, but its packed form is
-    assert found.stash_bytes == found.plain_stash_bytes + 32 * 64 * 4.5 / 8
+    # the batch is the caller's and no stash, but its packed form is: codes, scales and that of the tensor
+    assert found.stash_bytes == found.plain_stash_bytes + 32 * 64 * 4.5 / 8 + 1
     text = str(found)
     assert "20.0%" in text
     assert "never called: bypassed" in text

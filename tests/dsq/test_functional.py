@@ -53,8 +53,13 @@ def inputs(tokens=37, k=24, n=40):
     return x, w, b, torch.randn(tokens, n, generator=generator)
 
 
-def quantizers(precision, **options):
-    return dsq.DSQConfig(levels=(dsq.Precision.parse(precision),), **options).at(0)
+def quantizers(precision, format="bfp", **options):
+    return dsq.DSQConfig(levels=(dsq.Precision.parse(precision),), format=format, **options).at(0)
+
+
+def test_a_precision_alone_is_of_the_default_format():
+    assert dsq.Quantizers.of("[4,4,4,16]") == dsq.DSQConfig(levels="[4,4,4,16]").at(0)
+    assert dsq.Quantizers.of("[4,4,4,16]") != quantizers("[4,4,4,16]")
 
 
 @pytest.mark.filterwarnings("ignore:q3 is under 16")
@@ -130,22 +135,23 @@ def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(need
 
 def test_no_bias():
     x, w, _, dy = inputs()
-    y = linear(x, w, None, "[4,4,4,16]")
+    y = linear(x, w, None, quantizers("[4,4,4,16]"))
     y.backward(dy)
     expected = statement(x.detach(), w.detach(), torch.zeros(40), dy, "[4,4,4,16]", lambda c: c)
     torch.testing.assert_close(y.double(), expected[0], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(w.grad.double(), expected[2], rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(("precision", "bits"), [("[2,2,2,16]", 2.5), ("[16,4,4,16]", 4.5), ("[8,8,8,16]", 8.5)])
-def test_the_stash_is_the_packed_tensor(precision, bits):
+@pytest.mark.parametrize(("format", "more"), [("bfp", 0), ("snvint", 1)])
+@pytest.mark.parametrize(("precision", "bits"), [("[2,2,2,16]", 2.5), ("[16,4,4,16]", 4.5), ("[5,5,5,16]", 5.5)])
+def test_the_stash_is_the_packed_tensor(precision, bits, format, more):
     kept = {}
     x = torch.randn(64, 32, requires_grad=True)
     w = torch.nn.Parameter(torch.randn(16, 32))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
-        linear(x, w, None, precision)
+        linear(x, w, None, quantizers(precision, format))
     del kept[w.data_ptr()]
-    assert sum(t.nbytes for t in kept.values()) == x.numel() * bits / 8
+    assert sum(t.nbytes for t in kept.values()) == x.numel() * bits / 8 + more
 
 
 @pytest.mark.parametrize("alias", [lambda t: t, torch.Tensor.detach], ids=["the tensor", "an alias, as our hooks do"])
@@ -176,7 +182,7 @@ def test_a_shared_stash_is_not_reused_after_the_input_changed():
 def test_autocast_computes_in_its_dtype():
     x, w, b, dy = inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        y = linear(x, w, b, "[4,4,4,16]")
+        y = linear(x, w, b, quantizers("[4,4,4,16]"))
     assert y.dtype == torch.bfloat16
     y.backward(dy.bfloat16())
     assert w.grad.dtype == torch.float32
@@ -288,8 +294,9 @@ def test_a_stash_is_not_taken_for_that_of_other_values(tokens):
 def test_a_nearest_layer_does_not_share_a_stochastic_stash():
     x, w, _, dy = inputs()
     first = linear(x, w, None, quantizers("[4,4,4,16]", rounding="stochastic"))
-    expected = torch.autograd.grad(linear(x.detach().clone(), w, None, "[4,4,4,16]"), w, dy)
-    assert torch.equal(torch.autograd.grad(linear(x, w, None, "[4,4,4,16]"), w, dy)[0], expected[0])
+    nearest = quantizers("[4,4,4,16]")
+    expected = torch.autograd.grad(linear(x.detach().clone(), w, None, nearest), w, dy)
+    assert torch.equal(torch.autograd.grad(linear(x, w, None, nearest), w, dy)[0], expected[0])
     del first
 
 

@@ -42,9 +42,21 @@ def test_a_state_that_is_none_is_named():
 def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
     state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
     other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)))
-    with pytest.raises(ValueError, match=r"config must have eval_full_precision=True, .* got False"):
+    with pytest.raises(ValueError, match=r"config must have eval_full_precision=False, .* got True"):
         other.load_state_dict(state)
     assert not other.config.eval_full_precision
+
+
+@pytest.mark.parametrize("option", [{"stash": "all"}, {"eval_full_precision": True}, {"exclude": "1"}])
+def test_a_config_that_the_conversion_did_not_follow_is_refused(option):
+    """Nothing would act on it: no byte more would be saved by stash="all"."""
+    model = dsq.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), dsq.DSQConfig())
+    with pytest.raises(ValueError, match=f"config must have {next(iter(option))}=.*, as the model was converted, got"):
+        dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
+    with pytest.raises(ValueError, match="as the model was converted"):
+        dsq.load_state_dict(model, dsq.state_dict(dsq.DSQConfig(**option), dsq.DSQConfig().scheduler()))
+    dsq.unconvert(model)
+    dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
 
 
 def test_models_that_are_observed_are_copied_and_pickled():
@@ -82,3 +94,12 @@ def test_ranks_with_losses_of_their_own_take_one_decision(tmp_path):
     found = {rank: rest for rank, *rest in (results.get(), results.get())}
     assert found[0] == found[1]
     assert found[0][0] == 1
+
+
+def test_a_run_saved_with_another_format_goes_on_with_it():
+    old = dsq.DSQConfig(format="bfp")
+    saved = dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 8)), old).state_dict()
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 8)))
+    dynamic.load_state_dict(saved)
+    assert dynamic.config == old
+    assert dynamic.model[0].quantizers.q1 == dsq.BFP(4)

@@ -11,7 +11,7 @@ from dsq.kernels import tuning
 from dsq.kernels.backend import Gemm
 from dsq.kernels.dispatch import backend_for, gemm_for
 from dsq.kernels.reference.gemm import TORCH
-from dsq.kernels.tuning import Timed, preferred, size_class
+from dsq.kernels.tuning import TimedGemm, preferred, size_class
 
 CPU = backend_for(torch.device("cpu"))
 MATMULS = dsq.Quantizers.of("[4,4,4,16]").matmuls
@@ -25,7 +25,7 @@ def gemm(name):
     ("seconds", "chosen"), [((1.0, 0.9), "b"), ((1.0, 0.97), "a"), ((1.0, 2.0), "a"), ((1.0, 0.8, 0.78), "b")]
 )
 def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
-    assert preferred([Timed(gemm(name), s) for name, s in zip("abc", seconds, strict=False)]).name == chosen
+    assert preferred([TimedGemm(gemm(name), s) for name, s in zip("abc", seconds, strict=False)]).name == chosen
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_a_gpu_is_timed_on_larger_products():
 def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("DSQ_GEMM")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path))
-    return tmp_path / "gemms.json"
+    return tmp_path / "gemms.jsonl"
 
 
 def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
     gemms, times = [gemm("slow"), gemm("fast")], iter([[2.0, 1.0]])
     monkeypatch.setattr(
-        tuning, "timed", lambda gemms, *_: [Timed(g, s) for g, s in zip(gemms, next(times), strict=True)]
+        tuning, "timed", lambda gemms, *_: [TimedGemm(g, s) for g, s in zip(gemms, next(times), strict=True)]
     )
     for _ in range(2):  # a second measurement would raise StopIteration
         assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "fast"
-    assert list(json.loads(cache.read_text()).values()) == ["fast"]
+    assert json.loads(cache.read_text())[1] == "fast"
     cache.write_text("no JSON")
     with pytest.raises(StopIteration):
         tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
@@ -65,6 +65,40 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path / "file" / "below"))
     assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ("DSQ_GEMM", "DSQ_CACHE", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def unknown(_):
+        raise KeyError("no such user")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
+
+
+def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
+    """Each is measuring while the other enters what it found; and one was killed while it wrote."""
+    gemms = [gemm("slow"), gemm("fast")]
+
+    def timed(*_):
+        if not cache.exists():
+            monkeypatch.setattr(
+                tuning, "timed", lambda *_: [TimedGemm(g, s) for g, s in zip(gemms, (1, 2), strict=True)]
+            )
+            assert fastest().name == "slow"
+            with cache.open("ab") as file:
+                file.write(b'["\xff\n')
+        return [TimedGemm(g, s) for g, s in zip(gemms, (2, 1), strict=True)]
+
+    def fastest():
+        return tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
+
+    monkeypatch.setattr(tuning, "timed", timed)
+    assert [fastest().name, fastest().name] == ["slow", "slow"]
+    assert len(cache.read_bytes().splitlines()) == 3
 
 
 def test_a_kernel_can_be_named(cache, monkeypatch):

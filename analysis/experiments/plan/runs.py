@@ -11,6 +11,7 @@ from typing import Any
 from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Experiment, RunGrid, Scalar
 from analysis.experiments.training.flags import FLOAT
+from dsq.formats import DEFAULT
 
 #: kind of the data -> what checks the flags of a training on them
 _CHECKS = {
@@ -80,7 +81,7 @@ def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
 def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
     options: dict[str, list[Any]] = {
         "levels": [FLOAT],
-        "format": ["bfp"],
+        "format": [DEFAULT],
         "seed": [1],
         **experiment.options,
         **grid.options,

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from costmodel.cli import estimate_command, main
+from costmodel.cli.commands import estimate
+from costmodel.cli.main import parser
 
 
 def costs(history: Path) -> dict[str, dict[str, float]]:
@@ -10,6 +11,6 @@ def costs(history: Path) -> dict[str, dict[str, float]]:
     found = {}
     for profile in ("first-principles", "paper"):
         given = ["estimate", "--history", str(history), "--profile", profile]
-        mean = estimate_command.run(main.parser().parse_args(given)).sections[0].records[-1]
+        mean = estimate.run(parser().parse_args(given)).sections[0].records[-1]
         found[profile] = {name: mean[name] for name in ("arithmetic", "dram")}
     return found

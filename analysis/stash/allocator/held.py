@@ -13,7 +13,7 @@ WARM = 2
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """One step, above what is held between steps; the batch and the gradients are there before it."""
 
     stash: int  #: at the end of the forward, while the loss is alive
@@ -21,7 +21,7 @@ class Held:
     left: int  #: after the step: what it did not give back
 
 
-def step_bytes(forward: Callable[[], Tensor], warm: int = WARM) -> Held:
+def step_bytes(forward: Callable[[], Tensor], warm: int = WARM) -> HeldBytes:
     """Count one step, ``forward().backward()``, of a counted process (CPU).
 
     forward: makes the loss of a batch that exists already. Gradients stay between the steps.
@@ -42,4 +42,4 @@ def step_bytes(forward: Callable[[], Tensor], warm: int = WARM) -> Held:
     finally:
         gc.enable()
     gc.collect()
-    return Held(stash, peak, count.live() - before)
+    return HeldBytes(stash, peak, count.live() - before)

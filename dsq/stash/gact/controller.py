@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
+from dsq.stash.compiled import backward_again
 from dsq.stash.gact.bit_plan import BitPlan, SavedSizes, Sensitivities
 from dsq.stash.gact.codecs import EXACT
 from dsq.stash.gact.forwards import RecomputedForward, ReplayedForward, TrainingForward
 from dsq.stash.gact.gradient_variance import GradientVariance
 from dsq.stash.gact.offload import Offload
-from dsq.stash.gact.replay import Step, differentiable, sensitivities
+from dsq.stash.gact.replay import RecordedStep, differentiable, sensitivities
 from dsq.stash.policy import Controller, Summary, check_keys
 from dsq.stash.saved_tensors.bit_rules import FEW_BITS
 from dsq.stash.saved_tensors.forms import get
@@ -41,7 +42,7 @@ class Gact(Controller):
         self.swaps, self.swap_dir = swaps, swap_dir
         self.step = 0
         self.next_adaptation = 0
-        self.pending: Step | None = None
+        self.pending: RecordedStep | None = None
         self.alarm: tuple[int, float] | None = None  #: (step of the check, V(b) expected then)
         self.noise_share: float | None = None  #: of the gradient's variance, at the latest check
         self.window = LossWindow()
@@ -62,7 +63,7 @@ class Gact(Controller):
             self.adapt(self.pending)
             self.pending = None
         self.check_alarm()
-        self.pending = Step.start(module, args, kwargs) if self.due() else None
+        self.pending = RecordedStep.start(module, args, kwargs) if self.due() else None
         self.inputs = args, kwargs
         self.step += 1
 
@@ -113,7 +114,7 @@ class Gact(Controller):
         soonest = self.next_adaptation - self.adapt_interval * 9 // 10
         return self.step >= self.next_adaptation or (not self.plan.complete() and self.step >= soonest)
 
-    def adapt(self, step: Step) -> None:
+    def adapt(self, step: RecordedStep) -> None:
         """Measure the sensitivity of each tensor on a remembered step (algorithm 1)."""
         self.inputs = inputs = step.args, step.kwargs
         self.replay = replay = ReplayedForward(self.plan, (self.seed, self.step))
@@ -131,7 +132,8 @@ class Gact(Controller):
                 found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
                 return [g for g in found if g is not None]
 
-            c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
+            with backward_again():
+                c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
         finally:
             self.replay, self.variance.listening = None, listening
         self.next_adaptation = self.step + (self.adapt_interval or 0)
@@ -197,7 +199,7 @@ class Gact(Controller):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self.name, state, ("step", "next_adaptation", "pending", "alarm", "noise_share", "plan", "variance"))
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
-        self.pending = None if state["pending"] is None else Step(**state["pending"])
+        self.pending = None if state["pending"] is None else RecordedStep(**state["pending"])
         self.alarm, self.noise_share = state["alarm"], state["noise_share"]
         self.plan.load_state_dict(state["plan"])
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))

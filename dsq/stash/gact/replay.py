@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """A step of the loop seen from the model: what went in, and the gradient that came back at its outputs."""
 
     args: Any

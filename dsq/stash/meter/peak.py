@@ -9,20 +9,20 @@ import torch
 
 
 @dataclass
-class Peak:
+class PeakBytes:
     """Filled in when the measured stretch is over."""
 
     nbytes: int = 0
 
 
 @contextmanager
-def peak() -> Iterator[Peak]:
+def peak() -> Iterator[PeakBytes]:
     """The largest sum of live allocations made since entering, over the CPU and all CUDA devices.
 
     On the CPU from the allocation events of PyTorch's profiler, which are exact; the resident set is not,
     because freed memory stays with it. Where a CPU and a GPU allocate in turns the sum is an upper bound.
     """
-    found = Peak()
+    found = PeakBytes()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
     before = {}
     for device in devices:

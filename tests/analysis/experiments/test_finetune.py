@@ -50,7 +50,7 @@ def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.Captu
     ("flags", "named"),
     [
         (["--nosuchflag", "3"], "--nosuchflag"),
-        (["--batch-size", "0"], "--batch-size 0: "),
+        (["--batch-size", "0"], "--batch-size: accepted are whole numbers from 1"),
         (["--dsq-levels", "[4,4]"], "--dsq-levels"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
 @pytest.mark.parametrize(
     ("more", "given", "named"),
     [
-        ('[[runs]]\nlevels = "[2,2]"', [], "run bfp_2-2_seed1: argument --dsq-levels: precision must be"),
+        ('[[runs]]\nlevels = "[2,2]"', [], "run snvint_2-2_seed1: argument --dsq-levels: precision must be"),
         ("[[runs]]\n[[runs]]", [], "runs: two of them are fp32_seed1"),
         ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
         ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),

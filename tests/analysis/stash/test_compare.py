@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from analysis.stash import compare
-from analysis.stash.allocator.held import Held
+from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, bits_a_value
 
 
@@ -29,7 +29,7 @@ ROWS = (
 def few(monkeypatch):
     monkeypatch.setattr(compare, "CASES", TINY)
     monkeypatch.setattr(compare, "SETUPS", ROWS)
-    measured = Held(3 * BATCH, 4 * BATCH, 0)
+    measured = HeldBytes(3 * BATCH, 4 * BATCH, 0)
     monkeypatch.setattr(compare, "held", lambda *_: measured)  # in a process of its own: test_allocator.py
 
 

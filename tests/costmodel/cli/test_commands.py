@@ -15,9 +15,9 @@ import pytest
 from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
+from costmodel.model.planning import DSQ
 from costmodel.model.quantisation import Setup
 from costmodel.workloads.named import load_workload
-from dsq.formats import BFP
 from dsq.precision import Precision
 
 COMMANDS = {
@@ -145,7 +145,7 @@ def test_every_error_names_the_command(capsys):
 def test_estimate_is_the_models(capsys):
     _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--workload", "opt_1.3b", "--hardware", "h100", "--json")
     (record,) = json.loads(text)["estimates"]
-    cost = evaluate(load_workload("opt_1.3b"), Setup(BFP(32), Precision(16, 4, 4, 16)), load_hardware("h100"))
+    cost = evaluate(load_workload("opt_1.3b"), Setup(DSQ, Precision(16, 4, 4, 16)), load_hardware("h100"))
     assert record["dram_MB"] == cost.dram_bytes / 1e6
     assert record["linears_stash_MB"] == cost.stash_bytes / 1e6 < record["model_saved_MB"]
 
@@ -168,7 +168,7 @@ def test_options_change_what_is_costed(capsys):
     assert dram("--quantise-attention") < base
     assert dram("--exclude", "output_projection") > base
     assert dram("--box", "8") > base
-    assert dram("--exponent-bits", "4") < base
+    assert dram("--format", "bfp", "--exponent-bits", "4") < dram("--format", "bfp") < base  # snvint: a byte a tensor
     assert dram("--format", "fixed") < base
     assert dram("--sequences", "64") < base
 
@@ -182,6 +182,15 @@ def test_history_gives_the_weighted_mean(profile, capsys, tmp_path):
     first, second, mean = csv.DictReader(io.StringIO(text))
     for column in ("dram", "arithmetic"):
         assert float(mean[column]) == pytest.approx(0.75 * float(first[column]) + 0.25 * float(second[column]))
+
+
+def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
+    levels = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
+    _, text, _ = run(capsys, "estimate", *levels, "--rise-at", "0.2 0.7", "--profile", "paper", "--csv")
+    *each, mean = csv.DictReader(io.StringIO(text))
+    for column in ("dram", "arithmetic"):
+        expected = sum(share * float(record[column]) for share, record in zip((0.2, 0.5, 0.3), each, strict=True))
+        assert float(mean[column]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +253,7 @@ BAD = {
     "size": (["plan", "--fit", "80"], "fit must be a size such as 80GB or 24GiB, got '80'"),
     "no memory": (["plan", "--hardware", "laptop-cpu"], "does not state its memory: give --fit"),
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
+    "gpus": (["plan", "--gpus", "0"], "gpus must be a whole number from 1, got 0"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
     "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),

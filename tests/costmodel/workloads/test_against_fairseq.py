@@ -8,11 +8,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
+from costmodel.model.planning import DSQ
 from costmodel.model.quantisation import Setup
 from costmodel.workloads.named import load_workload, transformer_iwslt_de_en
 from costmodel.workloads.shapes import Head
 from costmodel.workloads.transformer import build
-from dsq.formats import BFP
 from dsq.precision import Precision
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
@@ -79,5 +79,5 @@ def test_products_of_a_small_one():
 def test_stash_of_a_small_one(precision):
     model = dsq.convert(fairseq_model(100, 90, **SMALL), dsq.DSQConfig(levels=precision))
     names = {"output_projection": "decoder.output_projection"}
-    predicted = predicted_stash(small_workload(), Setup(BFP(32), Precision.parse(precision)))
+    predicted = predicted_stash(small_workload(), Setup(DSQ, Precision.parse(precision)))
     assert {names.get(name, name): size for name, size in predicted.items()} == measured_stash(model, *batch())

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from costmodel.model.operations import Gemm
+from costmodel.model.planning import DSQ
 from costmodel.model.quantisation import Setup
 from costmodel.model.traffic import stash_bytes, total_stash_bytes
 from costmodel.workloads import workload_file
@@ -135,7 +136,7 @@ def test_frozen_layers_and_frozen_inputs():
     assert 2 * traced(model, x).macs == flops(model, x)
     dsq.convert(model, dsq.DSQConfig(levels="[16,4,4,16]"))
     workload = traced(model, x)
-    total = total_stash_bytes(workload, Setup(BFP(32), Precision(16, 4, 4, 16)))
+    total = total_stash_bytes(workload, Setup(DSQ, Precision(16, 4, 4, 16)))
     assert total == sum(measured_stash(model, x).values())
 
 

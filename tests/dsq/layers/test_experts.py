@@ -74,7 +74,7 @@ def test_tokens_of_other_ranks_experts_give_nothing():
 
 @pytest.mark.filterwarnings("ignore:q3 is under 16")
 def test_each_product_follows_the_equations():
-    net, (x, chosen, weights) = dsq.convert(mixtral(), dsq.DSQConfig(levels="[5,4,3,8]")), batch()
+    net, (x, chosen, weights) = dsq.convert(mixtral(), dsq.DSQConfig(levels="[5,4,3,8]", format="bfp")), batch()
     seen = []
 
     def watched(gate_up):
@@ -138,7 +138,7 @@ def test_each_experts_tokens_are_stashed_packed():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         net(x, chosen, weights)
     tokens = chosen.flatten().bincount(minlength=EXPERTS).tolist()
-    packed = sum(dsq.pack(torch.zeros(n, k), dsq.BFP(4), dim=0).nbytes for n in tokens for k in (WIDTH, INNER))
+    packed = sum(dsq.pack(torch.zeros(n, k), CONFIG.at(0).q1, dim=0).nbytes for n in tokens for k in (WIDTH, INNER))
     assert sum(t.nbytes for t in saved.values() if t.dtype == torch.uint8) == packed
 
 

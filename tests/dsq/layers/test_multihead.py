@@ -66,7 +66,7 @@ def test_unbatched_and_averaged_as_the_plain_one():
 
 
 def test_its_projections_are_quantised_and_its_stash_is_shared():
-    config = dsq.DSQConfig(levels="[4,4,4,16]")
+    config = dsq.DSQConfig(levels="[4,4,4,16]", format="bfp")
     plain, ours = pair(config)
     assert list(dsq.converted(ours)) == ["", "out_proj"]
     x = torch.randn(2, 6, 32)

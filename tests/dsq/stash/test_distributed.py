@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from analysis.bench.models import encoder
+from analysis.models import encoder
 from dsq.stash import apply, policies
 
 RANKS = 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.bench.models import encoder
+from analysis.models import encoder
 from dsq.stash import apply, measure, policies
 from dsq.stash.policy import Controller, applied, compatible
 from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers
@@ -259,30 +259,6 @@ def test_a_policy_around_a_submodule_counts_as_one_inside_does():
     controller.remove()
     apply(model[0], "bfp")
     apply(model[1], "gact")  # beside it, not inside
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("order", ["apply, compile", "apply, module.compile", "apply, block.compile", "run, apply"])
-def test_compiled_models_are_refused(order, backend):
-    model, x = small(), torch.randn(1, 4, 32)
-    run = torch.compile(model, backend=backend) if order in ("apply, compile", "run, apply") else model
-    if order == "run, apply":
-        run(x)
-    apply(model, "bfp")
-    if order.endswith("module.compile"):
-        model.compile(backend=backend)
-    elif order.endswith("block.compile"):
-        model[0].compile(backend=backend)
-    with pytest.raises((RuntimeError, ValueError), match=r"does not work inside torch\.compile"):
-        run(x).sum().backward()
-
-
-def test_policies_after_compile_are_refused():
-    compiled = small()
-    compiled.compile()
-    for model in (torch.compile(small()), compiled):
-        with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
-            apply(model, "bfp")
 
 
 def test_contexts_are_left_when_a_forward_raises_and_nest_once():

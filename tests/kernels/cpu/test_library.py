@@ -43,6 +43,12 @@ def test_a_library_whose_compiler_lays_structs_out_otherwise_is_refused():
     assert not _matches(ffi, SimpleNamespace(), "digest")  # of a time before there were digests
 
 
+def test_a_file_that_is_no_library_is_named(tmp_path):
+    (tmp_path / "_native.so").write_bytes(b"\x7fELF")
+    with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so.*; in a checkout, build .*"):
+        load(tmp_path / "_native.so", abi.HEADER)
+
+
 def test_sizes_and_offsets_are_those_of_every_field():
     numbers = abi.layout(
         abi.parse("typedef struct { int64_t a; int32_t b, c; } Pair; typedef struct { Pair x; } Outer;")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.bench.models import encoder, resnet20
+from analysis.models import encoder, resnet20
 from dsq.stash import apply, measure
 from tests.dsq.stash.census import kept_bytes
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.bench.models import Block, encoder, resnet20
+from analysis.models import Block, encoder, resnet20
 from analysis.stash.allocator.held import step_bytes
 from dsq import stash
 

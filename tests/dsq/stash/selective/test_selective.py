@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from analysis.bench.models import resnet20
+from analysis.models import resnet20
 from dsq.stash import apply, measure
 from dsq.stash.policy import applied
 from tests.dsq.stash.census import kept_bytes

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from analysis import ROOT
-from analysis.bench import against
-from analysis.bench.other_tree import run_in
+from analysis.revisions import against
+from analysis.revisions.other_tree import run_in
 
 
 def test_a_module_runs_on_the_dsq_of_the_tree_that_is_named(tmp_path: Path) -> None:

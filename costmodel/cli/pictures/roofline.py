@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-from costmodel.cli.pictures import BLACK, COLOURS, GREY, SMALL, Labels, new_figure, save
+from costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, Labels, new_figure, save
 from costmodel.hardware.hardware import Hardware
 
 TERA = 1e12

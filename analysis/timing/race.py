@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from analysis.bench.timer import Call, in_turns
+from analysis.timing.timer import Call, in_turns
 
 #: ratios are not to be trusted where the baseline strays further than this from itself
 TRUSTED_STRAY = 0.1

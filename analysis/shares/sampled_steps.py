@@ -1,4 +1,4 @@
-"""Steps for perf to sample: what analysis.bench.shares runs for each tree."""
+"""Steps for perf to sample: what analysis.shares runs for each tree."""
 
 import gc
 import time
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.models import encoder
 from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, step_of
+from analysis.models import encoder
+from analysis.timing.allocator import keep_freed_memory
 
 #: contestant -> whether it runs under autocast, and how it is converted
 CONTESTANTS: dict[str, tuple[bool, dict[str, str]]] = {

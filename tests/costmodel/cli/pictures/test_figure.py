@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from costmodel.cli.pictures import Labels, new_figure
-from costmodel.cli.roofline_picture import Dot, _coinciding, _roofs
+from costmodel.cli.pictures.figure import Labels, new_figure
+from costmodel.cli.pictures.roofline import Dot, _coinciding, _roofs
 from costmodel.hardware.hardware import load_hardware
 
 

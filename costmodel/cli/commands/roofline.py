@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> Report:
                 record | (_roof(floor, rates(listed, name, hardware, key), hardware) if name != "total" else {})
             )
     if arguments.picture:
-        from costmodel.cli.roofline_picture import Dot, draw_roofline
+        from costmodel.cli.pictures.roofline import Dot, draw_roofline
 
         dots = [
             Dot(

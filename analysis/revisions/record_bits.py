@@ -1,7 +1,7 @@
 """Digests of what dsq computes, so that one revision can be held against another to the bit.
 
-    python -m analysis.bench.record_bits --tree OTHER_CHECKOUT --out FILE.json
-    python -m analysis.bench.record_bits --against FILE.json     prints what differs in this tree, exits 1 if anything
+    python -m analysis.revisions.record_bits --tree OTHER_CHECKOUT --out FILE.json
+    python -m analysis.revisions.record_bits --against FILE.json    prints what differs in this tree, exits 1 if any
 
 The order of a GEMM's sums depends on the machine, on the number of threads, on PyTorch's version and on the GEMM that
 was the fastest: compare only what was recorded on one machine, with one PyTorch and one DSQ_GEMM. That is why no
@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from analysis import ROOT
-from analysis.bench.other_tree import check_tree, run_in
+from analysis.revisions.other_tree import check_tree, run_in
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 
-PROG = "python -m analysis.bench.record_bits"
+PROG = "python -m analysis.revisions.record_bits"
 
 
 def record(tree: Path, out: Path | None, against: Path | None) -> None:
@@ -26,7 +26,7 @@ def record(tree: Path, out: Path | None, against: Path | None) -> None:
     old: dict[str, str] = {} if against is None else json.loads(against.read_text(encoding="utf-8"))
     if out is not None:
         check_writable(out)
-    text = run_in(check_tree(tree), "analysis.bench.digests")
+    text = run_in(check_tree(tree), "analysis.revisions.digests")
     new: dict[str, str] = json.loads(text)
     print(f"{len(new):,} digests of {tree}, {sum(value.startswith('raised ') for value in new.values())} cases raised")
     if out is not None:

@@ -1,4 +1,4 @@
-"""Seconds a call of dsq's public functions, as JSON: what analysis.bench.against runs for each tree."""
+"""Seconds a call of dsq's public functions, as JSON: what analysis.revisions.against runs for each tree."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.bench.memory import keep_freed_memory
-from analysis.bench.models import encoder
 from analysis.bench.step import converted, step_of
-from analysis.bench.timer import Call, in_turns
+from analysis.models import encoder
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.timer import Call, in_turns
 
 #: turns of a call, of which the quickest counts
 TURNS = 4

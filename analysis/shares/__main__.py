@@ -1,6 +1,6 @@
 """Where a step's time goes: samples of perf by kernel, of this tree and of another checkout, as a stacked bar each.
 
-    python -m analysis.bench.shares [--before OTHER_CHECKOUT] [--steps 8] [--out runs/bench]
+    python -m analysis.shares [--before OTHER_CHECKOUT] [--steps 8] [--out runs/bench]
 
 The step of step.py on one thread, Python's collector off. Needs Linux's perf, and kernels that keep their symbols: of a
 checkout whose setup.py strips them, link the objects again without -s.
@@ -19,15 +19,15 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from analysis import ROOT
-from analysis.bench.other_tree import check_tree, run_in
-from analysis.bench.sampled_steps import CONTESTANTS
 from analysis.bench.step import BATCH, LENGTH, WIDTH
 from analysis.figures import look, save
+from analysis.revisions.other_tree import check_tree, run_in
+from analysis.shares.sampled_steps import CONTESTANTS
 from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import as_csv, table
 
-PROG = "python -m analysis.bench.shares"
+PROG = "python -m analysis.shares"
 #: group -> what "library symbol" has in it; the first that matches counts
 GROUPS = {
     "our GEMMs": r"_native.*(microkernel|tile<|multiply<|dsq_gemm)",
@@ -49,7 +49,7 @@ def shares(tree: Path, name: str, steps: int) -> dict[str, Any]:
         control, data = f"{folder}/control", f"{folder}/data"
         os.mkfifo(control)
         perf = f"env ONEDNN_JIT_PROFILE=2 perf record -q -F 997 -D -1 --control fifo:{control} -o {data} --".split()
-        printed = run_in(tree, "analysis.bench.sampled_steps", name, str(steps), control, below=perf)
+        printed = run_in(tree, "analysis.shares.sampled_steps", name, str(steps), control, below=perf)
         samples = f"perf report -i {data} --stdio -q --no-children -t ; -F overhead,dso,symbol".split()
         report = subprocess.run(samples, capture_output=True, text=True, check=True).stdout
     milliseconds = 1e3 * float(printed.splitlines()[-1])
@@ -77,7 +77,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="root of another checkout, its kernels built")
-    parser.add_argument("--steps", type=int, default=8, help="sampled of each (default: %(default)s)")
+    parser.add_argument("--steps", type=count, default=8, help="sampled of each (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")
     given = parser.parse_args(argv)
 

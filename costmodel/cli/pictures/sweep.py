@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodel.cli.pictures import BLACK, BLUE, GREY, VERMILION, Labels, new_figure, save
+from costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, Labels, new_figure, save
 from costmodel.model.quantisation import PrecisionGrid
 from costmodel.model.sweep import Column, Mask
 from dsq.precision import Precision

@@ -1,7 +1,7 @@
 """The one timer, on a clock that is told the time."""
 
-from analysis.bench.race import race
-from analysis.bench.timer import in_turns
+from analysis.timing.race import race
+from analysis.timing.timer import in_turns
 
 
 def test_calls_take_turns_and_every_other_round_is_reversed():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodel.cli.pictures import BLACK, BLUE, GREY, VERMILION, new_figure, save
+from costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, new_figure, save
 from costmodel.model.memory import CATEGORIES, Memory
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> Report:
     budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
     if not budget:
         raise ValueError(f"hardware {hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
-    if arguments.gpus:
+    if arguments.gpus is not None:
         return _search(arguments, workload, hardware, budget)
     refuse_idle(arguments, ("micro_batches",), "without --gpus")
     if arguments.zero and devices == 1:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> Report:
         for record, method in zip(records, methods, strict=True):
             record["largest_batch"] = largest_batch(build, method, budget)
     if arguments.picture:
-        from costmodel.cli.memory_picture import draw_memory
+        from costmodel.cli.pictures.memory import draw_memory
 
         drawn = methods[0] if arguments.precision else next(m for m in methods if m.name == PICTURED)
         title, memory = f"{workload.name}, {drawn.name}", peak_memory(workload, drawn)

@@ -1,6 +1,6 @@
 """This tree against another checkout, timed in alternating processes.
 
-    python -m analysis.bench.against /path/to/other/checkout [--parts step kernels tiny] [--rounds 5] [--threads 2]
+    python -m analysis.revisions.against /path/to/other/checkout [--parts step kernels tiny] [--rounds 5] [--threads 2]
 
 Both trees need their kernels built (python setup.py build_ext --inplace). A round starts one process for this tree and
 two for the other, in an order that moves on by one each round. A process gives the least time of several turns of each
@@ -17,12 +17,12 @@ from statistics import median
 from typing import Any
 
 from analysis import ROOT
-from analysis.bench.other_tree import check_tree, run_in
-from analysis.bench.public_calls import PARTS
-from dsq.command.parser import OneLineParser, guarded
+from analysis.revisions.other_tree import check_tree, run_in
+from analysis.revisions.public_calls import PARTS
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 
-PROG = "python -m analysis.bench.against"
+PROG = "python -m analysis.revisions.against"
 #: a ratio above this is marked
 SLOWER = 1.03
 
@@ -35,7 +35,7 @@ def alternate(old: Path, parts: list[str], rounds: int, threads: int) -> list[li
     for turn in range(rounds):
         for place in range(3):
             who = (turn + place) % 3
-            times[who].append(json.loads(run_in(trees[who], "analysis.bench.public_calls", str(threads), *parts)))
+            times[who].append(json.loads(run_in(trees[who], "analysis.revisions.public_calls", str(threads), *parts)))
         print(f"round {turn + 1} of {rounds} done", file=sys.stderr, flush=True)
     return times
 
@@ -70,12 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="root of the other checkout, its kernels built")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=tuple(PARTS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="of a process (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=5, help="default: %(default)s")
+    parser.add_argument("--threads", type=count, default=2, help="of a process (default: %(default)s)")
     given = parser.parse_args(arguments)
-    for name in ("rounds", "threads"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
 
     def work() -> None:
         print(report(*alternate(check_tree(given.other), given.parts, given.rounds, given.threads)))

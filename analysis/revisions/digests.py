@@ -1,4 +1,4 @@
-"""What analysis.bench.record_bits records, by the public names of dsq alone: digests as JSON.
+"""What analysis.revisions.record_bits records, by the public names of dsq alone: digests as JSON.
 
 Quantise and pack over formats, shapes, axes, dtypes, roundings and special values; outputs and gradients of linear
 layers; the training of converted models; and of every stash policy gradients and bytes. Each case starts from one seed,
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq
-from analysis.bench.models import encoder, resnet20
+from analysis.models import encoder, resnet20
 
 Found = Mapping[str, Tensor | int | None]
 Case = tuple[str, Callable[[], Found]]  #: its name, and what computes it

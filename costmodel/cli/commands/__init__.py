@@ -1,0 +1,1 @@
+"""What dsq-cost answers, a command a file: `run(arguments)` gives the report."""

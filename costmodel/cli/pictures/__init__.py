@@ -1,0 +1,1 @@
+"""What dsq-cost draws, a picture a file."""
