@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
-from torch.utils.benchmark import timer as wall_clock
+from torch.utils.benchmark.utils.timer import timer as wall_clock
 
 #: of each timing; the quickest of the blocks in it counts, as what else runs on a machine only slows
 SECONDS = 0.05
@@ -21,7 +21,7 @@ def seconds(call: Callable[[], object]) -> float:
     threads = torch.get_num_threads()
     clock = time.process_time if threads == 1 and not torch.cuda.is_available() else wall_clock
     timer = Timer("call()", timer=clock, globals={"call": call}, num_threads=threads)
-    return float(min(timer.blocked_autorange(min_run_time=SECONDS).times))
+    return min(timer.blocked_autorange(min_run_time=SECONDS).times)
 
 
 def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:

@@ -24,7 +24,6 @@ make no sense.
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -34,6 +33,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
+from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
 
 _APPLIED = "_dsq_stash"  # attribute of the root module: {policy name: controller}
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the modules that have it: a submodule does not know the models around it
@@ -167,9 +167,10 @@ class Controller(SharedByCopies):
 
 
 def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
-    """ValueError when a policy's state has missing or unexpected keys."""
-    if set(state) != set(expected):
-        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {sorted(state)}")
+    """ValueError when a policy's state has missing or unexpected keys, or is no mapping."""
+    got = sorted(state) if isinstance(state, Mapping) else repr(state)
+    if got != sorted(expected):
+        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {got}")
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class Policy:
     name: str
     attach: Callable[..., Controller]
     composes_with: frozenset[str]
+    compiled_blocks: bool  #: whether it sees what blocks save that torch.compile compiles one by one
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options of the policy: attach's parameters after the model."""
@@ -190,7 +192,7 @@ _POLICIES: dict[str, Policy] = {}
 
 
 def register(
-    name: str, composes_with: tuple[str, ...] = ()
+    name: str, composes_with: tuple[str, ...] = (), compiled_blocks: bool = False
 ) -> Callable[[Callable[..., Controller]], Callable[..., Controller]]:
     """Enter `attach(model, *, options...) -> Controller` under a name; a pair is allowed when either names the other.
 
@@ -199,7 +201,7 @@ def register(
 
     def enter(attach: Callable[..., Controller]) -> Callable[..., Controller]:
         assert name not in _POLICIES, f"policy {name} registered twice"
-        _POLICIES[name] = Policy(name, attach, frozenset(composes_with))
+        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiled_blocks)
         return attach
 
     return enter
@@ -219,7 +221,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     Raises:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
         ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied to the model, a
-            submodule or a model around it; a model under torch.compile; an option out of range; a model in which the
+            submodule or a model around it; a model under torch.compile, or one whose blocks are, for a policy that
+            needs an eager model; an option out of range; a model in which the
             policy finds nothing to stash.
     """
     if not isinstance(model, nn.Module):
@@ -227,14 +230,14 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     entry = _POLICIES[choice("policy", policy, policies())]
     _check_options(entry, options)
     _check_others(model, entry)
-    _check_not_compiled(model)
+    _check_compiled(model, entry)
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
-    _forget_compiled()
+    forget_compiled()
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)
-    controller.until_removed(model.register_forward_pre_hook(_refuse_compile, prepend=True))
+    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(compiled_calls(model)), prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
@@ -285,38 +288,27 @@ def _check_pair(entry: Policy, other: str, where: str) -> None:
         raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
 
 
-_COMPILE_MESSAGE = (
-    "dsq.stash does not work inside torch.compile: a compiled backward unpacks its whole stash at once, so nothing "
-    "would be saved; use the eager model"
+def _check_compiled(model: nn.Module, entry: Policy) -> None:
+    blocks = [block for block, _ in compiled_blocks(model)]
+    if model in blocks:
+        raise ValueError(_COMPILED_MODEL)
+    if blocks and not entry.compiled_blocks:
+        able = ", ".join(p for p in policies() if _POLICIES[p].compiled_blocks)
+        raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile, block by block, go {able}")
+
+
+_COMPILED_MODEL = (
+    "dsq.stash does not work inside torch.compile: a graph of the whole model unpacks its whole stash at once; compile "
+    "its blocks, one by one (block.compile()), before stash.apply"
 )
 
 
-def _check_not_compiled(model: nn.Module) -> None:
-    for module in model.modules():  # by name: importing torch._dynamo to ask takes a second
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise ValueError(_COMPILE_MESSAGE)
+@dataclass(frozen=True)
+class _RefuseCompiled:
+    """A forward pre-hook: RuntimeError where the model is compiled, or a block that was not when the policy came."""
 
+    known: set[Callable[..., Any]]
 
-def _forget_compiled() -> None:
-    """Code that torch.compile made of this model before knows no hook, and asks for none: let it be made again."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
-
-
-def _refuse_compile(module: nn.Module, args: Any) -> None:
-    if torch.compiler.is_compiling() or _called_by_compiled():
-        raise RuntimeError(_COMPILE_MESSAGE)
-    if torch.is_grad_enabled():
-        _check_not_compiled(module)
-
-
-def _called_by_compiled() -> bool:
-    """Whether torch.compile's wrapper is among the callers: what it cannot trace runs as it is, with no word."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    frame = None if dynamo is None else sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == dynamo.__file__:  # type: ignore[union-attr]
-            return True
-        frame = frame.f_back
-    return False
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
+            raise RuntimeError(_COMPILED_MODEL)

@@ -16,10 +16,11 @@ from dsq.packing import Rounding
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.bfp.controller import Bfp
 from dsq.stash.policy import Controller, register
+from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 
-@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"))
+@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiled_blocks=True)
 def attach(
     model: nn.Module,
     *,
@@ -48,5 +49,6 @@ def attach(
     choice("rounding", rounding, get_args(Rounding))
     controller = Bfp(model, bits, box, rounding, whole_number("seed", seed), scheduler)
     around_forward(controller, model, controller.context)
+    around_compiled_blocks(controller, model)
     controller.until_removed(model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True))
     return controller

@@ -31,13 +31,14 @@ from dsq.stash.gact.bit_plan import BitPlan
 from dsq.stash.gact.codecs import CODECS
 from dsq.stash.gact.controller import Gact
 from dsq.stash.policy import Controller, apply, register
+from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 from dsq.stash.saved_tensors.window import take_off_before_steps
 
 LEVELS = ("L1", "L2", "CB1", "CB2")
 
 
-@register("gact", composes_with=("checkpoint",))
+@register("gact", composes_with=("checkpoint",), compiled_blocks=True)
 def attach(
     model: nn.Module,
     *,
@@ -77,6 +78,7 @@ def attach(
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), codec), adapt_interval, seed, level == "L2", swap_dir)
     around_forward(controller, model, controller.context)
+    around_compiled_blocks(controller, model)
     controller.until_removed(
         model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True),
         model.register_forward_hook(controller.after),

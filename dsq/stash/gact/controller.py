@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
+from dsq.stash.compiled import backward_again
 from dsq.stash.gact.bit_plan import BitPlan, SavedSizes, Sensitivities
 from dsq.stash.gact.codecs import EXACT
 from dsq.stash.gact.forwards import RecomputedForward, ReplayedForward, TrainingForward
@@ -131,7 +132,8 @@ class Gact(Controller):
                 found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
                 return [g for g in found if g is not None]
 
-            c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
+            with backward_again():
+                c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
         finally:
             self.replay, self.variance.listening = None, listening
         self.next_adaptation = self.step + (self.adapt_interval or 0)

@@ -38,6 +38,8 @@ class ModuleRuns:
         self._note()
 
     def _note(self) -> None:
+        if torch.compiler.is_compiling():  # a compiled block is one node, its own
+            return
         self.changes.append((next_node(), self.stack[-1] if self.stack else None))
 
     def module_at(self, sequence: int) -> str:

@@ -74,12 +74,15 @@ class ForwardStash:
         self._made: StorageCache[Any] = StorageCache()
         self._casts: WeakValueDictionary[tuple[int, int, int] | None, SharedCode] = WeakValueDictionary()
 
-    def pack(self, tensor: Tensor) -> Saved:
-        """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact."""
+    def pack(self, tensor: Tensor, wanted: bool = False) -> Saved:
+        """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact.
+
+        wanted: encode it though it shows no gradient, being a compiled graph's own.
+        """
         encodable = tensor.is_floating_point() and is_plain(tensor)
         if not encodable or is_weight(tensor, self.weights) or is_statistic(tensor):
             return self.keep(tensor)
-        if not tensor.requires_grad and not self._of_batch(tensor):
+        if not (wanted or tensor.requires_grad or self._of_batch(tensor)):
             return self.keep(tensor)
         order, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))

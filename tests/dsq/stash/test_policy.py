@@ -261,30 +261,6 @@ def test_a_policy_around_a_submodule_counts_as_one_inside_does():
     apply(model[1], "gact")  # beside it, not inside
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("order", ["apply, compile", "apply, module.compile", "apply, block.compile", "run, apply"])
-def test_compiled_models_are_refused(order, backend):
-    model, x = small(), torch.randn(1, 4, 32)
-    run = torch.compile(model, backend=backend) if order in ("apply, compile", "run, apply") else model
-    if order == "run, apply":
-        run(x)
-    apply(model, "bfp")
-    if order.endswith("module.compile"):
-        model.compile(backend=backend)
-    elif order.endswith("block.compile"):
-        model[0].compile(backend=backend)
-    with pytest.raises((RuntimeError, ValueError), match=r"does not work inside torch\.compile"):
-        run(x).sum().backward()
-
-
-def test_policies_after_compile_are_refused():
-    compiled = small()
-    compiled.compile()
-    for model in (torch.compile(small()), compiled):
-        with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
-            apply(model, "bfp")
-
-
 def test_contexts_are_left_when_a_forward_raises_and_nest_once():
     class Model(nn.Module):
         def __init__(self):
@@ -361,3 +337,32 @@ def test_a_model_under_a_policy_refuses_to_be_pickled_and_its_state_does_not(nam
     pickle.loads(pickle.dumps(model.state_dict()))
     controller.remove()
     assert train(pickle.loads(pickle.dumps(model))) == train(model)
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
+def test_a_forward_that_is_interrupted_is_left(names):
+    """PyTorch calls no hook after a KeyboardInterrupt: before the next forward, or by remove()."""
+    model, x = small(), torch.randn(8, 16, 32)
+    controllers = [apply(model, name) for name in names]
+    model(x).sum().backward()
+    held = measure(lambda: model(x).sum()).nbytes
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted():
+        handle = list(model.modules())[-1].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        handle.remove()
+
+    interrupted()
+    assert measure(lambda: model(x).sum()).nbytes == held
+    take_off_leftovers()
+    assert innermost_hooks() is None
+    interrupted()
+    for controller in controllers:
+        controller.remove()
+    take_off_leftovers()
+    assert innermost_hooks() is None
+    assert not active_contexts()

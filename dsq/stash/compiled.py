@@ -1,0 +1,57 @@
+"""Where torch.compile stands in a model: by name, as importing torch._dynamo to ask takes a second."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
+    holds its compiled call.
+    """
+    if type(model).__name__ == "OptimizedModule":
+        yield model, "forward"
+    elif getattr(model, "_compiled_call_impl", None) is not None:
+        yield model, "_compiled_call_impl"
+    else:
+        for child in model.children():
+            yield from compiled_blocks(child)
+
+
+def compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:
+    """Their calls."""
+    return {getattr(block, name) for block, name in compiled_blocks(model)}
+
+
+def forget_compiled() -> None:
+    """Let compiled code be made again: what was made before a policy knows no hook, and asks for none."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+@contextmanager
+def backward_again() -> Iterator[None]:
+    """Let compiled blocks run their backward once more, as ``retain_graph`` asks: those compiled with buffers that the
+    backward may overwrite (``donated_buffer``) refuse.
+    """
+    config = sys.modules.get("torch._functorch.config")
+    with nullcontext() if config is None else config.patch(donated_buffer=False):
+        yield
+
+
+def inside_compiled() -> bool:
+    """Whether torch.compile traces the code that runs now, or called it as what it cannot trace, with no word."""
+    if torch.compiler.is_compiling():
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    frame = None if dynamo is None else sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == dynamo.__file__:  # type: ignore[union-attr]
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,90 @@
+"""Blocks of a model that torch.compile compiles one by one: their stash goes through the hooks of the model's forward.
+
+A compiled graph is one autograd function. What it saves passes the hooks when its forward ends, without a history, and
+is unpacked when its backward begins, all of it: at the peak one block's stash is there unpacked. The model itself must
+stay eager, as a graph of all blocks would unpack everything.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import _get_current_function_mode, _pop_mode, _push_mode
+
+from dsq.stash.compiled import compiled_blocks
+from dsq.stash.policy import Controller, SharedByCopies
+from dsq.stash.saved_tensors.forms import Saved, get
+from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.hooks import innermost_hooks
+from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.storages import storages_of
+
+
+def around_compiled_blocks(controller: Controller, model: nn.Module) -> None:
+    """Let the ForwardStash that is entered around the model's forward see what its compiled blocks save."""
+    for block, name in list(compiled_blocks(model)):
+        run = getattr(block, name)
+        setattr(block, name, CompiledBlock(block, run))
+        controller.undo.callback(_restore, block, name, run)
+
+
+def _restore(block: nn.Module, name: str, run: Callable[..., Any]) -> None:
+    if isinstance(getattr(block, name), CompiledBlock):  # a copy of a block is made without
+        setattr(block, name, run)
+
+
+class CompiledBlock(SharedByCopies):
+    """The call of a compiled block."""
+
+    def __init__(self, block: nn.Module, run: Callable[..., Any]) -> None:
+        self.block, self.run = block, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        top = innermost_hooks()
+        stash = None if top is None else getattr(top[0], "__self__", None)
+        with ExitStack() as stack:
+            stack.enter_context(_without_rules())
+            if isinstance(stash, ForwardStash):
+                from dsq.stash.saved_tensors.compiled_graph import marked  # torch._inductor takes seconds
+
+                stack.enter_context(marked(self.block))
+                stack.enter_context(saved_tensors_hooks(_pack_of(stash, storages_of((args, kwargs))), get))
+            return self.run(*args, **kwargs)
+
+
+def _pack_of(stash: ForwardStash, given: set[int]) -> Callable[[Tensor], Saved]:
+    """given: storages of what the block was called with. Other tensors that a graph saves are its own."""
+
+    def pack(tensor: Tensor) -> Saved:
+        known = tensor.requires_grad or tensor.untyped_storage()._cdata in given
+        return stash.pack(tensor, wanted=not known and _saved_by_graph())
+
+    untraced: Callable[[Tensor], Saved] = sys.modules["torch._dynamo"].disable(pack)  # where a graph breaks
+    return untraced
+
+
+def _saved_by_graph() -> bool:
+    """Whether a compiled graph saves now, no operation between two graphs: by the callers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not CompiledBlock.__call__.__code__:
+        if "_aot_autograd" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def _without_rules() -> Iterator[None]:
+    """Rules see no operation of a graph, and would be traced into it."""
+    rules = []
+    while isinstance(_get_current_function_mode(), Rules):
+        rules.append(_pop_mode())
+    try:
+        yield
+    finally:
+        for rule in reversed(rules):
+            _push_mode(rule)
