@@ -49,7 +49,9 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     config = DSQConfig() if config is None else config
     _check_types("convert", model, config)
     if converted(model):
-        raise ValueError("model has been converted before; use dsq.set_level to change its precision, or dsq.unconvert first")
+        raise ValueError(
+            "model has been converted before; use dsq.set_level to change its precision, or dsq.unconvert first"
+        )
     excluded = _change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="n
 OVERHEAD = 224 * 1024
 ON_DISK = "gact L2"  # the claimed peak counts its files, which malloc does not hold
 SLOW = "gact adapted"  # a backward a saved tensor
-CASES = [f"{model}/{policies}" for model in MODELS for policies in POLICIES if policies != SLOW]
+EAGER = [model for model in MODELS if model != "compiled"]
+CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
+CASES += [f"compiled/{policies}" for policies in ("plain", "bfp", "bfp 2", "gact")]
 CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
 
 
