@@ -1,7 +1,8 @@
 # make demo    corpus, training from [3,3,3,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
-# make soak    the tests that take minutes: what policies claim against what malloc holds
+# make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
+# make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
 # make lint    ruff, mypy and the contracts of imports
 # make docs    the documentation site, in site/
@@ -26,8 +27,9 @@ endif
 
 MINUTES ?= 1
 SANITIZED := build/sanitized
+RACES := build/races
 
-.PHONY: demo test soak sanitize fuzz lint docs env
+.PHONY: demo test soak sanitize races fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -47,6 +49,14 @@ sanitize: $(DEV)
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"; \
 	$(PYTHON) -m pytest tests/kernels/cpu tests/kernels/test_masks.py && \
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
+
+# on threads of their own (tests/kernels/threads.cpp): the sanitizer does not understand those of an OpenMP runtime
+races: $(DEV)
+	DSQ_SANITIZE=thread $(PYTHON) setup.py -q build_ext --build-lib $(RACES) --build-temp $(RACES)
+	g++ -g -O1 -fPIC -shared -fsanitize=thread -o $(RACES)/threads.so tests/kernels/threads.cpp
+	DSQ_NATIVE=$(CURDIR)/$(RACES)/dsq/kernels/cpu/_native.so LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
+		TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" \
+		$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES) --threads $(RACES)/threads.so
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)

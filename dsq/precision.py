@@ -88,3 +88,25 @@ def _level(level: Any) -> Precision:
     if isinstance(level, (list, tuple)) and len(level) == 4:
         return Precision(*level)
     return level if isinstance(level, Precision) else Precision.parse(level)
+
+
+RiseAt = float | Iterable[float]
+
+
+def check_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
+    """``rise_at`` as a tuple: no numbers, or one for each level but the first, rising: updates, or all of them
+    fractions of the run. Raises ValueError for anything else."""
+    given = tuple(rise_at) if isinstance(rise_at, Iterable) and not isinstance(rise_at, str) else (rise_at,)
+    numbers = tuple(_moment(moment) for moment in given)
+    if numbers and len(numbers) != levels - 1:
+        raise ValueError(f"rise_at must be {levels - 1} numbers for {levels} levels, got {len(numbers)}")
+    if any(before >= after for before, after in pairwise(numbers)) or len({number < 1 for number in numbers}) > 1:
+        raise ValueError(f"rise_at must rise, in updates or in fractions of the run, got {numbers}")
+    return numbers
+
+
+def _moment(value: Any) -> float:
+    fraction = isinstance(value, float) and 0 < value < 1
+    if not fraction and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value % 1):
+        raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
+    return value if fraction else int(value)

@@ -88,6 +88,12 @@ class DSQFlags(FairseqDataclass):
         "REGEX",
         "linears whose name it matches anywhere stay in floating point, as in output_projection",
     )
+    dsq_tied: bool = _flag(
+        _DEFAULT["tied"],
+        None,
+        "convert linears whose weight is an embedding's too, as a shared output_projection; absent: they stay in "
+        "floating point, as few bits there keep a model from learning",
+    )
     dsq_patience: int = _flag(
         _DEFAULT["patience"], "N", "validations without a better validation loss before the next level"
     )
@@ -110,7 +116,7 @@ class DSQFlags(FairseqDataclass):
         False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
-    dsq_max_update: int = II("optimization.max_update")  # the whole of which --dsq-rise-at has fractions; not a flag
+    dsq_max_update: int = II("optimization.max_update")  # of the run; not a flag
 
 
 _NUMBERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -166,15 +172,20 @@ def config_of(options: object) -> DSQConfig | None:
         warnings.simplefilter("always")
         config = DSQConfig(levels=quiet(parse_levels, levels), **given)
         if any(moment < 1 for moment in config.rise_at):
-            total = getattr(options, "dsq_max_update", None) or getattr(options, "max_update", None)
+            total = max_update(options)
             if not total:
                 raise ValueError(f"rise_at must be in updates where --max-update is not given, got {config.rise_at}")
-            config = dataclasses.replace(config, rise_at=quiet(config.scheduler, int(total)).rise_at)
+            config = dataclasses.replace(config, rise_at=quiet(config.scheduler, total).rise_at)
     if len(config.levels) == 1 and config.patience != _DEFAULT["patience"]:
         logger.warning("--dsq-patience does nothing: --dsq-levels has one level")
     for warning in caught:
         logger.warning("--dsq-levels: %s", warning.message)
     return config
+
+
+def max_update(options: object) -> int:
+    """--max-update; 0 where it is not given. ``options`` as for ``config_of``."""
+    return int(getattr(options, "dsq_max_update", None) or getattr(options, "max_update", None) or 0)
 
 
 def _numbers(text: str | None) -> tuple[float, ...]:

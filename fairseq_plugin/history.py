@@ -49,10 +49,12 @@ def write_history(state: DSQState, folder: str) -> None:
     _write(Path(folder) / FILE, {**history(state), "workload": WORKLOAD if described else None})
 
 
-def write_workload(model: nn.Module, inputs: dict[str, Any], folder: str) -> None:
+def write_workload(model: nn.Module, inputs: dict[str, Any], folder: str) -> dict[str, Any]:
     """Describe a training step of ``model`` on ``inputs`` for ``dsq-cost``; the run's random numbers stay."""
     with torch.random.fork_rng():
-        _write(Path(folder) / WORKLOAD, dsq.workload.trace(model, **inputs))
+        workload = dsq.workload.trace(model, **inputs)
+    _write(Path(folder) / WORKLOAD, workload)
+    return workload
 
 
 def set_aside(folder: str) -> None:

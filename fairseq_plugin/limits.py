@@ -3,8 +3,8 @@
 import argparse
 import ast
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,15 @@ from fairseq.data.encoders import TOKENIZER_REGISTRY
 from dsq.arguments import choice, number, whole_number
 from dsq.command.files import check_writable
 from fairseq_plugin.flags import InputError
+from fairseq_plugin.texts import check_texts
 
-_AT_LEAST_1 = """max_tokens max_tokens_valid batch_size batch_size_valid beam nbest log_interval save_interval
-validate_interval update_freq encoder_embed_dim decoder_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim
-encoder_attention_heads decoder_attention_heads max_source_positions max_target_positions padding_factor workers
-encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample
-max_valid_steps"""
-_AT_LEAST_0 = """num_workers seed save_interval_updates validate_interval_updates max_update max_epoch warmup_updates
-min_len prefix_size no_repeat_ngram_size thresholdsrc thresholdtgt data_buffer_size
-curriculum shard_id"""
-_AT_LEAST_MINUS_1 = """nwordssrc nwordstgt keep_interval_updates keep_last_epochs keep_best_checkpoints sampling_topk
-diverse_beam_groups"""
-_POSITIVE = "temperature adam_eps"
-_NOT_NEGATIVE = "lr clip_norm weight_decay max_len_a max_len_b stop_time_hours"
-_FRACTIONS = """dropout attention_dropout activation_dropout relu_dropout label_smoothing encoder_layerdrop
-decoder_layerdrop quant_noise_pq quant_noise_scalar"""
-_FINITE = "lenpen unkpen stop_min_lr"
+_LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file: it need not be there
 
 
-def _patience(name: str, value: Any) -> int:
+def _patience(name: str, value: Any) -> None:
     if value == 0:
         raise ValueError(f"{name} must be a whole number from 1, or -1 for none, got 0")
-    return whole_number(name, value, -1)
+    whole_number(name, value, -1)
 
 
 def _betas(name: str, value: Any) -> None:
@@ -57,43 +44,74 @@ def _dictionary(name: str, value: Any) -> None:
     raise ValueError(f"{name} must be a dictionary, as in '{{\"beam\": 4}}', got {value!r}")
 
 
-def _detokenizer(name: str, value: Any) -> None:
-    choice(name, value, TOKENIZER_REGISTRY)
+def _file(name: str, value: str) -> None:
+    if value and value != _LAST and not Path(value).is_file():
+        raise ValueError(f"{name}: there is no file {value}")
 
 
-def _each(names: str, check: Callable[[str, Any], object]) -> dict[str, Callable[[str, Any], object]]:
-    return dict.fromkeys(names.split(), check)
+def _output(name: str, value: str) -> None:
+    try:
+        check_writable(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
-#: the name of an option -> what raises ValueError for a value out of its range
-LIMITS: dict[str, Callable[[str, Any], object]] = {
-    **_each(_AT_LEAST_1, functools.partial(whole_number, least=1)),
-    **_each(_AT_LEAST_0, functools.partial(whole_number, least=0)),
-    **_each(_AT_LEAST_MINUS_1, functools.partial(whole_number, least=-1)),
-    **_each(_POSITIVE, functools.partial(number, above=0, below=math.inf)),
-    **_each(_NOT_NEGATIVE, functools.partial(number, least=0, below=math.inf)),
-    **_each(_FRACTIONS, functools.partial(number, least=0, below=1)),
-    **_each(_FINITE, functools.partial(number, above=-math.inf, below=math.inf)),
-    "patience": _patience,
-    "adam_betas": _betas,
-    "optimizer_overrides": _dictionary,
-    "model_overrides": _dictionary,
-    "eval_bleu_args": _dictionary,
-    "eval_bleu_detok": _detokenizer,
-    "sampling_topp": functools.partial(number, above=-math.inf, most=1),
-}
+def _folder(name: str, value: str) -> None:
+    try:
+        Path(value).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{name} {value}: {error.strerror}: give another directory") from None
 
-#: options that name files which have to be there
-_FILES = (
-    "srcdict",
-    "tgtdict",
-    "alignfile",
-    "encoder_embed_path",
-    "decoder_embed_path",
-    "finetune_from_model",
-    "lm_path",
+
+def _data(name: str, value: str) -> None:
+    for folder in value.split(":"):
+        if not Path(folder).is_dir():
+            why = "is no directory" if Path(folder).exists() else "does not exist"
+            raise ValueError(f"{name}: {folder} {why}: give a directory that dsq-preprocess wrote")
+
+
+_ACCEPTED: tuple[tuple[Callable[[str, Any], object], str], ...] = (
+    (_data, "data"),
+    (
+        functools.partial(whole_number, least=1),
+        """max_tokens max_tokens_valid batch_size batch_size_valid beam nbest log_interval save_interval workers
+        validate_interval update_freq encoder_embed_dim decoder_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim
+        encoder_attention_heads decoder_attention_heads max_source_positions max_target_positions padding_factor
+        encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample
+        max_valid_steps""",
+    ),
+    (
+        functools.partial(whole_number, least=0),
+        """num_workers seed save_interval_updates validate_interval_updates max_update max_epoch warmup_updates min_len
+        prefix_size no_repeat_ngram_size thresholdsrc thresholdtgt data_buffer_size curriculum shard_id""",
+    ),
+    (
+        functools.partial(whole_number, least=-1),
+        """nwordssrc nwordstgt keep_interval_updates keep_last_epochs keep_best_checkpoints sampling_topk
+        diverse_beam_groups""",
+    ),
+    (functools.partial(number, above=0, below=inf), "temperature adam_eps"),
+    (functools.partial(number, least=0, below=inf), "lr clip_norm weight_decay max_len_a max_len_b stop_time_hours"),
+    (
+        functools.partial(number, least=0, below=1),
+        """dropout attention_dropout activation_dropout relu_dropout label_smoothing encoder_layerdrop
+        decoder_layerdrop quant_noise_pq quant_noise_scalar""",
+    ),
+    (functools.partial(number, above=-inf, below=inf), "lenpen unkpen stop_min_lr"),
+    (functools.partial(number, above=-inf, most=1), "sampling_topp"),
+    (functools.partial(choice, accepted=TOKENIZER_REGISTRY), "eval_bleu_detok"),
+    (_patience, "patience"),
+    (_betas, "adam_betas"),
+    (_dictionary, "optimizer_overrides model_overrides eval_bleu_args"),
+    (
+        _file,
+        "srcdict tgtdict alignfile encoder_embed_path decoder_embed_path finetune_from_model lm_path restore_file",
+    ),
+    (_output, "log_file"),
+    (_folder, "results_path"),
 )
-_LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file: it need not be there
+#: the name of an option -> what raises ValueError, in a line that begins with the name, for a value that no run can use
+LIMITS = {name: check for check, names in _ACCEPTED for name in names.split()}
 
 
 def strict(get_parser: Callable[..., argparse.ArgumentParser]) -> Callable[..., argparse.ArgumentParser]:
@@ -106,7 +124,7 @@ def strict(get_parser: Callable[..., argparse.ArgumentParser]) -> Callable[..., 
 
         def parse_args(*arguments: Any, **names: Any) -> argparse.Namespace:
             given = parse(*arguments, **names)
-            check(vars(given))
+            check(given)
             return given
 
         parser.parse_args = parse_args  # type: ignore[assignment,method-assign]
@@ -121,125 +139,47 @@ def require_architecture(parser: argparse.ArgumentParser) -> None:
         action.required |= action.dest == "arch"
 
 
-def check(options: dict[str, Any]) -> None:
+def check(options: argparse.Namespace) -> None:
     """Raise InputError, naming the flag and the accepted form, for values that no command of fairseq's can use."""
-    for name in LIMITS.keys() & options.keys():
-        values = options[name] if isinstance(options[name], list) else [options[name]]
-        for value in values:
-            if value is not None:
-                _check_one(name, value)
-    for name in _FILES:
-        _check_file(name, options.get(name))
-    if options.get("restore_file") != _LAST:
-        _check_file("restore_file", options.get("restore_file"))
-    if "trainpref" not in options and (options.get("source_lang") is None) != (options.get("target_lang") is None):
-        raise InputError("--source-lang and --target-lang go together: give both, or none")
-    if options.get("log_file"):
-        _check_output("log_file", options["log_file"])
-    if "clip_norm" in options:  # of a training
-        _check_training(options)
-    if "path" in options and "beam" in options:
-        _check_generation(options)
+    for name, accept in LIMITS.items():
+        value = getattr(options, name, None)
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None:
+                _check_one(name, one, accept)
+    for missing in _mistakes_together(options):
+        raise InputError(missing)
     if "trainpref" in options:
-        _check_preprocessing(options)
+        check_texts(options)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-") if name != "data" else name
-
-
-def _check_one(name: str, value: Any) -> None:
+def _check_one(name: str, value: Any, accept: Callable[[str, Any], object]) -> None:
     try:
-        LIMITS[name](name, value)
+        accept(name, value)
     except ValueError as error:
-        raise InputError(f"{_flag(name)}{str(error).removeprefix(name)}") from None
+        flag = name if name == "data" else "--" + name.replace("_", "-")
+        raise InputError(flag + str(error).removeprefix(name)) from None
 
 
-def _check_file(name: str, value: Any) -> None:
-    if value and not Path(value).is_file():
-        raise InputError(f"{_flag(name)}: there is no file {value}")
-
-
-def _check_output(name: str, value: str) -> None:
-    try:
-        check_writable(value)
-    except ValueError as error:
-        raise InputError(f"{_flag(name)}: {error}") from None
-
-
-def _check_data(value: str | None) -> None:
-    if not value:
-        raise InputError("data is missing: give a directory that dsq-preprocess wrote")
-    for folder in value.split(":"):
-        if not Path(folder).is_dir():
-            why = "is no directory" if Path(folder).exists() else "does not exist"
-            raise InputError(f"data: {folder} {why}: give a directory that dsq-preprocess wrote")
-
-
-def _check_training(options: dict[str, Any]) -> None:
-    _check_data(options.get("data", "."))
-    if not options["optimizer"]:
-        raise InputError("--optimizer is missing: give an optimizer, as --optimizer adam")
-    if options.get("max_tokens") is None and options.get("batch_size") is None:
-        raise InputError("--max-tokens and --batch-size are missing: give the size of a batch by one of them")
-    if not options["save_dir"]:
-        raise InputError("--save-dir must be a directory, got ''")
-
-
-def _check_generation(options: dict[str, Any]) -> None:
-    if not options["path"]:
-        raise InputError("--path is missing: give a checkpoint that dsq-train wrote")
-    for path in options["path"].split(":"):
-        if Path(path).is_dir():
-            raise InputError(f"--path: {path} is a directory: give a checkpoint that dsq-train wrote")
-    if options["nbest"] > options["beam"]:
-        raise InputError(f"--nbest must be --beam, {options['beam']}, at most, got {options['nbest']}")
-    if options["shard_id"] >= options["num_shards"]:
-        raise InputError(f"--shard-id must be below --num-shards, {options['num_shards']}, got {options['shard_id']}")
-    _check_data(options.get("data", "."))
-    if options.get("results_path"):
-        try:
-            Path(options["results_path"]).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--results-path {options['results_path']}: {error.strerror}: give another directory"
-            ) from None
-
-
-def _check_preprocessing(options: dict[str, Any]) -> None:
-    """Raises also for parallel texts that have no line for each other's, and for texts that are empty or no UTF-8."""
-    if not options["source_lang"] and not options["only_source"]:
-        raise InputError("--source-lang is missing: give the suffix of the source's texts")
-    if not options["target_lang"] and not options["only_source"]:
-        raise InputError("--target-lang is missing: give the suffix of the target's texts, or --only-source")
-    if options["source_lang"] == options["target_lang"] and not options["only_source"]:
-        raise InputError(f"--target-lang must be another than --source-lang, got {options['target_lang']} for both")
-    if not options["trainpref"] and not options["srcdict"]:
-        raise InputError("--trainpref is missing: give PREFIX of texts PREFIX.LANGUAGE")
-    languages = [options["source_lang"]] if options["only_source"] else [options["source_lang"], options["target_lang"]]
-    languages += [options["align_suffix"]] if options["align_suffix"] else []
-    for name in ("trainpref", "validpref", "testpref"):
-        for prefix in filter(None, (options[name] or "").split(",")):
-            _check_texts(_flag(name), [f"{prefix}.{language}" if language else prefix for language in languages])
-
-
-def _check_texts(flag: str, paths: list[str]) -> None:
-    counts = [_lines(flag, Path(path)) for path in paths]
-    if len(set(counts)) > 1:
-        raise InputError(
-            f"{flag}: {paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}: "
-            "give texts that go line by line"
-        )
-
-
-def _lines(flag: str, path: Path) -> int:
-    if not path.is_file():
-        raise InputError(f"{flag}: {path} does not exist: give PREFIX of texts PREFIX.LANGUAGE")
-    try:
-        with path.open(encoding="utf-8") as text:
-            count = sum(1 for _ in text)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{flag}: {path} is no UTF-8 ({error.reason} at byte {error.start}): convert it") from None
-    if not count:
-        raise InputError(f"{flag}: {path} is empty: give a text")
-    return count
+def _mistakes_together(options: argparse.Namespace) -> Iterator[str]:
+    """What is missing, and options that do not go with each other, a line each."""
+    source, target = (getattr(options, f"{side}_lang", None) for side in ("source", "target"))
+    if "trainpref" not in options and (source is None) != (target is None):
+        yield "--source-lang and --target-lang go together: give both, or none"
+    if "clip_norm" in options:  # of a training
+        if not getattr(options, "data", "."):
+            yield "data is missing: give a directory that dsq-preprocess wrote"
+        if not options.optimizer:
+            yield "--optimizer is missing: give an optimizer, as --optimizer adam"
+        if options.max_tokens is None and options.batch_size is None:
+            yield "--max-tokens and --batch-size are missing: give the size of a batch by one of them"
+        if not options.save_dir:
+            yield "--save-dir must be a directory, got ''"
+    if "path" in options and "beam" in options:  # of a generation
+        if not options.path:
+            yield "--path is missing: give a checkpoint that dsq-train wrote"
+        for path in filter(lambda path: Path(path).is_dir(), options.path.split(":")):
+            yield f"--path: {path} is a directory: give a checkpoint that dsq-train wrote"
+        if options.nbest > options.beam:
+            yield f"--nbest must be --beam, {options.beam}, at most, got {options.nbest}"
+        if options.shard_id >= options.num_shards:
+            yield f"--shard-id must be below --num-shards, {options.num_shards}, got {options.shard_id}"

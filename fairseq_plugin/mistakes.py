@@ -3,80 +3,42 @@
 import argparse
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf.errors import InterpolationKeyError
-
 from fairseq_plugin.flags import InputError
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """Errors of one cause."""
-
-    error: type[BaseException]
-    pattern: str  #: what their text matches, from its beginning
-    line: str  #: for the user; {0}, {1}: the groups of the pattern
-
 
 _DATA = "give a directory that dsq-preprocess wrote"
 _DICTIONARY = "give a dictionary that dsq-preprocess wrote"
 _PREFIX = "give --trainpref PREFIX and the like of texts PREFIX.LANGUAGE"
 
-MISTAKES = (
-    Mistake(InputError, r"(.*)", "{0}"),
-    Mistake(
-        OSError, r"Model file not found: (.*)", "--path: {0} does not exist: give a checkpoint that dsq-train wrote"
-    ),
-    Mistake(
-        FloatingPointError,
-        "",
-        "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits at q3; "
-        "crash.pt in --save-dir is the state before it",
-    ),
-    Mistake(
-        Exception,
-        "The dataset is empty",
-        "--max-tokens: no sentence of the training data fits: give more, or --batch-size",
-    ),
-    Mistake(
-        Exception, "Could not infer language pair", f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}"
-    ),
-    Mistake(AssertionError, "Index file doesn't match", f"data: an .idx file in it is damaged: {_DATA}"),
-    Mistake(ValueError, "offset must be non-negative", f"data: a .bin file in it is cut short: {_DATA}"),
-    Mistake(AssertionError, r"((?:--sampling|--replace-unk) requires .*)", "{0}"),
-    Mistake(
-        AssertionError, "min_len cannot be larger", "--min-len must not be above the longest output of --max-len-b"
-    ),
-    Mistake(ValueError, "DiverseBeamSearch requires", "--diverse-beam-groups must divide --beam"),
-    Mistake(InterpolationKeyError, r"Interpolation key '(\w+)\.(\w+)'", "--task needs a --{0} that has {1}: give one"),
-    Mistake(ValueError, "malformed node", "an option that takes a Python value, as \"{{'lr': [1]}}\", has other text"),
-    Mistake(
-        ValueError,
-        r"Incorrect dictionary format.*: (\".*)",
-        f"--srcdict or --tgtdict: no word and count in {{0}}: {_DICTIONARY}",
-    ),
-    Mistake(RuntimeError, r"(Duplicate word found .*?)\.", f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}"),
-    Mistake(ValueError, r"(--finetune-from-model[^:]*)", "{0}"),
-    Mistake(ValueError, "Cannot combine --fp16", "--fp16 and --bf16 exclude each other: give one"),
-    Mistake(
-        Exception,
-        r".*Torch not compiled with CUDA enabled",
-        "--fp16 needs a GPU; on a CPU --bf16 works, and --memory-efficient-fp16, and --fp16-no-flatten-grads",
-    ),
-    Mistake(
-        AttributeError,
-        r"'(\w+)' object has no attribute 'forward_encoder'",
-        "--task generates with other models than the {0} of --path: leave --task out",
-    ),
-    Mistake(
-        RuntimeError,
-        r"Error\(s\) in loading state_dict[^\n]*\n\s*([^\n]*)",
-        "--restore-file/--path: the checkpoint is of another architecture or vocabulary than --arch and the data: {0}; "
-        "give its own --arch and data, or another --save-dir",
-    ),
-)
+#: how an error begins, class and text -> the line for the user; {0}, {1}: the groups of the pattern
+MISTAKES = {
+    r"InputError: (.*)": "{0}",
+    r"OSError: Model file not found: (.*)": "--path: {0} does not exist: give a checkpoint that dsq-train wrote",
+    r"FloatingPointError": "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits "
+    "at q3; crash.pt in --save-dir is the state before it",
+    r"\w+: The dataset is empty": "--max-tokens: no sentence of the training data fits: give more, or --batch-size",
+    r"\w+: Could not infer language pair": f"data: there is no train.SOURCE-TARGET.SOURCE.idx in it: {_DATA}",
+    r"AssertionError: Index file doesn't match": f"data: an .idx file in it is damaged: {_DATA}",
+    r"ValueError: offset must be non-negative": f"data: a .bin file in it is cut short: {_DATA}",
+    r"AssertionError: ((?:--sampling|--replace-unk) requires .*)": "{0}",
+    r"AssertionError: min_len cannot be larger": "--min-len must not be above the longest output of --max-len-b",
+    r"ValueError: DiverseBeamSearch requires": "--diverse-beam-groups must divide --beam",
+    r"InterpolationKeyError: Interpolation key '(\w+)\.(\w+)'": "--task needs a --{0} that has {1}: give one",
+    r"ValueError: malformed node": "an option that takes a Python value, as \"{{'lr': [1]}}\", has other text",
+    r"ValueError: Incorrect dictionary format.*: (\".*)": f"--srcdict or --tgtdict: no word and count in {{0}}: "
+    f"{_DICTIONARY}",
+    r"RuntimeError: (Duplicate word found .*?)\.": f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}",
+    r"ValueError: (--finetune-from-model[^:]*)": "{0}",
+    r"ValueError: Cannot combine --fp16": "--fp16 and --bf16 exclude each other: give one",
+    r"\w+: .*Torch not compiled with CUDA enabled": "--fp16 needs a GPU; on a CPU --bf16 works, and "
+    "--memory-efficient-fp16, and --fp16-no-flatten-grads",
+    r"AttributeError: '(\w+)' object has no attribute 'forward_encoder'": "--task generates with other models than the "
+    "{0} of --path: leave --task out",
+    r"RuntimeError: Error\(s\) in loading state_dict[^\n]*\n\s*([^\n]*)": "--restore-file/--path: the checkpoint is of "
+    "another architecture or vocabulary than --arch and the data: {0}; give its own --arch and data, or another "
+    "--save-dir",
+}
 
 
 def explain(error: BaseException, command: str) -> str | None:
@@ -93,10 +55,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _explain_one(error: BaseException, command: str) -> str | None:
-    for mistake in MISTAKES:
-        found = isinstance(error, mistake.error) and re.match(mistake.pattern, str(error), re.DOTALL)
-        if found:
-            return mistake.line.format(*found.groups())
+    for pattern, line in MISTAKES.items():
+        if found := re.match(pattern, f"{type(error).__name__}: {error}", re.DOTALL):
+            return line.format(*found.groups())
     return _of_a_file(error, command) if isinstance(error, OSError) else None
 
 

@@ -23,7 +23,8 @@ from hydra.core.config_store import ConfigStore
 
 import dsq
 from fairseq_plugin import checkpoints, stash
-from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of
+from fairseq_plugin.cost import predicted
+from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of, max_update
 from fairseq_plugin.history import set_aside, write_history, write_workload
 from fairseq_plugin.limits import require_architecture, strict
 from fairseq_plugin.model import prepare, state_of
@@ -38,6 +39,7 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False
     dsq_save_dir = ""
+    dsq_max_update = 0
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _validation_is_new = False
@@ -49,6 +51,7 @@ class DSQTask(FairseqTask):
         task = super().setup_task(cfg, **kwargs)
         task.dsq_config = config
         task.dsq_reset = getattr(cfg, "dsq_reset", False)
+        task.dsq_max_update = max_update(cfg)
         # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
         task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
         return task
@@ -76,7 +79,9 @@ class DSQTask(FairseqTask):
             return super().train_step(sample, model, *args, **kwargs)
         if not self._described and "net_input" in sample:
             self._described = True
-            write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
+            workload = write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
+            cost = predicted(state.config, self.dsq_max_update, workload)
+            logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
         level = state.scheduler.level
         if state.scheduler.work[level].updates % stash.EVERY:
             return super().train_step(sample, model, *args, **kwargs)

@@ -7,7 +7,7 @@ that is half done reports what is there.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,24 @@ from dsq.command.table import is_missing, table
 PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
 _OPTIONS = ("label", "format", "levels", "rise_at", "rounding", "box", "box_axis", "exclude")
-COLUMNS = {"seeds": "", "score": ".1f", "spread": ".1f", "minus fp32": "+.1f", "paper": ".2f"}
-COLUMNS |= {"paper minus fp32": "+.2f", "valid loss": ".3f", "arithmetic": ".4f", "dram": ".4f", "stash / fp32": ""}
-COLUMNS |= {"minutes": ".1f"}
+COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
+COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}
 
 
 def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
-    """The rows of a recipe's table: the options that differ, and COLUMNS."""
+    """The rows of a recipe's table: the options that differ, seeds, the score by its name, and COLUMNS."""
     quantised = [one for one in group if not one.is_float]
     differing = [o for o in _OPTIONS if len({one.first.get(o) or "" for one in quantised}) > 1]
     differing = differing if "levels" in differing else ["levels", *differing]
     reference = next((one for one in group if one.is_float), None)
-    return [{option: one.first.get(option) or None for option in differing} | _figures(one, reference) for one in group]
+    ordered = sorted(group, key=lambda one: not one.is_float)
+    return [_told(one, differing) | _figures(one, reference) for one in ordered]
+
+
+def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
+    if one.is_float:
+        return dict.fromkeys(names) | {names[0]: one.first.get(names[0]) if names[0] == "label" else one.format}
+    return {name: one.first.get(name) or None for name in names}
 
 
 def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:
@@ -39,14 +45,14 @@ def _figures(one: Configuration, reference: Configuration | None) -> dict[str, A
     other = reference if one is not reference else None
     return {
         "seeds": len(scores),
-        "score": score,
+        measure(one): score,
         "spread": max(scores) - min(scores) if len(scores) > 1 else None,
-        "minus fp32": score - other.mean("score") if other else None,
+        "minus fp32": one.above(other) if other else None,
         "paper": paper,
         "paper minus fp32": paper - other.mean("paper_score") if other else None,
         "valid loss": one.mean("best_valid_loss"),
         "arithmetic": one.mean("arithmetic"),
-        "dram": one.mean("dram"),
+        "DRAM": one.mean("dram"),
         "stash / fp32": _stash(one.first),
         "minutes": one.mean("seconds") / 60,
     }
@@ -55,16 +61,29 @@ def _figures(one: Configuration, reference: Configuration | None) -> dict[str, A
 def _stash(row: Row) -> str | None:
     """The measured stash of each level that was reached, as a share of fp32's."""
     pairs = zip((row.get("stash_bytes") or "").split(), (row.get("stash_bytes_fp32") or "").split(), strict=False)
-    return " ".join("-" if part == "-" else f"{float(part) / float(whole):.3f}" for part, whole in pairs) or None
+    return ", ".join("-" if part == "-" else f"{float(part) / float(whole):.3f}" for part, whole in pairs) or None
+
+
+def measure(one: Configuration) -> str:
+    """What the score is."""
+    return one.first.get("measure") or "score"
+
+
+def table_of(group: Sequence[Configuration], markdown: bool, hidden: Collection[str] = ()) -> str:
+    """A recipe's table: the columns of ``records`` that any row has, but those ``hidden``."""
+    rows = records(group)
+    columns = dict.fromkeys(rows[0], "") | {measure(group[0]): ".1f"} | COLUMNS
+    shown = {
+        name: spec
+        for name, spec in columns.items()
+        if name not in hidden and not all(is_missing(row[name]) for row in rows)
+    }
+    return table(rows, shown, markdown)
 
 
 def render(recipe: str, group: Sequence[Configuration], markdown: bool) -> str:
-    rows = records(group)
-    columns = dict.fromkeys(rows[0], "") | COLUMNS
-    shown = {name: spec for name, spec in columns.items() if not all(is_missing(row[name]) for row in rows)}
-    measure = group[0].first.get("measure") or "score"
     heading = f"## {recipe}\n\n" if markdown else f"{recipe}\n\n"
-    return f"{heading}{table(rows, shown, markdown)}\n\nscore: {measure}; spread: largest minus smallest over seeds.\n"
+    return f"{heading}{table_of(group, markdown)}\n\nspread: largest minus smallest over seeds.\n"
 
 
 def report(ledgers: Sequence[Path], out: Path) -> None:
@@ -81,7 +100,7 @@ def report(ledgers: Sequence[Path], out: Path) -> None:
             from analysis.experiments.ledger import picture
 
             picture.draw(group, out / f"{recipe}.png")
-            markdown.append(f"![cost against {group[0].first['measure']}]({recipe}.png)\n")
+            markdown.append(f"![cost against {measure(group[0])}]({recipe}.png)\n")
     write_text(out / "report.md", "\n".join(markdown))
     print(f"{out / 'report.md'}, with pictures of {', '.join(groups)}")
 

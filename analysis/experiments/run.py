@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from analysis.experiments.ledger.ledger import FILE, add_row, place, read_ledger, row
-from analysis.experiments.plan.costs import Cost, expected
+from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Experiment, load_experiment
 from analysis.experiments.plan.runs import PlannedRun, check, plan
 from analysis.experiments.session import data_folder
 from analysis.experiments.session.engines import Engine, Job, LocalJob, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
+from costmodel.paper.run_cost import Cost
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
@@ -132,7 +133,7 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
         cost = expected(run, experiment.workload)
         done = RunFolder(out / run.name).done(run)
         updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
-        costs = {name: _cost(cost, name) for name in ("arithmetic", "dram")}
+        costs = {name: _range(cost, name) for name in ("arithmetic", "dram")}
         rows.append({"run": run.name, "updates": updates, **costs, "done": f"{done:.0%}"})
     note = (
         f"{len(runs)} runs. arithmetic, dram: dsq-cost's paper profile of {experiment.workload}, fixed-point 32 = 1, "
@@ -141,9 +142,8 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
     return f"{table(rows)}\n\n{note}"
 
 
-def _cost(cost: Cost | tuple[Cost, Cost] | None, name: str) -> str:
-    several = (cost,) if isinstance(cost, Cost) else cost or ()
-    return " .. ".join(f"{getattr(one, name):.4f}" for one in several) or "-"
+def _range(costs: Sequence[Cost], name: str) -> str:
+    return " .. ".join(f"{getattr(cost, name):.4f}" for cost in costs) or "-"
 
 
 def _duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2LMHeadModel",
         {"n_embd": WIDTH, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
     ),
+    "gpt2-124m": ("GPT2LMHeadModel", {"activation_function": "gelu", "vocab_size": 50257}),
     "llama": ("LlamaForCausalLM", USUAL | {"intermediate_size": 352}),
     "bert": ("BertForMaskedLM", USUAL),
     "opt": ("OPTForCausalLM", USUAL | {"ffn_dim": 512, "word_embed_proj_dim": WIDTH, "activation_function": "relu"}),
@@ -49,6 +50,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         USUAL | {"intermediate_size": 352, "num_local_experts": 4, "num_key_value_heads": 4},
     ),
 }
+#: the one of full size, and the sequences of its batch
+LARGE, LARGE_SEQUENCES = "gpt2-124m", 2
 FAIRSEQ = "fairseq"
 NAMES = (*MODELS, FAIRSEQ)
 
@@ -71,14 +74,15 @@ def _transformers(name: str) -> CheckedModel:
     import transformers
 
     kind, fields = MODELS[name]
-    config = transformers.AutoConfig.for_model(name, vocab_size=WORDS, **fields)
+    sequences = LARGE_SEQUENCES if name == LARGE else SEQUENCES
+    config = transformers.AutoConfig.for_model(name.partition("-")[0], **({"vocab_size": WORDS} | fields))
     config._attn_implementation = "sdpa"
     for field in vars(config):
         if "drop" in field or field.endswith("pdrop"):
             setattr(config, field, 0.0)
     config.use_cache = False  # a cache of keys and values is no part of training
     model: nn.Module = getattr(transformers, kind)(config).train()
-    ids = torch.randint(1, WORDS, (SEQUENCES, LENGTH))
+    ids = torch.randint(1, WORDS, (sequences, LENGTH))
     inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     sizes: dict[str, int] = {"target_length": LENGTH}
     if name == "vit":
@@ -93,7 +97,7 @@ def _transformers(name: str) -> CheckedModel:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config.to_dict() | {"architectures": [kind]}))
-        workload = load_workload(str(path), SEQUENCES, **sizes)
+        workload = load_workload(str(path), sequences, **sizes)
 
     def loss() -> Tensor:
         wanted = next(model.parameters()).dtype

@@ -114,13 +114,14 @@ class Bench:
 
 def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one setup against the plain model's gradient and time: of SHOWN, what --measure asks for."""
-    model = copy.deepcopy(bench.plain)
-    controllers = attach(model, setup.policies)
-    bench.step(model)
-    bench.step(model)  # estimates and caches exist, gact has adapted
     made: dict[str, Any] = {"model": setup.case.split(",")[0], "setup": row_name(setup, bench.case)}
     if "sizes" in args.measure:
-        made |= sizes(setup, model, bench)
+        claimed, step = sizes(setup, bench)
+        found = claimed / MIB, step.stash / MIB, setup.least(bench.stash), step.peak / MIB
+        made |= dict(zip(("stash, MiB", "held, MiB", "least, MiB", "peak, MiB"), found, strict=True))
+    if args.measure == ["sizes"]:
+        return made
+    model, controllers = trained(setup, bench)
     if "gradients" in args.measure:
         draws = [bench.step(model) for _ in range(args.seeds if setup.stochastic else 1)]
         made |= against(plain.gradient, draws)
@@ -134,20 +135,18 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     return made
 
 
+def trained(setup: Setup, bench: Bench) -> tuple[nn.Module, list[Any]]:
+    """The model under a setup after two steps (estimates and caches exist, gact has adapted), and its controllers."""
+    model = copy.deepcopy(bench.plain)
+    controllers = attach(model, setup.policies)
+    bench.step(model)
+    bench.step(model)
+    return model, controllers
+
+
 def row_name(setup: Setup, case: TrainingCase) -> str:
     """The setup's name, and who needs a gradient, where that is not every parameter."""
     return setup.name + (f" ({case.note})" if case.note else "")
-
-
-def sizes(setup: Setup, model: nn.Module, bench: Bench) -> dict[str, Any]:
-    """Bytes of a model under a setup."""
-    step = held(setup, bench, model)
-    return {
-        "stash, MiB": stash.measure(lambda: model(bench.x)).nbytes / MIB,
-        "held, MiB": step.stash / MIB,
-        "least, MiB": setup.least(bench.stash),
-        "peak, MiB": step.peak / MIB,
-    }
 
 
 def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
@@ -165,21 +164,26 @@ def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def held(setup: Setup, bench: Bench, model: nn.Module) -> HeldBytes:
-    """Bytes that the allocator holds for a step."""
-    if bench.x.is_cuda:
-        forward = loss_that_keeps_nothing(model, bench.x)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        loss = forward()
-        after = torch.cuda.memory_allocated()
-        loss.backward()
-        del loss
-        peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-        return HeldBytes(after - before, peak - before, left - before)
-    with tempfile.TemporaryDirectory() as folder:
-        program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
-        return HeldBytes(*map(int, run(build(Path(folder)), program).split()[-3:]))
+def sizes(setup: Setup, bench: Bench) -> tuple[int, HeldBytes]:
+    """Bytes of the stash as dsq.stash.measure has them, and those that the allocator holds for a step."""
+    if not bench.x.is_cuda:
+        with tempfile.TemporaryDirectory() as folder:
+            program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
+            claimed, *step = map(int, run(build(Path(folder)), program).split()[-4:])
+            return claimed, HeldBytes(*step)
+    model, controllers = trained(setup, bench)
+    forward = loss_that_keeps_nothing(model, bench.x)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loss = forward()
+    after = torch.cuda.memory_allocated()
+    loss.backward()
+    del loss
+    peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    claimed = stash.measure(lambda: model(bench.x)).nbytes
+    for controller in controllers:
+        controller.remove()
+    return claimed, HeldBytes(after - before, peak - before, left - before)
 
 
 def compare(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Bytes held for one setup of analysis.stash.compare, by its number; run under the counting malloc."""
+"""Bytes claimed and held for one setup of analysis.stash.compare, by its number; run under the counting malloc."""
 
 import sys
 
@@ -6,6 +6,7 @@ import torch
 
 from analysis.stash.allocator.held import step_bytes
 from analysis.stash.setups import CASES, SETUPS, attach, loss_that_keeps_nothing
+from dsq import stash
 
 
 def main(number: int) -> None:
@@ -17,7 +18,7 @@ def main(number: int) -> None:
     case.prepare(model, x)
     attach(model, setup.policies)
     step = step_bytes(loss_that_keeps_nothing(model, x))
-    print(step.stash, step.peak, step.left)
+    print(stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left)
 
 
 if __name__ == "__main__":

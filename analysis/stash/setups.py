@@ -118,6 +118,7 @@ _PRODUCTS_LEAST = 264.0
 _SDPA = 384.6
 #: MiB: the inputs of all blocks but the first, whose is the batch, and of the last norm
 _BOUNDARIES, _BATCH = 24.0, 4.0
+_CODED = _BOUNDARIES + _BATCH
 
 
 def _bfp(bits: int) -> tuple[str, dict[str, Any]]:
@@ -153,12 +154,12 @@ SETUPS = (
     Setup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _bfp(4)), _PRODUCTS_LEAST * 4.5 / 32, True),
     Setup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _bfp(2)), _PRODUCTS_LEAST * 2.5 / 32, True),
     Setup("selective + bfp 4", "encoder", (_SELECTIVE, _bfp(4)), bits_a_value(4.5)),
-    Setup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _bfp(4)), (_BOUNDARIES + _BATCH) * 4.5 / 32),
+    Setup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _bfp(4)), _CODED * 4.5 / 32),
     Setup(
         "gact 4, CB1",
         "encoder",
         (_gact(4, level="CB1", adapt_interval=None),),
-        (_BOUNDARIES + _BATCH) * 4.25 / 32,
+        _CODED * 4.25 / 32,
         True,
     ),
     Setup("SDPA + bfp 4", "encoder, SDPA", (_bfp(4),), (_SDPA + _BATCH) * 4.5 / 32),

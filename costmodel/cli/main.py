@@ -23,6 +23,7 @@ EXAMPLES = {
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
         '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
         '"[8,4,4,16]" --workload config.json --sequences 8 --target-length 1024 --json',
+        '"[4,4,4,16]" "[16,4,4,16]" --rise-at 0.8 --profile paper',
         "--history run/dsq_history.json --profile paper",
     ),
     "plan": (
@@ -103,6 +104,8 @@ def parser() -> OneLineParser:
     text = "JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
     text += "unconverted, or those of --exclude where that is given"
     estimate.add_argument("--history", metavar="FILE", help=text)
+    text = "the precisions are the levels of a run, each but the first from such a fraction of it on: 0.8, or '0.2 0.8'"
+    estimate.add_argument("--rise-at", metavar="FRACTIONS", help=text)
     _relative(estimate)
     _profile(estimate)
 

@@ -9,7 +9,7 @@ product writes the copy of x and w that it multiplies. So every read was written
 
 from dataclasses import dataclass, replace
 
-from costmodel.model.operations import Gemm, Pointwise
+from costmodel.model.operations import Gemm
 
 #: width of master weights, weight gradients, biases and Adam's moments
 STATE_BITS = 32
@@ -202,11 +202,17 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
     "dropout": (_PX, Stored("mask", "values", "mask", FORWARD, (Read(BACKWARD),), kept=True), _PY, _PDY, _PDX),
     "scale": (_PX, _PY, _PDY, _PDX),  # score scaling and masking
     "bias": (_PX, _PY, _PDY, _PDX),  # a learned bias of scores (T5)
-    "embedding": (  # rows gathered; gradient rows accumulated: read, added to, written
+    "heads": (_PX, _PY, _PDY, _PDX),  # a copy of queries, values or the context, one head behind the other
+    "transposed": (_PX, _PY, _PDY, _PDX),  # one of keys, whose rows become columns
+    "split": (_PDY, _PDX),  # one layer's queries, keys and values: views, whose gradients are copied into one
+    "rotary": (_PX, _PY, _PDY, _PDX),  # rotary positions: cosine and sine are of the batch's length, no more
+    # the whole table's gradient, zero where no token was; rows accumulated: read, added to, written
+    "embedding": (
         Stored("token ids", "rows", "ids", BATCH, (Read(FORWARD),)),
         Stored("table rows", "values", "state", UPDATE, (Read(FORWARD),)),
         _RY,
         _RDY,
+        Stored("d table", "parameters", "state", BACKWARD, needs="trained"),
         Stored("d table rows", "values", "state", BACKWARD, (Read(BACKWARD),), needs="trained"),
     ),
     # cross-entropy over (rows, vocabulary) keeps the log-probabilities
@@ -217,6 +223,11 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
         Stored("dw", "values", "state", BEFORE, (Read(UPDATE),)),
         Stored("moments", "values", "state", UPDATE, (Read(UPDATE),), times=2),
         Stored("working copy", "values", "w", UPDATE),
+    ),
+    # gradients of a table and of the projection that is tied to it
+    "tied": (
+        Stored("dw, d table", "values", "state", AFTER, (Read(BACKWARD),), times=2),
+        Stored("their sum", "values", "state", BACKWARD),
     ),
     "parameters": (),  # parameters that move nothing but in the update
 }
@@ -234,7 +245,3 @@ POINTWISE["late rms"] = (
 )
 # transformers multiplies experts by torch._grouped_mm, which autocast leaves in fp32
 POINTWISE |= {"expert gate": _uncast(POINTWISE["gate"]), "expert weights": _uncast(POINTWISE["activation"])}
-
-
-def of_pointwise(op: Pointwise) -> tuple[Stored, ...]:
-    return POINTWISE[op.kind]

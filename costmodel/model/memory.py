@@ -23,7 +23,7 @@ MOMENTS = 2
 LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
 #: what an operation's backward holds besides
-_GRADIENTS = ("dy", "dx", "dx, df", "d gate, up")
+_GRADIENTS = ("dy", "dx", "dx, df", "d gate, up", "their sum")
 
 Bytes = dict[str, float]
 
@@ -137,23 +137,25 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     saved = sum(held.values()) - sum(state.values())
     for name, size in held.items():
         held[name] = size + (method.in_flight - 1) * (size - state.get(name, 0.0))
-    gradients, layer, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0
+    gradients, layer, new, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0, 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
+    stream_of = {name: max(_stream(step) for step in alike) for name, alike in layers.items()}
     for step in reversed(steps):
         if method.recompute and step.layer and step.layer != layer:  # the layer's forward again
             for other in layers[step.layer]:
                 _add(held, other.kept)
                 _add(held, {"activations": -other.entering})
         layer = step.layer
+        output = stream_of[layer] if method.recompute and layer else 0.0  # what it put out is there until its end
         if step.op.name.startswith("encoder."):
             encoder_gradient = 0.0
-        if not isinstance(step.op, Gemm) and step.op.kind == "residual":
-            stream = step.alike.made  # the gradient that passes by the branch
-        new = step.alike.gradients if method.accumulates else 0.0
+        stream = _stream(step) or stream  # the gradient that passes by the branch
+        if isinstance(step.op, Gemm) or step.op.kind != "tied":  # there the gradient of the table still waits
+            new = step.alike.gradients if method.accumulates else 0.0
         gradients += 0 if method.accumulates else step.alike.gradients
         note(
             f"backward of {step.op.name}",
-            step.alike.temporary + waiting + encoder_gradient + new + (stream if layer else 0.0),
+            step.alike.temporary + waiting + encoder_gradient + new + output + (stream if layer else 0.0),
             gradients / share,
         )
         if isinstance(step.op, Gemm) and step.op.tied:  # waits for the gradient of the embedding
@@ -163,6 +165,11 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         _add(held, step.kept, -1)
     timeline.append(Moment("update", state | {"gradients": gradients / share}))
     return Memory(tuple(timeline), saved)
+
+
+def _stream(step: _Step) -> float:
+    """Bytes of the residual stream, where this is a sum on it."""
+    return 0.0 if isinstance(step.op, Gemm) or step.op.kind != "residual" else step.alike.made
 
 
 def in_layer(op: Operation) -> bool:

@@ -42,6 +42,7 @@ class Gemm:
     pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
+    transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
     x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
 
     @property
@@ -155,6 +156,8 @@ class Workload:
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes
         for index, op in enumerate(self.operations):
+            if not isinstance(op, Gemm) and op.kind in ("heads", "transposed"):
+                continue  # a fused kernel takes heads wherever they lie
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
                     op, scores = replace(op, on_chip="x"), False

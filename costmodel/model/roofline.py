@@ -18,11 +18,11 @@ from costmodel.model.arithmetic import MatMul
 from costmodel.model.operations import CLASSES, Gemm, Group, Pointwise
 from costmodel.model.quantisation import Bits, at_width, by_width
 from costmodel.model.traffic import Transfer
-from dsq.formats import WIDEST
+from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2
 #: passes that take what another kind was measured to take
-TIMED_AS = {"bias": "scale", "late rms": "rms", "loss of fp32": "loss"}
+TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
 TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
@@ -114,7 +114,7 @@ def floors(
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
-        seconds[kernel] += _product_seconds(matmul, hardware)
+        seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware)
     totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
@@ -143,6 +143,20 @@ def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits)
         return group.count * found.seconds(op.rows * op.width)
 
     return by_width(container, of)
+
+
+def _beside(matmul: MatMul, hardware: Hardware) -> float:
+    """Time of what a layer does beside its product, where that was measured: its bias's gradient sums dy, and codes are
+    made of a transposed weight, and its gradient turned over, through a copy."""
+    op, bits = matmul.group.operation, WIDEST
+    assert isinstance(op, Gemm)
+    passes = []
+    if op.bias and matmul.name == "dw":
+        passes.append(("column sum", "forward", op.M * op.N))
+    if op.transposed and not isinstance(matmul.format, Identity):
+        passes.append(("transposed", "forward", op.K * op.N))
+    found = [(hardware.passes.get((kind, bits, phase)), values) for kind, phase, values in passes]
+    return matmul.group.count * sum(measured.seconds(values) for measured, values in found if measured)
 
 
 def _product_seconds(matmul: MatMul, hardware: Hardware) -> Bits:

@@ -32,7 +32,7 @@ class Stash:
         if stored.shape in ("rows", "M") or stored.width in EXACT_WIDTHS or values <= FEW:
             return size
         if isinstance(op, Gemm):
-            if self.ratio < 1 and op.weight and op.quantised and stored.name == "x":
+            if self.ratio < 1 and op.weight and op.quantised and not op.transposed and stored.name == "x":
                 values = round(self.ratio * op.M) * op.K
                 return values * self.bits / 8 + ROW_BYTES * self.ratio * op.M
             return min(size, values * self.bits / 8)

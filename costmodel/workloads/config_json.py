@@ -22,6 +22,14 @@ class ConfigJson:
             raise ValueError(f"config {self.where}: field {name} must be a positive whole number, not {value!r}")
         return value
 
+    def rotary(self, default: float) -> float:
+        """The part of each head that rotary positions turn, by whichever field states it."""
+        stated = {**self.data, **(self.data.get("rope_parameters") or {})}
+        value = stated.get("partial_rotary_factor", stated.get("rotary_pct", default))
+        if not isinstance(value, int | float) or not 0 < value <= 1:
+            raise ValueError(f"config {self.where}: field partial_rotary_factor must be above 0 to 1, not {value!r}")
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.data.get(name, default)
         if not isinstance(value, bool):
@@ -56,6 +64,10 @@ class ConfigJson:
 def size(*names: str, default: int | Callable[[ConfigJson], int] | None = None) -> Callable[[ConfigJson], int]:
     """Reads the first of these fields that is present."""
     return lambda config: config.size(*names, default=default(config) if callable(default) else default)
+
+
+def rotary(default: float = 1.0) -> Callable[[ConfigJson], float]:
+    return lambda config: config.rotary(default)
 
 
 def flag(name: str, default: bool) -> Callable[[ConfigJson], bool]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.names import suggestion
-from costmodel.workloads.config_json import ConfigJson, flag, size, windows
+from costmodel.workloads.config_json import ConfigJson, flag, rotary, size, windows
 from costmodel.workloads.family import (
     DEFAULT_LENGTH,
     LONGEST,
@@ -120,6 +120,7 @@ LLAMA: Fields = {
     "out_bias": flag("attention_bias", False),
     "mlp_bias": flag("mlp_bias", False),
     "rms": True,
+    "rotary": rotary(),
     "final_norm": True,
 }
 _WORDS: Fields = {"embed_tokens": VOCABULARY}
@@ -200,7 +201,7 @@ FAMILIES: dict[str, Family] = {
         | {"gated": True, "embedding_norm": True, "fused_qkv": True, "final_norm": True, "first_norms": 1}
         | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", False))
         | {"mlp_bias": flag("mlp_bias", False), "norm_bias": flag("norm_bias", False)}
-        | {"windows": windows("local_attention", every=3, first=True, halved=True)},
+        | {"rotary": rotary(), "windows": windows("local_attention", every=3, first=True, halved=True)},
         {"tok_embeddings": VOCABULARY},
         head={
             "pooler": False,
@@ -211,13 +212,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(
         decoder_only,
-        _SHORT | _four_wide("n_embd") | {"fused_qkv": True, "final_norm": True},
+        _SHORT | _four_wide("n_embd") | {"fused_qkv": True, "final_norm": True, "transposed": True},
         {"wte": VOCABULARY, "wpe": size("n_positions", "n_ctx")},
         positions=size("n_positions", "n_ctx"),
     ),
     "gptj": Family(  # attention without biases and MLP side by side behind one norm
         decoder_only,
-        _SHORT | _four_wide("n_embd") | {"qkv_bias": False, "out_bias": False, "norms": 1, "final_norm": True},
+        _SHORT
+        | _four_wide("n_embd")
+        | {"qkv_bias": False, "out_bias": False, "norms": 1, "final_norm": True}
+        | {"rotary": lambda c: c.size("rotary_dim", default=64) * c.size("n_head") / c.size("n_embd")},
         {"wte": VOCABULARY},
         tied=False,
         head={"bias": True},
@@ -234,7 +238,7 @@ FAMILIES: dict[str, Family] = {
         decoder_only,
         USUAL
         | dict.fromkeys(("qkv_bias", "out_bias"), flag("attention_bias", True))
-        | {"fused_qkv": True, "final_norm": True},
+        | {"fused_qkv": True, "final_norm": True, "rotary": rotary(0.25)},
         {"embed_in": VOCABULARY},
         tied=False,
     ),
@@ -243,11 +247,7 @@ FAMILIES: dict[str, Family] = {
         USUAL
         | {"ffn": size("ffn_dim"), "d": _opt_width}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("enable_bias", True))
-        | {
-            "final_norm": lambda c: (
-                c.flag("do_layer_norm_before", True) and not c.flag("_remove_final_layer_norm", False)
-            )
-        },
+        | {"final_norm": _opt_norm},
         {"embed_tokens": VOCABULARY, "embed_positions": lambda c: c.size("max_position_embeddings") + 2},
     ),
     "bloom": Family(
@@ -261,16 +261,21 @@ FAMILIES: dict[str, Family] = {
         | {"ffn": size("ffn_hidden_size", default=lambda config: 4 * config.size("hidden_size"))}
         | {name: (lambda c, name=name: _falcon(c)[name]) for name in ("kv_heads", "norms")}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("bias", False))
-        | {"fused_qkv": True, "final_norm": True},
+        | {"fused_qkv": True, "final_norm": True, "rotary": lambda c: not c.flag("alibi", False)},
         {"word_embeddings": VOCABULARY},
     ),
     "phi": Family(  # attention and MLP side by side behind one norm
-        decoder_only, USUAL | _KV_HEADS | {"norms": 1, "final_norm": True}, _WORDS, tied=False, head={"bias": True}
+        decoder_only,
+        USUAL | _KV_HEADS | {"norms": 1, "final_norm": True, "rotary": rotary(0.5)},
+        _WORDS,
+        tied=False,
+        head={"bias": True},
     ),
     "starcoder2": Family(
         decoder_only,
         USUAL
         | {"kv_heads": size("num_key_value_heads", default=2), "final_norm": True, "windows": windows("sliding_window")}
+        | {"rotary": rotary()}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("use_bias", True)),
         _WORDS,
     ),

@@ -50,6 +50,7 @@ def _stack(config: ConfigJson, name: str, fields: Fields, tables: Fields) -> Sta
     )
     act = next((config.data[field] for field in _ACTIVATION if field in config.data), "")
     read: Fields = {"dropout": hidden, "attention_dropout": attention, "causal": name == "decoder", "tables": rows}
+    read |= {"heads_copied": True}
     read["activation"] = "relu" if act == "relu" else "activation"
     return Stack(name, **read | own)
 

@@ -61,6 +61,7 @@ class Stack:
     latent: Latent | None = None
     experts: Experts | None = None
     gated: bool = False  #: the MLP has a gate (SwiGLU, GeGLU): two up projections
+    transposed: bool = False  #: weights of linear layers are stored (in, out)
     fused_qkv: bool = False  #: one layer makes queries, keys and values
     qkv_bias: bool = True
     key_bias: bool = True  #: keys have a bias where queries and values do
@@ -75,6 +76,8 @@ class Stack:
     )
     first_norms: int = -1  #: and its first layer; -1: as many
     qk_norm: str = ""  #: queries and keys are normed: "head" by head, "all" heads together
+    heads_copied: bool = False  #: products that no fused kernel makes read copies of their heads (torch.matmul)
+    rotary: float = 0  #: part of each query and key that rotary positions turn
     context_copied: bool = False  #: heads lie apart in memory, so that the output projection reads a copy
     position_bias: bool = False  #: scores of self-attention have a learned bias
     cross: bool = False  #: attends to the encoder

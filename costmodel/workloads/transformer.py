@@ -24,6 +24,8 @@ def build(model: Transformer) -> Workload:
     assert last is not None
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
     ops = _mark_stream(ops)
+    if model.head.kind == "lm" and model.head.tied:
+        ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
     ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
     return Workload(model.name, tuple(ops), tokens, model.source)
@@ -156,7 +158,8 @@ def _attention(
     batch, rows = sequences * kv_heads, query_length * (heads // kv_heads)
 
     def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
-        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, bias=bias, quantised=stack.converted)
+        own: dict[str, Any] = {"bias": bias, "quantised": stack.converted, "transposed": stack.transposed}
+        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, **own)
 
     pairs = heads // kv_heads * _pairs(query_length, key_length, stack.causal, window)
 
@@ -185,10 +188,27 @@ def _attention(
         if stack.qk_norm:
             rows_, width = (tokens * count, head_dim) if stack.qk_norm == "head" else (tokens, count * head_dim)
             ops.append(Pointwise(f"{prefix}.{name}", "rms", rows_, width, parameters=width))
+    turned = stack.latent.rotary if stack.latent else round(stack.rotary * head_dim)
+    for name, tokens, count in (("q_rotary", queries, heads), ("k_rotary", keys, 1 if stack.latent else kv_heads)):
+        if turned:
+            ops.append(Pointwise(f"{prefix}.{name}", "rotary", tokens * count, turned))
+    if stack.heads_copied and stack.fused_qkv:
+        ops.append(Pointwise(f"{prefix}.qkv_split", "split", queries, (heads + 2 * kv_heads) * head_dim))
+    copies = {  # keys, which are turned over, and values for every head, where heads share them
+        name: [Pointwise(f"{prefix}.{name}_heads", kind, tokens * heads, width, cls="attention")]
+        for name, kind, tokens, width in (
+            ("q", "heads", queries, head_dim),
+            ("k", "transposed", keys, head_dim),
+            ("v", "heads", keys, value_dim),
+            ("context", "heads", queries, value_dim),
+        )
+        if stack.heads_copied
+    }
     context = f"{prefix}.context" + (" (copy)" if stack.context_copied else "")
     dropout = [Pointwise(f"{prefix}.dropout", "dropout", batch * rows, key_length, cls="attention")]
     dropout = dropout if stack.attention_dropout else []
     ops += [
+        *(copy for name in ("q", "k", "v") for copy in copies.get(name, [])),
         product("scores", head_dim, key_length),
         Pointwise(
             f"{prefix}.scale", "bias" if stack.position_bias else "scale", batch * rows, key_length, cls="attention"
@@ -196,6 +216,7 @@ def _attention(
         Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
         *dropout,
         product("context", key_length, value_dim, "" if dropout else f"{prefix}.softmax"),
+        *copies.get("context", []),
         linear("out_proj", queries, heads * value_dim, stack.d, context, stack.out_bias),
     ]
     return ops
@@ -231,12 +252,12 @@ def _latent_projections(prefix: str, stack: Stack, latent: Latent, tokens: int) 
 def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> list[Operation]:
     up = [f"{prefix}gate_proj", f"{prefix}up_proj"] if stack.gated else [f"{prefix}fc1"]
     down = f"{prefix}down_proj" if stack.gated else f"{prefix}fc2"
-    bias, own = stack.mlp_bias, stack.converted
+    own: dict[str, Any] = {"bias": stack.mlp_bias, "quantised": stack.converted, "transposed": stack.transposed}
     activated = f"{prefix}activation" + (CAST if stack.casts_late else "")
     return [
-        *(Gemm(name, tokens, stack.d, width, bias=bias, quantised=own, input=source) for name in up),
+        *(Gemm(name, tokens, stack.d, width, input=source, **own) for name in up),
         Pointwise(f"{prefix}activation", "gate" if stack.gated else stack.activation, tokens, width),
-        Gemm(down, tokens, width, stack.d, bias=bias, quantised=own, input=activated),
+        Gemm(down, tokens, width, stack.d, input=activated, **own),
     ]
 
 

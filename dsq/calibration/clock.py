@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
+from torch.utils.benchmark.utils.timer import timer as wall_clock
 
-#: of each timing; the median of the blocks in it counts
+#: of each timing; the quickest of the blocks in it counts, as what else runs on a machine only slows
 SECONDS = 0.05
 
 
@@ -18,9 +19,9 @@ def seconds(call: Callable[[], object]) -> float:
     stretch.
     """
     threads = torch.get_num_threads()
-    clock = {"timer": time.process_time} if threads == 1 and not torch.cuda.is_available() else {}
-    timer = Timer("call()", globals={"call": call}, num_threads=threads, **clock)
-    return float(timer.blocked_autorange(min_run_time=SECONDS).median)
+    clock = time.process_time if threads == 1 and not torch.cuda.is_available() else wall_clock
+    timer = Timer("call()", timer=clock, globals={"call": call}, num_threads=threads)
+    return min(timer.blocked_autorange(min_run_time=SECONDS).times)
 
 
 def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:

@@ -20,9 +20,13 @@ from dsq.packing import pack
 SIZES = ((64, 128), (2048, 1024))
 #: rows of an embedding's table, classes of a loss: of (rows, classes) of its own
 WORDS = 4096
+#: width of an attention's head
+HEAD = 64
 LOSS_SIZES = ((64, 128), (512, WORDS))
 ADAM_SIZES = (1 << 13, 1 << 23)
 STASHES = (2, 4, 8, 16)
+#: kinds whose backward copies as the forward does, where autograd alone would leave a view
+COPIES = ("heads", "transposed")
 
 #: the outputs of one forward, and the tensors that get a gradient
 Forward = tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]
@@ -36,7 +40,8 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
         for size in SIZES:
             for kind, (forward, wanted) in _kinds(device, dtype, *size).items():
                 times.setdefault((kind, "forward"), []).append(seconds(forward))
-                times.setdefault((kind, "backward"), []).append(backward_seconds(forward(), wanted))
+                taken = times[kind, "forward"][-1] if kind in COPIES else backward_seconds(forward(), wanted)
+                times.setdefault((kind, "backward"), []).append(taken)
         counts = [rows * width for rows, width in SIZES]
         found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
         found += _losses(device, dtype, bits)
@@ -54,6 +59,14 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     table = torch.randn(WORDS, width, device=device, requires_grad=True)
     ids = torch.randint(WORDS, (rows,), device=device)
 
+    turned = torch.randn(rows, width, device=device)  # float32 under autocast too, as the residual stream is
+    heads = max(width // HEAD, 1)
+    keys = x.view(-1, min(rows, HEAD), heads, width // heads)
+
+    def rotary() -> list[Tensor]:
+        halves = torch.cat((-x[:, width // 2 :], x[:, : width // 2]), -1)
+        return [(x * turned + halves * turned).to(dtype)]
+
     def rms() -> list[Tensor]:
         return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
 
@@ -66,6 +79,11 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
         "gate": (lambda: [F.silu(x) * up], [x, up]),
         "softmax": (softmax, [x]),
         "scale": (lambda: [x * 0.125 + mask], [x]),
+        "rotary": (rotary, [x]),
+        "heads": (lambda: [x.view(rows, heads, -1).transpose(0, 1).contiguous()], [x]),
+        "transposed": (lambda: [keys.permute(0, 2, 3, 1).contiguous()], [x]),
+        "column sum": (lambda: [x.sum(0)], [x]),
+        "tied": (lambda: [x32.view_as(x32), x32.view_as(x32)], [x32]),  # the backward sums two gradients
         "dropout": (lambda: [F.dropout(x, 0.1)], [x]),
         "norm": (lambda: [F.layer_norm(x32, (width,), scale, shift)], [x32, scale, shift]),
         "rms": (rms, [x32, scale]),

@@ -137,7 +137,8 @@ class BoxFormat(Format):
         return -self.largest_code - self.signed_scale
 
     def at(self, bits: int) -> Format:
-        return replace(self, bits=bits) if bits <= self.useful_to else FORMATS["bfp"](bits, self.box)
+        bfp: Any = FORMATS["bfp"]
+        return replace(self, bits=bits) if bits <= self.useful_to else bfp(bits, self.box)
 
 
 #: the formats a tensor can be quantised to, by name

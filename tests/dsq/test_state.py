@@ -105,3 +105,12 @@ def test_ranks_with_losses_of_their_own_take_one_decision(tmp_path):
     found = {rank: rest for rank, *rest in (results.get(), results.get())}
     assert found[0] == found[1]
     assert found[0][0] == 1
+
+
+def test_a_run_saved_with_another_format_goes_on_with_it():
+    old = dsq.DSQConfig(format="bfp")
+    saved = dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 8)), old).state_dict()
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 8)))
+    dynamic.load_state_dict(saved)
+    assert dynamic.config == old
+    assert dynamic.model[0].quantizers.q1 == dsq.BFP(4)

@@ -145,6 +145,7 @@ def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -
     [
         (["--dsq-levels", "[4,4,4,16]"], '--dsq-levels "[4,4,4,16]" differs from the checkpoint\'s "' + LEVELS + '"'),
         (["--dsq-levels", LEVELS, "--dsq-box", 32], "--dsq-box 32 differs from the checkpoint's 16"),
+        (["--dsq-levels", LEVELS, "--dsq-format", "bfp"], "--dsq-format 'bfp' differs from the checkpoint's 'snvint'"),
         ([], f'--dsq-levels is absent, but the checkpoint was trained with --dsq-levels "{LEVELS}"'),
     ],
 )

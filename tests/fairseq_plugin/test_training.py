@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 import dsq.linear
+from costmodel.cli.commands import estimate
+from costmodel.cli.main import parser
 from dsq.ops import linear_passes
 from tests.fairseq_plugin.harness import LEVELS, MODEL, run
 
-LINEARS = 2 * 6 + 2 * 10 + 1  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2, and the output projection
+LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
 
 @pytest.fixture
@@ -88,6 +91,26 @@ def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
     assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
 
 
+def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str], data, tmp_path, caplog) -> None:
+    (line,) = [line for line in trained[1].splitlines() if line.startswith("DSQ cost to expect")]
+    assert "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16], 0.0148 to 0.0983 in all; DRAM 0." in line
+    caplog.set_level(logging.INFO)
+    run("train", data, *MODEL, "--max-update", 4, "--save-dir", tmp_path, "--disable-validation", "--no-save",
+        "--dsq-levels", LEVELS, "--dsq-rise-at", "0.25")  # fmt: skip
+    (line,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
+    whole = re.findall(r"(\S+) at \[2,2,2,16\], (\S+) at \[16,4,4,16\], (\S+) in all", line)
+    shown = dsq_cost_of(tmp_path / "dsq_workload.json")
+    for found, costs in zip(whole, shown, strict=True):
+        assert [*map(float, found)] == pytest.approx([*costs, 0.25 * costs[0] + 0.75 * costs[1]], abs=1e-4)
+
+
+def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
+    """dsq-cost's arithmetic and DRAM of the two levels."""
+    given = ["estimate", *re.findall(r"\[.*?\]", LEVELS), "--workload", str(workload), "--profile", "paper"]
+    records = estimate.run(parser().parse_args(given)).sections[0].records
+    return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
+
+
 def test_history(trained: tuple[Path, str]) -> None:
     record = json.loads((trained[0] / "dsq_history.json").read_text())
     assert record["format"] == "snvint"
@@ -120,9 +143,9 @@ def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(linear_passes, "share", noting)
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
-        "--dsq-levels", "[2,4,2,16]", "--dsq-format", "bfp")  # fmt: skip
+        "--dsq-levels", "[2,4,2,16]", "--dsq-format", "bfp", "--dsq-tied")  # fmt: skip
     # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
-    # attention read the encoder's output, one tensor for all layers; and the input of the output projection
+    # attention read the encoder's output, one tensor for all layers; and, here, that of the output projection
     assert len(inputs) == 2 * 4 + 2 * 6 + 2
     (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert level["stash_bytes_fp32"] == sum(4 * T * K for T, K in inputs)

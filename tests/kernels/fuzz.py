@@ -6,6 +6,7 @@ Each case is drawn from its number alone. A case that ends the process is named 
 """
 
 import argparse
+import ctypes
 import random
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import load
+from dsq.kernels.cpu.library import library
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.linear import Quantizers
 
@@ -188,6 +190,13 @@ def run_case(number: int) -> str:
     return kind.__name__
 
 
+def _use_threads(path: Path) -> None:
+    """Let the kernels run on the threads of threads.cpp, compiled, and not on OpenMP's."""
+    threads = ctypes.CDLL(str(path))
+    functions = (ctypes.cast(function, ctypes.c_void_p).value for function in (threads.parallel, threads.thread_number))
+    library().c.dsq_use_threads(*functions)
+
+
 def _work(first: int, seconds: float, mark: Path) -> None:
     load()  # an ImportError where there are no kernels to try
     counts, end = Counter[str](), time.monotonic() + seconds
@@ -211,8 +220,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, help="the number of the one case to run")
+    parser.add_argument("--threads", type=Path, help="threads.cpp, compiled: for ThreadSanitizer (make races)")
     parser.add_argument("--mark", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.threads:
+        _use_threads(arguments.threads)
     if arguments.only is not None:
         print(run_case(arguments.only))
         return 0

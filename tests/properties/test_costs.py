@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
-from costmodel.model.operations import Workload
+from costmodel.model.ledger import BACKWARD, FORWARD, UPDATE
+from costmodel.model.operations import Gemm, Workload
 from costmodel.model.quantisation import Setup
-from costmodel.model.traffic import transfers
+from costmodel.model.traffic import tensors_of, transfers
 from dsq.formats import BFP
 from dsq.precision import Precision
 from tests.costmodel.model.test_ledger import random_setup, random_workload
 
 seeds = st.integers(0, 2**32).map(random.Random)
+PHASES, INFINITE = (FORWARD, BACKWARD, UPDATE), float("inf")
 A100 = load_hardware("a100-80gb")
 
 
@@ -39,6 +41,43 @@ def test_fewer_bits_never_cost_more(rng: random.Random, widths: list[int], point
     assert less.arithmetic <= more.arithmetic
     assert less.multiplier_work <= more.multiplier_work
     assert less.stash_bytes <= more.stash_bytes
+
+
+@given(seeds)
+def test_every_tensor_of_an_operation_is_read_as_it_was_written(rng: random.Random) -> None:
+    """What an operation makes for its own backward: the same bytes, written once, in the phase before or the same."""
+    workload, setup = random_workload(rng), random_setup(rng)
+    written, read = {}, {}
+    for moved in transfers(workload, setup, INFINITE):
+        name = (moved.group.names, moved.group.owner, moved.tensor)
+        {"write": written, "read": read}[moved.direction][name] = (float(moved.bytes), moved.bits, moved.phase)
+    for group in workload.groups:
+        for stored in tensors_of(group, setup):
+            name = (group.names, group.owner, stored.name)
+            if stored.written in (FORWARD, BACKWARD) and stored.reads and name in written and name in read:
+                assert written[name][:2] == read[name][:2]
+                assert PHASES.index(written[name][2]) <= PHASES.index(read[name][2])
+            elif stored.written in (FORWARD, BACKWARD) and name in read:  # x itself stands for a stash above 16 bits,
+                assert stored.width == "q1"  # and another layer's for one that is shared
+                assert setup.precision.q1 > 16 or not group.owner
+
+
+@given(seeds)
+def test_the_update_reads_every_gradient_as_it_was_written(rng: random.Random) -> None:
+    """The gradients of weights, biases, norms and tables; those of tied weights once they are summed."""
+    workload, setup = random_workload(rng), random_setup(rng)
+    written = summed = read = 0.0
+    for moved in transfers(workload, setup, INFINITE):
+        op = moved.group.operation
+        if isinstance(op, Gemm) and not op.weight:
+            continue
+        if moved.direction == "write" and moved.tensor in ("dw", "d bias", "d scale and shift", "d table"):
+            written += float(moved.total)
+        elif moved.tensor in ("dw, d table", "their sum"):
+            summed += float(moved.total) * (1 if moved.direction == "write" else -1)
+        elif moved.direction == "read" and (moved.tensor, moved.phase) == ("dw", "update"):
+            read += float(moved.total)
+    assert written + summed == read == 4 * workload.trained
 
 
 @given(seeds)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis import ROOT
-from analysis.experiments.plan.costs import level_costs, weighed
+from analysis.experiments.plan.costs import level_costs
 from analysis.experiments.plan.experiment import Experiment
 from analysis.experiments.plan.runs import PlannedRun
+from costmodel.paper.run_cost import weighed
 from dsq.command.files import write_text
 from dsq.command.machine import processor
 from dsq.command.table import as_csv
@@ -46,7 +47,8 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
     history = results.get("history", {})
     levels = history.get("levels", [])
     work = [level["tokens"] or level["updates"] for level in levels]
-    cost = weighed(level_costs(run, experiment.workload), work) if levels else None
+    costs = level_costs(run, experiment.workload)
+    cost = weighed(costs, work) if costs and levels else None
     losses = [loss for _, loss in results["valid_loss"]]
     own_model = results.get("costs", {}).get("first-principles", {})
     places = settings["places"]

@@ -1,6 +1,7 @@
 """dsq-cost estimate: precisions, or a finished run, in one line each."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from costmodel.cli.output import Record, Report, Section
@@ -19,15 +20,18 @@ from costmodel.model.estimate import Estimate, evaluate
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated
+from costmodel.paper.run_cost import shares as shares_of
+from dsq.precision import check_rise_at
 
 
 def run(arguments: argparse.Namespace) -> Report:
     if bool(arguments.precision) == bool(arguments.history):
         raise ValueError("give one or more precisions, or --history FILE, and not both")
-    history, excluded = None, ""
+    history, excluded, shares = None, "", _shares(arguments)
     setups = [setup_of(arguments, text) for text in arguments.precision]
     if arguments.history:
         history = load_history(arguments.history, vars(arguments))
+        shares = history.shares
         _check_options(arguments, history)
         if history.workload and arguments.workload == arguments.parser.get_default("workload"):
             arguments.workload = str(Path(arguments.history).with_name(history.workload))
@@ -38,14 +42,30 @@ def run(arguments: argparse.Namespace) -> Report:
             workload, excluded = _as_the_run(workload, history.exclude, arguments.profile)
     estimated = _paper if arguments.profile == "paper" else _first_principles
     records, shown, title, notes, known = estimated(arguments, workload, setups)
-    if history:
-        records.append(_mean_record(records, history))
+    if shares:
+        records.append(_mean_record(records, shares))
         shown = {"setup": shown.pop("setup"), "share": ".1%"} | shown
+    if history:
         notes.append(f"mean: weighed by each level's share of {history.weighing}.")
         if not history.workload:
             notes.append(f"the history names no workload: costed as {workload.name}.")
         notes += [excluded] if excluded else []
     return Report([Section("estimates", title, records, shown)], notes, known)
+
+
+def _shares(arguments: argparse.Namespace) -> list[float]:
+    """Each level's share of a run, as --rise-at says; none without it. Raises ValueError where it does not fit."""
+    if not arguments.rise_at:
+        return []
+    if arguments.history:
+        raise ValueError("rise_at goes with precisions: a history has the work at each level")
+    try:
+        moments = [float(word) for word in arguments.rise_at.split()]
+    except ValueError:
+        moments = []
+    if not moments or not all(0 < moment < 1 for moment in moments):
+        raise ValueError(f"rise_at must be fractions of the run between 0 and 1, as in 0.8, got {arguments.rise_at!r}")
+    return shares_of(check_rise_at(moments, len(arguments.precision)))
 
 
 #: records, shown columns, title, notes and facts
@@ -122,10 +142,10 @@ def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
     }
 
 
-def _mean_record(records: list[Record], history: RunHistory) -> Record:
-    name = history.levels[0].setup.format.name
+def _mean_record(records: list[Record], shares: Sequence[float]) -> Record:
+    name = records[0]["format"]
     mean: Record = {"setup": f"{name} mean", "format": name, "precision": "mean", "share": 1.0}
-    for record, share in zip(records, history.shares, strict=True):
+    for record, share in zip(records, shares, strict=True):
         record["share"] = share
     for name in (
         "dram_MB",

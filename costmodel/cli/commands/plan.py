@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> Report:
     budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
     if not budget:
         raise ValueError(f"hardware {hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
-    if arguments.gpus:
+    if arguments.gpus is not None:
         return _search(arguments, workload, hardware, budget)
     refuse_idle(arguments, ("micro_batches",), "without --gpus")
     if arguments.zero and devices == 1:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> Report:
     ]
     if energies:
         required = solve(contest.saving, arguments.gain, energy_properties(contest, hardware))
-        title = f"Energy: what alone makes {against} take {arguments.gain:g} x that of {setup}"
+        title = f"Energy: what alone brings {setup} down to {1 / arguments.gain:.3g} x that of {against}"
         sections.append(Section("energy", title, [_record(one) for one in required], _SHOWN))
         notes.append(f"energy: DRAM and multiply-accumulates alone, estimated. {hardware.sources['energy']}")
     else:
@@ -54,7 +54,7 @@ _NOW |= {"joules": ".2f", "dram_J": ".2f", "products_J": ".2f", "energy_gain": "
 _SHOWN = {
     "property": "",
     "unit": "",
-    "now": ",.3g",
+    "now": ",.4g",
     "needs": "",
     "factor": ".2f",
     "gain_x2": ".2f",
@@ -76,5 +76,5 @@ def _energy_now(mine: Energy, other: Energy) -> Record:
 def _record(required: Requirement) -> Record:
     one: Property = required.property
     record: Record = {"property": one.name, "unit": one.unit, "now": one.now, "factor": required.factor}
-    needs = {None: "none", 1.0: "as it is"}.get(required.factor, f"{one.now * (required.factor or 0):,.3g}")
+    needs = {None: "none", 1.0: "as it is"}.get(required.factor, f"{one.now * (required.factor or 0):,.4g}")
     return record | {"needs": needs, "gain_x2": required.doubled, "gain_limit": required.limit}

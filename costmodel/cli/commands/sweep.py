@@ -43,10 +43,12 @@ def run(arguments: argparse.Namespace) -> Report:
             lambda path: draw_sweep(path, title, precision, columns, kept, axes, str(unit), paper),
         )
     on_front = np.flatnonzero(kept)
-    rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")].tolist()
+    rows = on_front[np.argsort(columns[objectives[0]][on_front], kind="stable")]
+    picked = not arguments.json and len(rows) > FRONT_ROWS
+    listed = rows[np.linspace(0, len(rows) - 1, FRONT_ROWS).round().astype(int)] if picked else rows
     records: list[Record] = [
         {"precision": str(precision[row])} | {name: float(column[row]) for name, column in columns.items()}
-        for row in rows
+        for row in listed.tolist()
     ]
     notes = [
         f"{count:,} configurations; at {len(rows):,} any bit more costs {' or '.join(objectives)}. "
@@ -54,8 +56,7 @@ def run(arguments: argparse.Namespace) -> Report:
         f"dram, arithmetic: relative to {unit}; stash: bytes; time: seconds.",
         times_note(hardware),
     ]
-    if not arguments.json and len(records) > FRONT_ROWS:
-        records = [records[i] for i in np.linspace(0, len(records) - 1, FRONT_ROWS).round().astype(int)]
+    if picked:
         notes.append(f"{FRONT_ROWS} of them shown, evenly picked; --csv and --json give all.")
     shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e"}
     section = Section("front", f"No bit is free: {heading(workload, hardware)}", records, shown)

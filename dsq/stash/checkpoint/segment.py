@@ -129,6 +129,7 @@ class _Checkpoint(torch.autograd.Function):
         ctx.segment, ctx.parameters = segment, inputs[count:]
         ctx.wanted = [t.requires_grad for t in inputs[:count]]
         ctx.save_for_backward(*inputs[:count])
+        ctx.set_materialize_grads(False)  # no zeros for an output that nobody used (attention's weights)
         versions = [t._version for t in inputs[:count]]
         outputs = segment.call(inputs[:count])
         if versions != [t._version for t in inputs[:count]]:

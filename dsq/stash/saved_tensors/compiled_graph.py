@@ -102,7 +102,7 @@ def _is_statistic(node: Node, made_of: list[Node], statistics: set[Node]) -> boo
         return False
     second = False  # of an operation of several results: attention's logsumexp, a norm's mean
     if made_of[0].op == "call_function" and isinstance(made_of[0].meta.get("val"), tuple):
-        second, made_of = node.args[1] != 0, made_of[0].all_input_nodes
+        second, made_of = bool(node.args[1] != 0), made_of[0].all_input_nodes
     values = [i.meta["val"] for i in made_of if isinstance(i.meta.get("val"), Tensor)]
     largest = max((v.numel() for v in values), default=0)
     if second:

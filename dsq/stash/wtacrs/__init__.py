@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import flag, number, pattern, whole_number
+from dsq.linear import Quantised
 from dsq.stash.policy import register
 from dsq.stash.saved_tensors.class_swap import set_attribute, swap_classes
 from dsq.stash.saved_tensors.hooks import around_forward
@@ -42,8 +43,9 @@ def attach(
 ) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
-    Covers nn.Linear and the projections of nn.MultiheadAttention. Left alone: subclasses of either, parametrised
-    modules, and F.linear called by the model itself. A layer with a frozen weight keeps nothing, as in PyTorch.
+    Covers nn.Linear and the projections of nn.MultiheadAttention. Left alone: subclasses of either (dsq.convert's
+    among them, which pack their input), parametrised modules, and F.linear called by the model itself. A layer with a
+    frozen weight keeps nothing, as in PyTorch.
 
     Args:
         ratio: part of the rows to keep, in (0, 1].
@@ -65,7 +67,9 @@ def attach(
     table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
     changed = swap_classes(controller, model, table, lambda name, _: excluded is None or not excluded.search(name))
     if not changed:
-        raise ValueError("nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides those excluded")
+        packed = any(isinstance(module, Quantised) for module in model.modules())
+        others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
+        raise ValueError(f"nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides {others}")
     for name, module in changed:
         set_attribute(controller, module, "_wtacrs", Site(name, controller.sampler, sample_dim))
     controller.attached = tuple(name for name, _ in changed)

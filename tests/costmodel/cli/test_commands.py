@@ -184,6 +184,15 @@ def test_history_gives_the_weighted_mean(profile, capsys, tmp_path):
         assert float(mean[column]) == pytest.approx(0.75 * float(first[column]) + 0.25 * float(second[column]))
 
 
+def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
+    levels = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
+    _, text, _ = run(capsys, "estimate", *levels, "--rise-at", "0.2 0.7", "--profile", "paper", "--csv")
+    *each, mean = csv.DictReader(io.StringIO(text))
+    for column in ("dram", "arithmetic"):
+        expected = sum(share * float(record[column]) for share, record in zip((0.2, 0.5, 0.3), each, strict=True))
+        assert float(mean[column]) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     "recorded, options, same_as, note",
     [
@@ -244,6 +253,7 @@ BAD = {
     "size": (["plan", "--fit", "80"], "fit must be a size such as 80GB or 24GiB, got '80'"),
     "no memory": (["plan", "--hardware", "laptop-cpu"], "does not state its memory: give --fit"),
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
+    "gpus": (["plan", "--gpus", "0"], "gpus must be a whole number from 1, got 0"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
     "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),

@@ -21,22 +21,29 @@ INFINITE = float("inf")
 
 
 def random_workload(rng: random.Random) -> Workload:
-    heads = rng.choice((1, 2, 4))
+    heads, words, tied = rng.choice((1, 2, 4)), rng.randint(2, 50), rng.random() < 0.5
+    width = heads * rng.randint(1, 9)
     stack = Stack(
         "decoder",
         rng.randint(1, 3),
-        heads * rng.randint(1, 9),
+        width,
         heads,
         rng.randint(1, 70),
+        kv_heads=rng.choice((0, 1)),
+        rotary=rng.choice((0, 0.5, 1)),
+        dropout=rng.random() < 0.5,
+        attention_dropout=rng.random() < 0.5,
+        heads_copied=rng.random() < 0.5,
+        fused_qkv=rng.random() < 0.5,
+        transposed=rng.random() < 0.5,
         gated=rng.random() < 0.5,
         rms=rng.random() < 0.5,
         mlp_bias=rng.random() < 0.5,
         final_norm=rng.random() < 0.5,
-        tables=(("words", rng.randint(2, 50), 8),),
+        tables=(("words", words, width),),
     )
-    workload = build(
-        Transformer("random", Head("lm", rng.randint(2, 50)), decoder=stack, target_length=rng.randint(1, 40))
-    )
+    head = Head("lm", words, tied=tied)
+    workload = build(Transformer("random", head, decoder=stack, target_length=rng.randint(1, 40)))
     if rng.random() < 0.5:
         workload = workload.fusing_attention()
     if rng.random() < 0.3:
@@ -67,7 +74,7 @@ def test_every_read_was_written_and_widths_agree(seed):
             if stored.kept:
                 assert any(read.phase == BACKWARD for read in stored.reads)
             assert size >= 0
-    assert between[True] <= {"a", "r"}
+    assert between[True] <= {"a", "r", "state"}  # state: gradients of tied weights, to be summed
     assert between[False] <= {"a", "r", "ids", "state"}  # dw reaches the update as it was written: state
     assert setup.autocast or widths["a"] == widths["r"]
 

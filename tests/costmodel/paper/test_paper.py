@@ -71,7 +71,7 @@ def test_published_figures_are_not_an_input():
         if isinstance(node, ast.ImportFrom)
         and (node.module == "costmodel.paper.published" or any(alias.name == "published" for alias in node.names))
     }
-    assert readers == {"paper/tables.py", "cli/table_command.py", "cli/sweep_command.py"}
+    assert readers == {"paper/tables.py", "cli/commands/table.py", "cli/commands/sweep.py"}
 
 
 def test_stored_bits_follow_bits_box_exponent_and_word(monkeypatch):

@@ -30,7 +30,7 @@ def test_at_full_width_it_is_sdpa(name):
 def test_every_product_is_quantised(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        row = shares(name, attention=True)
+        row = shares(name, attention=True, tied=True)
     assert (row["uncalled"], row["parameters left"]) == (0, 0)
     assert row["forward"] > 0.995
     assert row["backward"] > 0.995
@@ -40,7 +40,7 @@ def test_every_product_is_quantised(name):
 def test_of_mixtures_and_images_what_is_left_is_hardly_multiplied(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        row = shares(name, attention=True)
+        row = shares(name, attention=True, tied=True)
     assert row["uncalled"] == 0
     assert row["forward"] > 0.995
     assert row["backward"] > 0.995

@@ -21,6 +21,7 @@ import torch
 from fairseq_plugin import checkpoints
 from tests.fairseq_plugin.harness import LEVELS, MODEL, run
 
+ALL = 20
 UPDATES = 6
 SCHEDULE = ["--lr", 0.1, "--save-interval-updates", 2, "--max-update", UPDATES, "--dsq-levels", LEVELS]
 SCHEDULE += ["--dsq-patience", 1, "--dsq-rounding", "stochastic"]
@@ -99,9 +100,12 @@ def survives(data: Path, whole: Path, folder: Path) -> str:
     return "" if same_end(whole, folder) else "ended with other bits"
 
 
-def main(data: Path, scratch: Path, kills: int) -> None:
-    """Print JSON: how many were killed at an operation and at a moment, the failures, and a run's file operations."""
-    killer, draw = Killer(), random.Random(0)
+def main(data: Path, scratch: Path, first: int, kills: int) -> None:
+    """Print JSON: how many were killed at an operation and at a moment, the failures, and a run's file operations.
+
+    ``first``: of ALL parts of a run's operations, the first in which one is killed.
+    """
+    killer, draw = Killer(), random.Random(first)
     whole, counted = scratch / "whole", scratch / "operations"
     start = time.monotonic()
     process = os.fork()
@@ -119,8 +123,8 @@ def main(data: Path, scratch: Path, kills: int) -> None:
         outcomes[kind][folder.name] = outcome
         shutil.rmtree(folder, ignore_errors=True)
 
-    for number in range(kills):
-        operation = 1 + (number * operations) // kills + draw.randrange(max(1, operations // kills))
+    for part in range(first, first + kills):
+        operation = 1 + part * operations // ALL + draw.randrange(max(1, operations // ALL))
         folder = scratch / f"operation-{operation}"
         judge("operation", folder, ended(train(data, folder, functools.partial(killer.arm, folder, operation))))
     while len(outcomes["moment"]) < kills:
@@ -140,4 +144,4 @@ def main(data: Path, scratch: Path, kills: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -23,9 +23,12 @@ def library(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_killed_runs_end_as_an_unbroken_one(data: Path, tmp_path: Path, library: Path, kills: int) -> None:
-    process = start("-m", "tests.fairseq_plugin.kills.killed_runs", data, tmp_path, kills, LD_PRELOAD=str(library))
+@pytest.mark.parametrize(
+    ("first", "kills"), [(7, 1), *(pytest.param(first, 5, marks=pytest.mark.soak) for first in range(0, 20, 5))]
+)
+def test_killed_runs_end_as_an_unbroken_one(data: Path, tmp_path: Path, library: Path, first: int, kills: int) -> None:
+    arguments = ["-m", "tests.fairseq_plugin.kills.killed_runs", data, tmp_path, first, kills]
+    process = start(*arguments, LD_PRELOAD=str(library))
     said = process.communicate()[0]
     assert process.returncode == 0, said
     outcome = json.loads(said.splitlines()[-1])

@@ -12,6 +12,7 @@
 namespace {
 
 inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+inline int greatest(int64_t a, int64_t b) { return (int)(a < b ? b : a); }
 inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask64 first64(int count) { return count >= 64 ? ~0ull : count <= 0 ? 0 : (1ull << count) - 1; }

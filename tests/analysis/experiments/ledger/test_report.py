@@ -12,7 +12,15 @@ from analysis.experiments.ledger.ledger import add_row, read_ledger
 def entry(name: str, score: float, dram: float | None, **more: object) -> dict[str, object]:
     levels = "none" if dram is None else "[4,4,4,16]"
     format = "" if dram is None else name.split("_")[0]
-    row = {"recipe": "r", "run": name, "score": score, "measure": "BLEU", "levels": levels, "format": format}
+    row = {
+        "recipe": "r",
+        "run": name,
+        "seed": name[-1],
+        "score": score,
+        "measure": "BLEU",
+        "levels": levels,
+        "format": format,
+    }
     return {**row, "arithmetic": dram and dram / 9, "dram": dram, "seconds": 60, "best_valid_loss": 2.0, **more}
 
 

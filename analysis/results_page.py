@@ -1,0 +1,77 @@
+"""The tables of docs/results.md, and their pictures, from the files in analysis/results: text and tables cannot drift.
+
+    python -m analysis.results_page
+
+A table stands between two comments of the page, of which the first says what it is:
+
+    <!-- table: ledger demo_formats.csv demo_formats picture -->   a ledger's runs of a recipe, and cost against score
+    <!-- table: stash train_stash.csv -->                          the accuracy that stash policies reach
+    <!-- end -->
+"""
+
+import re
+import sys
+from collections.abc import Callable
+
+from analysis import ROOT
+from dsq.command.files import write_text
+from dsq.command.parser import OneLineParser, guarded
+
+PROG = "python -m analysis.results_page"
+PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "analysis" / "results"
+_TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+#: of a ledger's table, what other work on the machine decides too
+_HIDDEN = ("minutes",)
+
+
+def written(page: str, pictures: bool = True) -> str:
+    """The page with its tables made anew; the pictures beside the files too. Raises ValueError for an unknown table."""
+    return _TABLE.sub(lambda found: f"{found[1]}\n{_table(found['words'].split(), pictures)}\n\n{found[3]}", page)
+
+
+def _table(words: list[str], pictures: bool) -> str:
+    kind, *given = words
+    if kind not in _KINDS:
+        raise ValueError(f"table: {' '.join(words)} in {PAGE.name}: accepted are {', '.join(_KINDS)}")
+    return _KINDS[kind](*given, draw=pictures)
+
+
+def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
+    """``options``: picture, where the page shows the recipe's."""
+    from analysis.experiments import report
+    from analysis.experiments.ledger.configurations import configurations
+    from analysis.experiments.ledger.ledger import read_ledger
+
+    groups = configurations(read_ledger(RESULTS / file))
+    if recipe not in groups:
+        raise ValueError(f"{file}: holds no run of {recipe!r}, only of {', '.join(groups)}")
+    group = groups[recipe]
+    text = report.table_of(group, markdown=True, hidden=_HIDDEN)
+    if "picture" not in options:
+        return text
+    picture = RESULTS / f"{recipe}.png"
+    if draw:
+        from analysis.experiments.ledger import picture as pictures
+
+        pictures.draw(group, picture)
+    return f"{text}\n\n![cost against {report.measure(group[0])}](../{picture.relative_to(ROOT)})"
+
+
+def _stash(file: str, draw: bool) -> str:
+    import pandas as pd
+
+    from analysis.stash.train import means
+
+    return means(pd.read_csv(RESULTS / file))
+
+
+_KINDS: dict[str, Callable[..., str]] = {"ledger": _ledger, "stash": _stash}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    OneLineParser(prog=PROG, description=__doc__.splitlines()[0]).parse_args(arguments)  # type: ignore[union-attr]
+    return guarded(PROG, lambda: write_text(PAGE, written(PAGE.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

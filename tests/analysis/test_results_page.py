@@ -1,0 +1,41 @@
+"""docs/results.md: its tables are those of the ledgers."""
+
+import re
+
+import pytest
+
+pytest.importorskip("pandas")
+
+from analysis import ROOT, results_page
+
+
+def test_the_committed_page_is_what_the_command_writes() -> None:
+    page = results_page.PAGE.read_text(encoding="utf-8")
+    assert results_page.written(page, pictures=False) == page, "run python -m analysis.results_page"
+    assert page.count("<!-- table: ") == page.count("<!-- end -->") >= 3
+    for name in re.findall(r"\]\(\.\./(analysis/results/[\w.]+)\)", page):
+        assert (ROOT / name).exists()
+
+
+def test_a_table_follows_its_ledger(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "recipe,run,score,measure,levels,format,seed,dram,seconds,best_valid_loss\n"
+    rows = ["r,fp32_seed1,80.5,BLEU,none,,1,,60,2", "r,fp32_seed2,90,BLEU,none,,2,,60,2"]
+    rows += ['r,bfp_seed2,88,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2', "other,fp32_seed1,1,BLEU,none,,1,,60,2"]
+    (tmp_path / "ledger.csv").write_text(head + "\n".join(rows) + "\n")
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    page = "Before.\n\n<!-- table: ledger ledger.csv r -->\nold\n<!-- end -->\n\nAfter.\n"
+    written = results_page.written(page)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in written.splitlines() if "|" in line]
+    assert cells[2:] == [
+        ["fp32", "2", "85.2", "9.5", "-", "2.000", "-"],
+        ["[4,4,4,16]", "1", "88.0", "-", "-2.0", "2.000", "0.3000"],
+    ]
+    assert written.startswith("Before.\n\n<!--")
+    assert written.endswith("<!-- end -->\n\nAfter.\n")
+    assert results_page.written(written) == written
+    for words, message in (
+        ("pie ledger.csv", "accepted are ledger, stash"),
+        ("ledger ledger.csv x", "no run of 'x', only of r, other"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            results_page.written(page.replace("ledger ledger.csv r", words))

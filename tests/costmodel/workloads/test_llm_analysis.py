@@ -1,0 +1,51 @@
+"""llm-analysis's own example, OPT-1.3B in 16 bits on one GPU (its default), term by term from the ledger.
+
+Its formulas (cli99/llm-analysis, llm_analysis/analysis.py, get_memory_* and training), in bytes, with s tokens, b
+sequences, h the width, a heads: a parameter of a layer 2 (weight) + 16 (master copies of weight and gradient, moments)
++ 2 (gradient), of the embedding 2 alone; a layer's activations 10 sbh + sbh + a s^2 b (attention), 18 sbh + sbh (MLP),
+8 sbh (norms, in fp32). Logits are left out.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodel.model.memory import Method, peak_memory
+from costmodel.model.planning import BF16
+from costmodel.workloads.named import opt_1_3b
+from costmodel.workloads.transformer import build
+from tests.costmodel.workloads.test_shard import a_layer
+
+S, H, A, LAYERS, WORDS = 2048, 2048, 32, 24, 50272
+SBH, SCORES = S * H, A * S * S
+IN_LAYERS = LAYERS * 12 * H * H
+THEIR_LAYER = 38 * SBH + SCORES
+OPT = opt_1_3b()
+WITH_MASKS = replace(OPT, decoder=replace(OPT.decoder, attention_dropout=True))
+
+
+def test_each_term_of_a_layer():
+    kept = a_layer(build(WITH_MASKS))
+    attention = ["self_attn.q_proj.x", "self_attn.scores.x", "self_attn.scores.w", "self_attn.context.w"]
+    assert sum(kept.pop(name) for name in [*attention, "self_attn.out_proj.x"]) == 10 * SBH
+    assert kept.pop("self_attn.out_dropout.mask") + kept.pop("self_attn.dropout.mask") == SBH + SCORES
+    assert kept.pop("fc1.x") + kept.pop("mlp.out_dropout.mask") == 3 * SBH
+    # they differ: a relu's y is the next layer's x, and kept once; norms keep x in 16 bits; softmax's result and its
+    # dropped copy are kept, which they leave out
+    assert kept.pop("activation.y") == 16 * SBH - 8 * SBH
+    assert kept.pop("norm0.x") + kept.pop("norm1.x") == 8 * SBH - 4 * SBH
+    assert kept.pop("self_attn.softmax.y") + kept.pop("self_attn.context.x") == 4 * SCORES
+    assert not kept
+
+
+@pytest.mark.parametrize("sequences, theirs", [(1, 31.4), (2, 38.5)])
+def test_the_whole(sequences, theirs):
+    """In GB. Beside the terms above the ledger has PyTorch's fp32 copy of softmax's result, logits, and 18 bytes for
+    every parameter, the tables' too."""
+    parameters = 20 * IN_LAYERS + 2 * WORDS * H
+    assert parameters + sequences * LAYERS * THEIR_LAYER == pytest.approx(theirs * 1e9, rel=0.002)
+    workload = build(replace(WITH_MASKS, sequences=sequences))
+    memory = peak_memory(workload, Method("bf16", BF16))
+    layers, logits = LAYERS * (THEIR_LAYER - 12 * SBH + 8 * SCORES), 2 * S * WORDS
+    assert memory.saved == pytest.approx(sequences * (layers + logits), rel=0.005)
+    assert memory.timeline[-1].total == 18 * workload.parameters
