@@ -1,6 +1,6 @@
 # make demo    corpus, training from [3,3,3,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
-# make soak    the tests that take minutes: what policies claim against what malloc holds
+# make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
@@ -68,7 +68,7 @@ lint: $(DEV)
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
 docs: $(DEV)
-	$(PYTHON) -m mkdocs build --quiet
+	$(PYTHON) -m mkdocs build --strict --quiet
 
 env: $(DEV)
 

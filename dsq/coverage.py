@@ -63,6 +63,9 @@ class Coverage:
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
+        if self.forward.plain.get("aten.bmm"):
+            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True); where a module writes them with")
+            lines.append("    @ or bmm, F.scaled_dot_product_attention or dsq.functional.matmul in their place")
         lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
         return "\n".join(lines)
 

@@ -12,8 +12,10 @@ weight, which still exists then: the same numbers, and no bytes in the stash.
 Quantizers -> LinearMatMuls (below) -> dsq.ops.linear_passes -> dsq.kernels
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -161,6 +163,7 @@ class Quantised:
     plain: ClassVar[type[nn.Module]]  #: that class: ``dsq.unconvert`` goes back to it
     quantizers: Quantizers
     eval_full_precision: bool = False
+    conversion: Mapping[str, Any] = MappingProxyType({})  #: what ``dsq.convert`` was asked for that it alone acts on
     training: bool
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The picture of analysis.stash.compare: bytes held, step time and gradient error of each setup, a panel a model."""
+"""The picture of analysis.stash.compare: bytes held, and where measured step time and gradient error of each setup."""
 
 from pathlib import Path
 
@@ -11,25 +11,27 @@ from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
 
 @look()
 def draw(results: pd.DataFrame, path: Path) -> None:
-    """Write the picture: bars of the bytes held with a tick at the least possible, then dots of time and error."""
+    """Write the picture: bars of the bytes held with a tick at the least possible, then dots of error and time."""
     groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]
     heights = [len(rows) + 2 for _, rows in groups]
+    timed = bool(results["time"].notna().any())
     figure, grid = plt.subplots(
         len(groups),
-        3,
-        figsize=(12, 0.27 * sum(heights) + 0.8),
+        2 + timed,
+        figsize=(9 + 3 * timed, 0.27 * sum(heights) + 0.8),
         height_ratios=heights,
-        width_ratios=(2.2, 1, 1),
+        width_ratios=(2.2, 1, 1)[: 2 + timed],
         sharey="row",
         squeeze=False,
     )
     for (name, rows), panels in zip(groups, grid, strict=True):
         _stash(panels[0], rows, name)
-        _dots(panels[1], rows, "time", "step time over plain", BLUE, "o")
-        panels[1].axvline(1, color=GREY, linewidth=0.8)
-        _dots(panels[2], rows, "error", "relative gradient error", GREEN, "D")
-        panels[2].set_xscale("symlog", linthresh=1e-3)
-        panels[2].set_xlim(-1e-4, None)
+        if timed:
+            _dots(panels[-1], rows, "time", "step time over plain", BLUE, "o")
+            panels[-1].axvline(1, color=GREY, linewidth=0.8)
+        _dots(panels[1], rows, "error", "relative gradient error", GREEN, "D")
+        panels[1].set_xscale("symlog", linthresh=1e-3)
+        panels[1].set_xlim(-1e-4, None)
         for axes in panels:
             axes.grid(axis="x")
     save(figure, path)

@@ -167,9 +167,10 @@ class Controller(SharedByCopies):
 
 
 def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
-    """ValueError when a policy's state has missing or unexpected keys."""
-    if set(state) != set(expected):
-        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {sorted(state)}")
+    """ValueError when a policy's state has missing or unexpected keys, or is no mapping."""
+    got = sorted(state) if isinstance(state, Mapping) else repr(state)
+    if got != sorted(expected):
+        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {got}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dsq.kernels.cpu.masks import Masks
 
 def load() -> Backend:
     """The kernels of the best instruction set of this machine. Raises ImportError where they were not built, and
-    RuntimeError where they were built from other sources."""
+    RuntimeError where they were built from another abi.h."""
     return backend(next(iter(library().instruction_sets())))
 
 

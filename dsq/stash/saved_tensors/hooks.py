@@ -6,11 +6,13 @@ Facts of PyTorch (2.13) this is written around:
 - The pair of hooks lives as long as what it packed: a tensor in a closure of pack is kept, and no graph walk shows it.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,43 +38,62 @@ class _Entered(threading.local):
     def __init__(self) -> None:
         self.active: list[Active] = []
         self.packs: list[Any] = []  # pack hooks that are this package's
+        self.forwards: list[_Forward] = []
 
 
 _ENTERED = _Entered()
 
 
-class _Forwards(threading.local):
-    """Per thread: what is to be left after each forward of one model that runs, outermost first."""
+@dataclass(frozen=True)
+class _Forward:
+    """A forward under a policy: what is to be left after it, and the frame that called the hooks before it."""
 
-    def __init__(self) -> None:
-        self.stacks: list[ExitStack] = []
+    around: "_Around"
+    contexts: ExitStack
+    caller: FrameType
+
+    def runs(self) -> bool:
+        """Whether it does. PyTorch calls no hook after a forward that KeyboardInterrupt ended."""
+        frame = sys._getframe()
+        while frame is not self.caller and frame.f_back is not None:
+            frame = frame.f_back
+        return frame is self.caller
+
+
+def leave_interrupted() -> None:
+    """Leave the contexts of forwards that were broken off."""
+    while _ENTERED.forwards and not _ENTERED.forwards[-1].runs():
+        _ENTERED.forwards.pop().contexts.close()
 
 
 class _Around(SharedByCopies):
     """The two hooks of around_forward."""
 
     def __init__(self, factory: ContextFactory) -> None:
-        self.factory, self.forwards = factory, _Forwards()
+        self.factory = factory
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        entered = ExitStack()
+        leave_interrupted()
+        contexts = ExitStack()
         if torch.is_grad_enabled():
             take_off_leftovers()
-            entered.enter_context(reenter((Active(self.factory, module),)))
-        self.forwards.stacks.append(entered)
+            contexts.enter_context(reenter((Active(self.factory, module),)))
+        _ENTERED.forwards.append(_Forward(self, contexts, sys._getframe(1)))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.forwards.stacks:  # empty when another pre-hook raised before ours
-            self.forwards.stacks.pop().close()
+        forwards = _ENTERED.forwards
+        if forwards and forwards[-1].around is self:  # else another pre-hook raised before ours
+            forwards.pop().contexts.close()
 
 
 def around_forward(controller: Controller, model: nn.Module, factory: ContextFactory) -> None:
     """Enter factory() by a forward pre-hook of the model and leave it after the forward, also when that raises.
 
-    Nested calls of the same model enter once; a forward with gradients disabled enters nothing. controller.remove()
-    takes the hooks away.
+    After a KeyboardInterrupt it is left before the next forward under a policy, or by controller.remove(), which takes
+    the hooks away. Nested calls of the same model enter once; a forward with gradients disabled enters nothing.
     """
     around = _Around(factory)
+    controller.undo.callback(leave_interrupted)
     controller.until_removed(model.register_forward_pre_hook(around.enter, prepend=True))
     controller.until_removed(model.register_forward_hook(around.leave, always_call=True))
 

@@ -337,3 +337,32 @@ def test_a_model_under_a_policy_refuses_to_be_pickled_and_its_state_does_not(nam
     pickle.loads(pickle.dumps(model.state_dict()))
     controller.remove()
     assert train(pickle.loads(pickle.dumps(model))) == train(model)
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
+def test_a_forward_that_is_interrupted_is_left(names):
+    """PyTorch calls no hook after a KeyboardInterrupt: before the next forward, or by remove()."""
+    model, x = small(), torch.randn(8, 16, 32)
+    controllers = [apply(model, name) for name in names]
+    model(x).sum().backward()
+    held = measure(lambda: model(x).sum()).nbytes
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted():
+        handle = list(model.modules())[-1].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        handle.remove()
+
+    interrupted()
+    assert measure(lambda: model(x).sum()).nbytes == held
+    take_off_leftovers()
+    assert innermost_hooks() is None
+    interrupted()
+    for controller in controllers:
+        controller.remove()
+    take_off_leftovers()
+    assert innermost_hooks() is None
+    assert not active_contexts()
