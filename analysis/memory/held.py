@@ -29,7 +29,7 @@ def attached(model: nn.Module, method: Method) -> nn.Module:
             if isinstance(module, (nn.Linear, Conv1D)):
                 module.requires_grad_(False)
     if method.levels:
-        model = dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels))
+        model = dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels, tied=True))
     if method.policy:
         dsq.stash.apply(model, method.policy, **method.options)
     return model
