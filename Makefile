@@ -68,7 +68,7 @@ lint: $(DEV)
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
 docs: $(DEV)
-	$(PYTHON) -m mkdocs build --quiet
+	$(PYTHON) -m mkdocs build --strict --quiet
 
 env: $(DEV)
 

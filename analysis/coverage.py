@@ -7,6 +7,7 @@ import argparse
 import inspect
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -78,10 +79,72 @@ def _own_attention() -> tuple[nn.Module, dict[str, Any]]:
     return blocks, {"input": torch.randn(2, TOKENS, WIDTH)}
 
 
+class _WrittenAttention(nn.Module):
+    """Attention's products written out, by dsq.functional.matmul where @ stood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        weights = dsq.functional.matmul(q, k.mT, self.qkv).softmax(-1)
+        return x + self.out(dsq.functional.matmul(weights, v, self.qkv).transpose(1, 2).flatten(2))
+
+
+def _written_attention() -> tuple[nn.Module, dict[str, Any]]:
+    return _WrittenAttention(), {"x": torch.randn(2, TOKENS, WIDTH)}
+
+
+class _NanoGPT(nn.Module):
+    """Tables, blocks, and a head that is the table of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.blocks, self.norm = nn.Sequential(*(_OwnAttention() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        logits = self.head(self.norm(self.blocks(x)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+def _nano_gpt() -> tuple[nn.Module, dict[str, Any]]:
+    return _NanoGPT(), {"ids": _tokens()}
+
+
+def _fairseq() -> tuple[nn.Module, dict[str, Any]]:
+    import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerModel, transformer_legacy
+
+    words = Dictionary()
+    for index in range(VOCABULARY - len(words)):
+        words.add_symbol(str(index))
+    sizes = {"layers": LAYERS, "embed_dim": WIDTH, "ffn_embed_dim": 4 * WIDTH, "attention_heads": HEADS}
+    args = argparse.Namespace(share_decoder_input_output_embed=True)
+    for side in ("encoder", "decoder"):
+        for name, value in sizes.items():
+            setattr(args, f"{side}_{name}", value)
+    transformer_legacy.transformer_iwslt_de_en(args)
+    task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
+    lengths = torch.full((2,), TOKENS)
+    batch = {"src_tokens": _tokens(), "src_lengths": lengths, "prev_output_tokens": _tokens()}
+    return TransformerModel.build_model(args, task), batch
+
+
 _SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "BERT": _text("BertForMaskedLM", intermediate_size=4 * WIDTH, **_SIZES),
+    "RoBERTa": _text("RobertaForMaskedLM", intermediate_size=4 * WIDTH, **_SIZES),
+    "DistilBERT": _text(
+        "DistilBertForMaskedLM", dim=WIDTH, hidden_dim=4 * WIDTH, n_layers=LAYERS, n_heads=HEADS, vocab_size=VOCABULARY
+    ),
     "GPT-2": _text("GPT2LMHeadModel", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCABULARY),
+    "OPT": _text("OPTForCausalLM", ffn_dim=4 * WIDTH, word_embed_proj_dim=WIDTH, **_SIZES),
     "Llama": _text("LlamaForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, **_SIZES),
     "Mixtral": _text(
         "MixtralForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, num_local_experts=4, **_SIZES
@@ -110,6 +173,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "nn.Transformer": _transformer,
     "nn.MultiheadAttention": _attention,
     "own attention": _own_attention,
+    "written attention": _written_attention,
+    "nanoGPT": _nano_gpt,
+    "fairseq": _fairseq,
 }
 
 

@@ -57,6 +57,8 @@ class DSQConfig:
     attention: bool = False
     adapters: bool = False  #: convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt
     exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
+    #: convert layers whose weight is an embedding's too (output projections): few bits there keep a model from learning
+    tied: bool = False
     patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
     #: when each level but the first begins, in updates or fractions of the run; none: at plateaus
@@ -74,7 +76,7 @@ class DSQConfig:
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
-        for name in ("attention", "adapters", "eval_full_precision"):
+        for name in ("attention", "adapters", "tied", "eval_full_precision"):
             flag(name, getattr(self, name))
         for level in range(len(self.levels)):
             self.at(level)

@@ -18,7 +18,7 @@ from dsq.layers.mixed import mixed
 from dsq.layers.multihead import MultiheadAttention, OutProjection
 from dsq.layers.own_attention import OwnAttention, calls_attention
 from dsq.layers.patches import PatchConv2d, cuts_patches
-from dsq.left import left, quantised_parameters
+from dsq.left import embedded, left, quantised_parameters
 from dsq.linear import Linear, Quantised
 from dsq.stash.policy import applied
 
@@ -29,7 +29,7 @@ _BEFORE = "_dsq_before"
 #: what ``convert`` puts on a layer
 _FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
 #: fields of DSQConfig that it alone acts on
-_OF_CONVERSION = ("exclude", "stash", "attention", "adapters", "eval_full_precision")
+_OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
 
 
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
@@ -37,11 +37,11 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
 
     nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
     experts become their quantised selves. Only the class of a module changes: names, parameters, tying, initialisation
-    and state dict stay. Modules whose name matches ``config.exclude``, subclasses of PyTorch's layers and of Conv1D,
-    and PEFT's adapters are left alone. Fused paths that would read the weights past the layers are switched off. Warns
-    where nothing was converted, where under half of the parameters that are multiplied were (``dsq.report`` says what
-    was left), or where ``config.exclude`` matches nothing that would have been. With ``config.stash`` "all" dsq.stash's
-    policy "bfp" is applied too.
+    and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an embedding's too (unless
+    ``config.tied``), subclasses of PyTorch's layers and of Conv1D, and PEFT's adapters are left alone. Fused paths that
+    would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
+    parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
+    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -49,8 +49,9 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     config = DSQConfig() if config is None else config
     _check_types("convert", model, config)
     if converted(model):
-        raise ValueError("model has been converted before; use dsq.set_level to change its precision")
-    excluded = _change_classes(model, config)
+        known = "use dsq.set_level to change its precision, or dsq.unconvert first"
+        raise ValueError(f"model has been converted before; {known}")
+    excluded, tied = _change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision
         layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
@@ -61,7 +62,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
         if config.stash == "all":
             stash.apply(model, "bfp")  # at the q1 of the layers, whatever their level
             _remember(model, "stash", "bfp")
-        _warn_of_little(model, excluded)
+        _warn_of_little(model, excluded + tied)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
     if config.exclude is not None and not excluded:
@@ -134,13 +135,13 @@ def converted(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
 
 
-def check_conversion(model: nn.Module, config: DSQConfig) -> None:
+def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
     """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
     for layer in converted(model).values():
-        for name, value in layer.__dict__.get("conversion", {}).items():
+        for name, value in layer.conversion.items():
             if getattr(config, name) != value:
                 got = getattr(config, name)
-                raise ValueError(f"config must have {name}={value!r}, as the model was converted, got {got!r}")
+                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
@@ -159,19 +160,23 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
         module.quantizers = quantizers
 
 
-def _change_classes(model: nn.Module, config: DSQConfig) -> int:
+def _change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
     """Give the layers of ``model`` their quantised classes. Returns how many values the matrices hold that
-    ``config.exclude`` left."""
+    ``config.exclude`` left, and those that are an embedding's too."""
     pattern = None if config.exclude is None else re.compile(config.exclude)
-    excluded, attentions = 0, set[str]()
+    tables = set() if config.tied else embedded(model)
+    excluded, tied, attentions = 0, 0, set[str]()
     adapters = set() if config.adapters else _adapters(model)
     for name, module in list(model.named_modules()):
         kind = None if module in adapters else _quantised_class(module)
         if kind is OutProjection and name.rpartition(".")[0] not in attentions:
             continue  # that of an attention which is left: never called
         if kind is not None:
+            matrices = [p for p in module.parameters(recurse=False) if p.dim() > 1]
             if pattern is not None and pattern.search(name):
-                excluded += max(1, sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1))
+                excluded += max(1, sum(p.numel() for p in matrices))
+            elif any(id(p) in tables for p in matrices):
+                tied += sum(p.numel() for p in matrices)
             else:
                 _set_class(module, kind)
                 attentions |= {name} if kind is MultiheadAttention else set()
@@ -183,7 +188,7 @@ def _change_classes(model: nn.Module, config: DSQConfig) -> int:
         elif getattr(module, "skip_embed_dim_check", None) is False:
             # fairseq's attention would hand its weights to PyTorch's function and never call its Linears
             _set(module, "skip_embed_dim_check", True)
-    return excluded
+    return excluded, tied
 
 
 def _class(module: nn.Module) -> type[nn.Module]:
@@ -238,7 +243,7 @@ def _quantise_attention(model: nn.Module) -> None:
     for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
-        elif calls_attention(_class(module)):
+        elif calls_attention(module, _class(module)):
             _remember(module, "class", _class(module))
             _set_class(module, mixed(OwnAttention, _class(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
@@ -262,8 +267,8 @@ def _remember(module: nn.Module, name: str, value: Any) -> None:
     module.__dict__.setdefault(_BEFORE, {})[name] = value
 
 
-def _warn_of_little(model: nn.Module, excluded: int) -> None:
-    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in left(model)) - excluded
+def _warn_of_little(model: nn.Module, chosen: int) -> None:
+    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in left(model)) - chosen
     if quantised < plain:
         text = (
             f"only {quantised / (quantised + plain):.0%} of the parameters that are multiplied were converted; "

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dsq.command.table import table
 from dsq.conversion import as_plain, converted
 from dsq.left import Left, left
+from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
 
@@ -63,6 +64,9 @@ class Coverage:
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
+        if self.forward.plain.get("aten.bmm"):
+            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True); where a module writes them")
+            lines.append("    with @ or bmm, F.scaled_dot_product_attention or dsq.functional.matmul in their place")
         lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
         return "\n".join(lines)
 
@@ -102,7 +106,7 @@ def _counted(
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_pre_hook(lambda module, _: called.add(module)) for layer in layers.values()]
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
+        with run_eagerly(), sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
             with _counter() as counter:
                 loss = run()
             forward, backward = _flops(counter), None

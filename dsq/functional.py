@@ -1,10 +1,38 @@
 """The quantised operations as functions."""
 
-from dsq.linear import Quantizers, linear
+import torch
+from torch import Tensor, nn
+
+from dsq.linear import Quantised, Quantizers, linear
 from dsq.ops.explanation import Explanation, explain_linear
+from dsq.ops.product import product
 from dsq.precision import Precision
 
-__all__ = ["explain", "linear"]
+__all__ = ["explain", "linear", "matmul"]
+
+
+def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -> Tensor:
+    """``a @ b`` of two activations with both quantised and a packed stash, for modules that write attention themselves.
+
+    y = Q0(a) Q0(b), da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy); boxes run along the contraction of each product.
+    Differentiable once.
+
+    Args:
+        a: (..., M, K). b: (..., K, N), of the same dtype and device; leading dimensions are broadcast.
+        at: a layer beside it, as ``self.q_proj``, whose level it follows: plain ``a @ b`` until ``dsq.convert`` has
+            converted that with ``DSQConfig(attention=True)``, and where it evaluates in floating point. Or four widths.
+    Raises:
+        ValueError: shapes that do not fit, a malformed precision.
+    """
+    if isinstance(at, nn.Module):
+        if not isinstance(at, Quantised) or at.evaluates_plain or not at.conversion.get("attention", True):
+            return a @ b
+        quantizers = at.quantizers
+    else:
+        quantizers = Quantizers.of(at)
+    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (x.expand(*leading, *x.shape[-2:]) for x in (a, b))
+    return product(a, b, quantizers.products, quantizers.seed())
 
 
 def explain(x_shape: tuple[int, ...], w_shape: tuple[int, int], precision: Precision | str | Quantizers) -> Explanation:

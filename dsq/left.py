@@ -8,7 +8,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from dsq.linear import Quantised
 
 #: matrices of these are tables or scales, no operands of a product
-_NO_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NO_PRODUCT = (*_EMBEDDINGS, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
@@ -25,7 +26,7 @@ class Left:
 def left(model: nn.Module) -> tuple[Left, ...]:
     """The modules left, in the model's order; a parameter counts once."""
     seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in m.parameters(recurse=False)}
-    tables = {id(p) for m in model.modules() if isinstance(m, _NO_PRODUCT) for p in m.parameters(recurse=False)}
+    tables = embedded(model)
     found = []
     for name, module in model.named_modules():
         if isinstance(module, (*_NO_PRODUCT, Quantised)):
@@ -39,11 +40,16 @@ def left(model: nn.Module) -> tuple[Left, ...]:
     return tuple(found)
 
 
+def embedded(model: nn.Module) -> set[int]:
+    """The ids of the parameters of embeddings: a layer that has one too is tied."""
+    return {id(p) for m in model.modules() if isinstance(m, _EMBEDDINGS) for p in m.parameters(recurse=False)}
+
+
 def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     kind = type(module)
-    if kind is nn.Linear:
-        return "excluded, or added after the conversion" + (" (its weight is an embedding's too)" if tied else "")
-    if kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
+    if kind is nn.Linear and tied:
+        return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
+    if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
         return "excluded, or added after the conversion"
     if isinstance(module, nn.Linear):
         return f"a subclass of nn.Linear, {kind.__name__}, may multiply otherwise"

@@ -12,13 +12,16 @@ weight, which still exists then: the same numbers, and no bytes in the stash.
 Quantizers -> LinearMatMuls (below) -> dsq.ops.linear_passes -> dsq.kernels
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function
 
 from dsq.formats import DEFAULT, NARROWEST, Format, format_class
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
@@ -30,6 +33,7 @@ from dsq.precision import Precision
 
 _exporting = torch.compiler.is_exporting
 _function_transform = torch._C._functorch.peek_interpreter_stack
+_function_mode = torch._C._is_torch_function_mode_enabled
 BoxAxis = Literal["contraction", "last"]
 Units = Literal["exact", "float32"]
 
@@ -109,6 +113,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         TypeError: dtypes that differ, what is no dense tensor.
         ValueError: shapes or devices that do not fit, a malformed precision.
     """
+    if _function_mode():  # which then sees one call, not each attribute of a tensor that is read below
+        y: Tensor = handle_torch_function(linear, (x, weight, bias), x, weight, bias, precision)
+        return y
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
         given = ", ".join(type(it).__name__ for it in (x, weight, bias))
         raise TypeError(f"x, weight and bias must be tensors, got {given}")
@@ -121,7 +128,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
             return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
         if _function_transform() is not None:
             return transformed_linear(x, weight, bias, quantizers.matmuls, seed)
-        y: Tensor = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
+        y = _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-untyped-call]
         return y
     return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
 
@@ -156,6 +163,7 @@ class Quantised:
     plain: ClassVar[type[nn.Module]]  #: that class: ``dsq.unconvert`` goes back to it
     quantizers: Quantizers
     eval_full_precision: bool = False
+    conversion: Mapping[str, Any] = MappingProxyType({})  #: what ``dsq.convert`` was asked for that it alone acts on
     training: bool
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

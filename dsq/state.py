@@ -8,6 +8,7 @@ accelerate: ``accelerator.register_for_checkpointing(dynamic)``. A loop that hol
 ``dsq.state_dict`` and ``dsq.load_state_dict``.
 """
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def load_state_dict(
     config = _config(state)
     scheduler = config.scheduler(total_updates)
     scheduler.load_state_dict(state["scheduler"])
-    _convert(model, config)
+    _convert(model, config, "the state's config")
     set_level(model, config, scheduler.level)
     return config, scheduler
 
@@ -50,9 +51,9 @@ def _config(state: dict[str, Any]) -> DSQConfig:
     return DSQConfig.from_dict(state["config"])
 
 
-def _convert(model: nn.Module, config: DSQConfig) -> None:
+def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
     if converted(model):
-        check_conversion(model, config)
+        check_conversion(model, config, of)
     else:
         convert(model, config)
 
@@ -98,8 +99,16 @@ class DynamicPrecision:
         return state_dict(self.config, self.scheduler)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, with its config. Raises ValueError as ``dsq.load_state_dict`` does."""
+        """Go on from ``state``, with its config; warns where that is another than this one's.
+
+        Raises ValueError as ``dsq.load_state_dict`` does.
+        """
+        asked = self.config.as_dict()
         self.config, self.scheduler = load_state_dict(self.model, state, self._total_updates)
+        other = [f"{name}={value!r}" for name, value in self.config.as_dict().items() if value != asked[name]]
+        if other:
+            text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
+            warnings.warn(text, stacklevel=2)
 
     def _follow(self, rose: bool) -> bool:
         if rose:

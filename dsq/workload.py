@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.conversion import converted
+from dsq.left import embedded
 from dsq.linear import Linear
 
 #: version of the workload schema (costmodel/workloads/workload_file.py)
@@ -84,6 +85,7 @@ class _Recorder(TorchDispatchMode):
         self._names = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
         self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
         self._converted = bool(converted(model))
+        self._embedded = embedded(model)
         self._scopes: list[str] = []
         self._inside_linear = 0
         self._inputs: list[Tensor] = []  # alive until the end, so that an id names one tensor
@@ -115,7 +117,10 @@ class _Recorder(TorchDispatchMode):
             self._inside_linear -= 1
 
     def _linear(self, name: str, module: nn.Linear, x: Tensor) -> None:
-        quantised = isinstance(module, Linear) if self._converted else type(module) is nn.Linear
+        if self._converted:
+            quantised = isinstance(module, Linear)
+        else:
+            quantised = type(module) is nn.Linear and id(module.weight) not in self._embedded
         source = next((i for i, known in enumerate(self._inputs) if known is x), len(self._inputs))
         if source == len(self._inputs):
             self._inputs.append(x)

@@ -78,10 +78,21 @@ class DSQFlags(FairseqDataclass):
         "{linears,all}",
         "what is stashed at q1: the inputs of the linears, or every other tensor that the backward needs too",
     )
+    dsq_attention: bool = _flag(
+        _DEFAULT["attention"],
+        None,
+        "quantise attention's two products too: of queries by keys, and of weights by values",
+    )
     dsq_exclude: Optional[str] = _flag(
         _DEFAULT["exclude"],
         "REGEX",
         "linears whose name it matches anywhere stay in floating point, as in output_projection",
+    )
+    dsq_tied: bool = _flag(
+        _DEFAULT["tied"],
+        None,
+        "convert linears whose weight is an embedding's too, as a shared output_projection; absent: they stay in "
+        "floating point, as few bits there keep a model from learning",
     )
     dsq_patience: int = _flag(
         _DEFAULT["patience"], "N", "validations without a better validation loss before the next level"

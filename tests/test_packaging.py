@@ -1,5 +1,6 @@
 """What an installed package promises: its version, its types in the README's own words, what it needs."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def test_the_readmes_code_is_typed(tmp_path):
     (tmp_path / "snippets.py").write_text("\n".join([AROUND, *snippets, AFTER]))
     done = run("-m", "mypy", "--strict", "--config-file=", str(tmp_path / "snippets.py"), "--follow-imports=silent")
     assert done.returncode == 0, done.stdout
+
+
+def test_every_public_name_has_an_example_that_runs():
+    page = ROOT / "docs" / "reference.md"
+    assert doctest.testfile(str(page), module_relative=False).failed == 0
+    examples = "".join(example.source for example in doctest.DocTestParser().get_examples(page.read_text()))
+    missing = [name for name in dsq.__all__ if not re.search(rf"\bdsq\.{name}\b", examples)]
+    assert missing == []
 
 
 def test_plots_are_an_extra():

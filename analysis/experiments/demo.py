@@ -29,14 +29,12 @@ TRAINING = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr
     --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
     --validate-interval-updates 25"""
 LEVELS = "[3,3,3,16] [16,4,4,16]"
-#: output_projection shares its weight with the embeddings, which few bits keep from learning
-DSQ = "--dsq-exclude output_projection"
 RISE = "--dsq-rise-at 0.8"  #: of two levels
 
 
 def demo(out: Path, levels: str = LEVELS, format: str = DEFAULT) -> None:
     corpus = out / "corpus"
-    flags = TRAINING if levels == FLOAT else f"{TRAINING} --dsq-format {format} {DSQ}"
+    flags = TRAINING if levels == FLOAT else f"{TRAINING} --dsq-format {format}"
     training = tuple(f"{flags} {RISE}".split() if levels.count("[") == 2 else flags.split())
     translation = Translation(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=training)
     refuse_used(out)

@@ -50,8 +50,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         USUAL | {"intermediate_size": 352, "num_local_experts": 4, "num_key_value_heads": 4},
     ),
 }
-#: the one of full size: sequences of its batch, and the methods that it is trained by
-LARGE, LARGE_SEQUENCES, LARGE_METHODS = "gpt2-124m", 2, ("fp32", "bfp 4")
+#: the one of full size, and the sequences of its batch
+LARGE, LARGE_SEQUENCES = "gpt2-124m", 2
 FAIRSEQ = "fairseq"
 NAMES = (*MODELS, FAIRSEQ)
 

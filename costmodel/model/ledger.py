@@ -9,7 +9,7 @@ product writes the copy of x and w that it multiplies. So every read was written
 
 from dataclasses import dataclass, replace
 
-from costmodel.model.operations import Gemm, Pointwise
+from costmodel.model.operations import Gemm
 
 #: width of master weights, weight gradients, biases and Adam's moments
 STATE_BITS = 32
@@ -245,7 +245,3 @@ POINTWISE["late rms"] = (
 )
 # transformers multiplies experts by torch._grouped_mm, which autocast leaves in fp32
 POINTWISE |= {"expert gate": _uncast(POINTWISE["gate"]), "expert weights": _uncast(POINTWISE["activation"])}
-
-
-def of_pointwise(op: Pointwise) -> tuple[Stored, ...]:
-    return POINTWISE[op.kind]

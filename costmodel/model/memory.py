@@ -23,7 +23,7 @@ MOMENTS = 2
 LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
 #: what an operation's backward holds besides
-_GRADIENTS = ("dy", "dx", "dx, df", "d gate, up")
+_GRADIENTS = ("dy", "dx", "dx, df", "d gate, up", "their sum")
 
 Bytes = dict[str, float]
 
@@ -137,7 +137,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     saved = sum(held.values()) - sum(state.values())
     for name, size in held.items():
         held[name] = size + (method.in_flight - 1) * (size - state.get(name, 0.0))
-    gradients, layer, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0
+    gradients, layer, new, waiting, stream, encoder_gradient = summed, "", 0.0, 0.0, 0.0, 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     stream_of = {name: max(_stream(step) for step in alike) for name, alike in layers.items()}
     for step in reversed(steps):
@@ -150,7 +150,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         if step.op.name.startswith("encoder."):
             encoder_gradient = 0.0
         stream = _stream(step) or stream  # the gradient that passes by the branch
-        new = step.alike.gradients if method.accumulates else 0.0
+        if isinstance(step.op, Gemm) or step.op.kind != "tied":  # there the gradient of the table still waits
+            new = step.alike.gradients if method.accumulates else 0.0
         gradients += 0 if method.accumulates else step.alike.gradients
         note(
             f"backward of {step.op.name}",

@@ -247,11 +247,7 @@ FAMILIES: dict[str, Family] = {
         USUAL
         | {"ffn": size("ffn_dim"), "d": _opt_width}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("enable_bias", True))
-        | {
-            "final_norm": lambda c: (
-                c.flag("do_layer_norm_before", True) and not c.flag("_remove_final_layer_norm", False)
-            )
-        },
+        | {"final_norm": _opt_norm},
         {"embed_tokens": VOCABULARY, "embed_positions": lambda c: c.size("max_position_embeddings") + 2},
     ),
     "bloom": Family(

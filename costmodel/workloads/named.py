@@ -72,55 +72,49 @@ WORKLOADS: dict[str, Callable[[], Transformer]] = {
 }
 
 
-def load_shapes(
-    name: str, sequences: int | None = None, source_length: int | None = None, target_length: int | None = None
-) -> Transformer:
-    """A model by name or from a Hugging Face config.json. Raises ValueError, for a workload file too."""
-    from costmodel.workloads import families, workload_file
-
-    sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
-    given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
-    if name in WORKLOADS:
-        return _sized(WORKLOADS[name](), given)
-    data = workload_file.read_json(Path(name))
-    if workload_file.is_workload(data):
-        raise ValueError(f"workload file {name} states one device's operations, which cannot be cut for more")
-    return _sized(families.transformer_of(data, name), given)
-
-
 def load_workload(
     name: str, sequences: int | None = None, source_length: int | None = None, target_length: int | None = None
 ) -> Workload:
     """A workload by name, from a Hugging Face config.json, or from a workload file (dsq.workload.trace). Raises
     ValueError."""
-    sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
-    given: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
-    if name in WORKLOADS:
-        workload = build(_sized(WORKLOADS[name](), given))
-    elif name.endswith(".json"):
-        workload = _from_file(name, given)
-    else:
-        known = f"{', '.join(WORKLOADS)}, or a .json file (a Hugging Face config.json or a workload file)"
-        raise ValueError(f"unknown workload {name!r}: {suggestion(name, WORKLOADS)}workloads are {known}")
+    loaded = _load(name, sequences, source_length, target_length)
+    workload = loaded if isinstance(loaded, Workload) else build(loaded)
     workload.check_size()
     return workload
 
 
-def _sized(model: Transformer, given: dict[str, Any]) -> Transformer:
+def load_shapes(
+    name: str, sequences: int | None = None, source_length: int | None = None, target_length: int | None = None
+) -> Transformer:
+    """A model by name or from a Hugging Face config.json. Raises ValueError, for a workload file too."""
+    loaded = _load(name, sequences, source_length, target_length)
+    if isinstance(loaded, Workload):
+        raise ValueError(f"workload file {name} states one device's operations, which cannot be cut for more")
+    return loaded
+
+
+def _load(name: str, *sizes: int | None) -> Transformer | Workload:
+    fields = ("sequences", "source_length", "target_length")
+    given = {field: size for field, size in zip(fields, sizes, strict=True) if size is not None}
+    if name in WORKLOADS:
+        return _sized(WORKLOADS[name](), given)
+    if not name.endswith(".json"):
+        known = f"{', '.join(WORKLOADS)}, or a .json file (a Hugging Face config.json or a workload file)"
+        raise ValueError(f"unknown workload {name!r}: {suggestion(name, WORKLOADS)}workloads are {known}")
+    from costmodel.workloads import families, workload_file
+
+    data = workload_file.read_json(Path(name))
+    if not workload_file.is_workload(data):
+        return _sized(families.transformer_of(data, name), given)
+    if given:
+        raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
+    return workload_file.parse(data, name)
+
+
+def _sized(model: Transformer, given: Any) -> Transformer:
     for length, stack in (("source_length", "encoder"), ("target_length", "decoder")):
         if length in given and not getattr(model, stack):
             raise ValueError(f"{length} does nothing for {model.name}, which has no {stack}: leave it out")
         if length in given and getattr(model, stack).convolutions:
             raise ValueError(f"{length} is what the convolutions of {model.name} put out: leave it out")
     return replace(model, **given)
-
-
-def _from_file(name: str, given: dict[str, Any]) -> Workload:
-    from costmodel.workloads import families, workload_file
-
-    data = workload_file.read_json(Path(name))
-    if not workload_file.is_workload(data):
-        return build(_sized(families.transformer_of(data, name), given))
-    if given:
-        raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
-    return workload_file.parse(data, name)

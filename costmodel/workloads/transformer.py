@@ -25,7 +25,7 @@ def build(model: Transformer) -> Workload:
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
     ops = _mark_stream(ops)
     if model.head.kind == "lm" and model.head.tied:
-        ops.insert(0, Pointwise("tied", "tied", last.d, model.head.outputs))
+        ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
     ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
     return Workload(model.name, tuple(ops), tokens, model.source)

@@ -1,6 +1,7 @@
 """The machine as a hardware file: what it says of itself, and what was measured."""
 
 import os
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from dsq.command.machine import processor
 COPIED = 1 << 26
 #: and of an addition that stays within one
 ADDED = 1 << 14
+#: products and passes are measured so often, and the quickest of each counts: what else runs on a machine only slows
+ROUNDS = 2
+#: what they are compared by: a product's operations, and values
+TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
 
 
 def measure(device: torch.device) -> dict[str, Any]:
@@ -27,6 +32,8 @@ def measure(device: torch.device) -> dict[str, Any]:
     a, b = x[:ADDED], y[:ADDED].clone()
     added = seconds(lambda: b.add_(a))
     on_chip, on_chip_source = _on_chip(device)
+    rounds = [(units(device), passes(device)) for _ in range(ROUNDS)]
+    peaks, passed = (_quickest(found) for found in zip(*rounds, strict=True))
     return {
         "name": _name(device),
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
@@ -34,9 +41,20 @@ def measure(device: torch.device) -> dict[str, Any]:
         "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
         "on_chip": {"mb": on_chip * 1e-6, "source": on_chip_source},
         "vector": {"tflops": 1e-12 * ADDED / added, "source": "measured: addition of 16,384 float32 values"},
-        "peak": units(device),
-        "pass": passes(device),
+        "peak": peaks,
+        "pass": passed,
     }
+
+
+def _quickest(rounds: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [min(alike, key=_seconds) for alike in zip(*rounds, strict=True)]
+
+
+def _seconds(found: dict[str, Any]) -> float:
+    """What a product or a pass of a typical size takes."""
+    product = TYPICAL_FLOPS / (1e12 * found["tflops"]) if "tflops" in found else 0.0
+    passing = TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
+    return float(product + passing)
 
 
 def _name(device: torch.device) -> str:

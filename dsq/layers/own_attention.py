@@ -1,8 +1,11 @@
-"""Modules whose forward calls ``F.scaled_dot_product_attention`` itself, as plain loops' models do."""
+"""Modules whose forward multiplies queries by keys itself: those that call ``F.scaled_dot_product_attention``, as plain
+loops' models do, and fairseq's attention, which calls ``torch.bmm``.
+"""
 
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -10,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 from dsq.layers.mixed import Mixed
 from dsq.linear import Quantised
 from dsq.ops.attention import attention
+from dsq.ops.product import product
 
 
 class OwnAttention(Mixed, nn.Module):
-    """Quantises the products of the attention that the forward calls, at the level of the module's own projections."""
+    """Quantises the products of attention that the forward computes, at the level of the module's own projections."""
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantised)), None)
@@ -31,6 +35,10 @@ class _Attend(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **(kwargs or {}))
+        if func is torch.bmm:
+            return self._multiply(*args, **(kwargs or {}))
+        if func is Tensor.unflatten:  # a Python function that a compiler does not trace under a mode
+            func = torch.unflatten
         return func(*args, **(kwargs or {}))
 
     def _attend(
@@ -47,12 +55,13 @@ class _Attend(TorchFunctionMode):
         q = self.layer.quantizers
         return attention(query, key, value, q.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, q.seed())[0]
 
+    def _multiply(self, input: Tensor, mat2: Tensor) -> Tensor:
+        q = self.layer.quantizers
+        return product(input, mat2, q.products, q.seed())
 
-def calls_attention(kind: type[nn.Module]) -> bool:
-    """Whether a method of ``kind`` names PyTorch's function."""
+
+def calls_attention(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a method of ``kind``, the class of ``module``, names PyTorch's function, or it is fairseq's attention."""
     methods = [method for c in kind.__mro__[: kind.__mro__.index(nn.Module)] for method in vars(c).values()]
-    return any(
-        "scaled_dot_product_attention" in method.__code__.co_names
-        for method in methods
-        if isinstance(method, FunctionType)
-    )
+    names = {name for method in methods if isinstance(method, FunctionType) for name in method.__code__.co_names}
+    return "scaled_dot_product_attention" in names or (hasattr(module, "skip_embed_dim_check") and "bmm" in names)

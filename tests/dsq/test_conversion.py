@@ -16,7 +16,7 @@ def model():
 
 def test_conversion_is_in_place_and_changes_only_classes():
     net, before = model(), model().state_dict()
-    assert dsq.convert(net) is net
+    assert dsq.convert(net, dsq.DSQConfig(tied=True)) is net
     assert type(net[1]) is dsq.Linear
     assert type(net[3]) is dsq.Linear
     assert net[3].weight is net[0].weight
@@ -28,10 +28,23 @@ def test_conversion_is_in_place_and_changes_only_classes():
 
 
 def test_exclude_is_a_pattern_on_names():
-    net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$"))
+    net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$", tied=True))
     assert list(dsq.converted(net)) == ["1"]
     with pytest.warns(UserWarning, match="exclude='lm_head' matches no nn.Linear"):
-        assert list(dsq.converted(dsq.convert(model(), dsq.DSQConfig(exclude="lm_head")))) == ["1", "3"]
+        assert list(dsq.converted(dsq.convert(model(), dsq.DSQConfig(exclude="lm_head", tied=True)))) == ["1", "3"]
+
+
+def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
+    net = dsq.convert(model())
+    assert list(dsq.converted(net)) == ["1"]
+    assert not recwarn.list  # of few parameters converted: it was the default's choice
+    found = dsq.report(net, torch.randint(10, (3,)))
+    assert [(entry.name, entry.parameters) for entry in found.left] == [("3", 160)]
+    assert "an embedding's too" in found.left[0].why
+    assert "DSQConfig(tied=True)" in str(found)
+    untied = model()
+    untied[3].weight = nn.Parameter(untied[3].weight.detach().clone())
+    assert list(dsq.converted(dsq.convert(untied))) == ["1", "3"]
 
 
 def test_a_lone_linear_and_a_copy_convert():

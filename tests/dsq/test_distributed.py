@@ -66,11 +66,33 @@ def engine(name):
 ENGINES = ("ddp", "convert, then fsdp2", "fsdp2, then convert")
 
 
-def tensor_parallel(ranks, level):
-    """Output and gradients, whole, of a column-wise and a row-wise layer."""
-    model = dsq.convert(net(), dsq.DSQConfig(level))
+class Attention(nn.Module):
+    """Each rank has its share of the heads."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)  # a bias would have no gradient
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (-1, 16)).transpose(0, 1) for layer in (self.q, self.k, self.v))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
+
+
+COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
+PLANS = {
+    "linear": (net, lambda: {"0": COLUMNS(), "2": ROWS()}),
+    "attention": (Attention, lambda: {"q": COLUMNS(), "k": COLUMNS(), "v": COLUMNS(), "out": ROWS()}),
+}
+
+
+def tensor_parallel(ranks, kind, level):
+    """Output and gradients, whole, of column-wise and row-wise layers."""
+    make, plan = PLANS[kind]
+    model = dsq.convert(make(), dsq.DSQConfig(level, attention=True))
     if ranks > 1:
-        parallelize_module(model, init_device_mesh("cpu", (ranks,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan())
     x = tokens(0, 0, 1).requires_grad_()
     y = model(x)
     y.pow(3).mean().backward()
@@ -86,7 +108,7 @@ def work(rank, folder, ranks):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     losses = [validation_loss(update, rank) for update in range(UPDATES)]
     found = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
-    found |= {level: tensor_parallel(ranks, level) for level in LEVELS}
+    found |= {(kind, level): tensor_parallel(ranks, kind, level) for kind in PLANS for level in LEVELS}
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -115,10 +137,11 @@ def test_ranks_train_as_one_process_with_the_whole_batch(found, name):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_tensor_parallel_layers_are_those_of_one_process(found, level):
-    exact = tensor_parallel(1, level)
+@pytest.mark.parametrize("kind", PLANS)
+def test_tensor_parallel_layers_are_those_of_one_process(found, kind, level):
+    exact = tensor_parallel(1, kind, level)
     for each in found:
-        assert max(map(error, each[level], exact)) < 1e-6
+        assert max(map(error, each[kind, level], exact)) < 1e-6
 
 
 def test_other_shardings_are_refused(tmp_path):

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -362,3 +363,36 @@ def test_a_trace_of_a_frozen_layer_computes_what_it_computes():
     x, w, b, _ = (t.detach() for t in inputs())
     traced = torch.jit.trace(lambda x: linear(x, w, b, "[4,4,4,16]"), x)
     assert torch.equal(traced(2 * x), linear(2 * x, w, b, "[4,4,4,16]"))
+
+
+class Written(nn.Module):
+    """Attention written out, with dsq.functional.matmul where @ stood."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        q, k = self.q(x).unflatten(-1, (2, 16)).transpose(1, 2), self.k(x)[:, None]
+        return dsq.functional.matmul(q, k.mT, self.q)
+
+
+def test_matmul_follows_the_layer_beside_it():
+    x = torch.randn(2, 24, 32)
+    plain = Written()
+    expected = plain(x)
+    q, k = plain.q(x).unflatten(-1, (2, 16)).transpose(1, 2), plain.k(x)[:, None]
+    assert torch.equal(expected, q @ k.mT)
+    net = dsq.convert(Written(), dsq.DSQConfig(levels="[4,4,4,16]"))
+    assert dsq.report(net, x).forward.plain["aten.bmm"] == 2 * 2 * 2 * 24 * 24 * 16  # not asked for
+    assert "dsq.functional.matmul" in str(dsq.report(net, x))
+    dsq.unconvert(net)
+    config = dsq.DSQConfig(levels="[4,4,4,16]", attention=True, format="bfp", eval_full_precision=True)
+    dsq.convert(net, config)
+    assert dsq.report(net, x).forward.share == 1
+    q, k = net.q(x).unflatten(-1, (2, 16)).transpose(1, 2), net.k(x)[:, None]
+    both = dsq.quantize(q, dsq.BFP(4)) @ dsq.quantize(k.expand(2, 2, 24, 16), dsq.BFP(4)).mT
+    torch.testing.assert_close(net(x), both, rtol=1e-5, atol=1e-5)
+    assert torch.equal(dsq.functional.matmul(q, k.mT, config.at(0)), net(x))
+    net.eval()
+    torch.testing.assert_close(net(x), net.q(x).unflatten(-1, (2, 16)).transpose(1, 2) @ net.k(x)[:, None].mT)

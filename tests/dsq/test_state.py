@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -42,9 +43,19 @@ def test_a_state_that_is_none_is_named():
 def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
     state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
     other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)))
-    with pytest.raises(ValueError, match=r"config must have eval_full_precision=False, .* got True"):
+    with pytest.raises(ValueError, match=r"state's config must have eval_full_precision=False, .* got True"):
         other.load_state_dict(state)
     assert not other.config.eval_full_precision
+
+
+def test_a_run_that_goes_on_with_another_config_says_so():
+    state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[8,4,4,16]")).state_dict()
+    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[8,4,4,16]", patience=2))
+    with pytest.warns(UserWarning, match="goes on with the config of its state: patience=5, not with what was given"):
+        other.load_state_dict(state)
+    assert other.config.patience == 5
+    with warnings.catch_warnings(action="error"):
+        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize("option", [{"stash": "all"}, {"eval_full_precision": True}, {"exclude": "1"}])

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import dsq.linear
-from costmodel.cli import estimate_command
+from costmodel.cli.commands import estimate
 from costmodel.cli.main import parser
 from dsq.ops import linear_passes
 from tests.fairseq_plugin.harness import LEVELS, MODEL, run
 
-LINEARS = 2 * 6 + 2 * 10 + 1  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2, and the output projection
+LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str], dat
 def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
     """dsq-cost's arithmetic and DRAM of the two levels."""
     given = ["estimate", *re.findall(r"\[.*?\]", LEVELS), "--workload", str(workload), "--profile", "paper"]
-    records = estimate_command.run(parser().parse_args(given)).sections[0].records
+    records = estimate.run(parser().parse_args(given)).sections[0].records
     return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
 
 
@@ -143,9 +143,9 @@ def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(linear_passes, "share", noting)
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
-        "--dsq-levels", "[2,4,2,16]", "--dsq-format", "bfp")  # fmt: skip
+        "--dsq-levels", "[2,4,2,16]", "--dsq-format", "bfp", "--dsq-tied")  # fmt: skip
     # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
-    # attention read the encoder's output, one tensor for all layers; and the input of the output projection
+    # attention read the encoder's output, one tensor for all layers; and, here, that of the output projection
     assert len(inputs) == 2 * 4 + 2 * 6 + 2
     (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert level["stash_bytes_fp32"] == sum(4 * T * K for T, K in inputs)

@@ -16,11 +16,16 @@ def run(arguments: argparse.Namespace) -> Report:
     setups = [setup_of(arguments, text) for text in arguments.precision]
     key = operation_kind if arguments.per_operation else operation_class
     records: list[Record] = []
+    notes = []
     for setup in setups:
         listed = matmuls(workload, setup)
         moved = transfers(workload, setup, hardware.on_chip_bytes)
         classes = floors(moved, listed, hardware, setup.container_bits, key)
         total = sum(classes.values(), start=ZERO)
+        longest = max(classes, key=lambda name: float(classes[name].seconds))
+        waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
+        share = float(classes[longest].seconds / total.seconds)
+        notes.append(f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}.")
         for name, floor in {**classes, "total": total}.items():
             record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
             record |= {"class": name, **floor_record(floor), "runs_in": datatypes(listed, name, hardware, key)}
@@ -51,6 +56,7 @@ def run(arguments: argparse.Namespace) -> Report:
     return Report(
         [Section("classes", heading(workload, hardware), records, shown)],
         [
+            *notes,
             "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products "
             "take several passes, or where some kernels wait for DRAM and others for units.",
             times_note(hardware),

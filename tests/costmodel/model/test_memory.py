@@ -21,6 +21,8 @@ from costmodel.model.planning import (
 from costmodel.model.quantisation import Setup
 from costmodel.model.stash import POLICIES
 from costmodel.workloads.named import load_workload
+from costmodel.workloads.shapes import Head, Stack, Transformer
+from costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
 
@@ -41,6 +43,16 @@ def test_by_hand():
     assert memory.cause == "backward of a"  # all gradients are there: 16 bytes a parameter; x, dy and dx besides
     assert memory.peak == 128 * 16 + 3 * 4 * 8 * 4
     assert memory.categories["parameters"] == memory.categories["gradients"] == 128 * 4
+
+
+def test_tied_gradients_are_there_three_times():
+    """A table of 1000 x 64 and the projection tied to it, over one token: both gradients and their sum."""
+    head, stack = Head("lm", 1000, tied=True), Stack("decoder", 1, 64, 1, 8, tables=(("words", 1000, 64),))
+    workload = build(Transformer("tied", head, decoder=stack, target_length=1))
+    memory = peak_memory(workload, Method("", FP32, accumulates=True))
+    assert memory.cause == "backward of tied weights"
+    assert memory.categories["temporary"] == 3 * 1000 * 64 * 4
+    assert peak_memory(workload, Method("", FP32)).peak == memory.peak - 1000 * 64 * 4  # one of them stays
 
 
 def test_the_stash_is_what_converted_layers_keep_and_a_part_of_the_whole():
@@ -90,7 +102,7 @@ def test_communication_and_step():
         step_time(workload, eight, load_hardware("laptop-cpu"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "whisper", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "vit", "whisper", "mixtral"])
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (python -m analysis.memory.check): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")

@@ -84,3 +84,22 @@ def test_measured_hardware_takes_what_was_measured(mine):
     )
     assert found["fc"].seconds == pytest.approx(6 * (2 * n**3 / 1e12 + 3 * n * n * 1e-9 + 1e-5))
     assert found["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))
+
+
+def test_what_a_layer_does_beside_its_product(mine):
+    """Its bias's gradient sums dy; codes are made of a transposed weight through a copy, in each product."""
+    peak = Peak("kernel", 1e12, {"float": (32, 32), "bfp": (32, 32)}, "")
+    passes = {("column sum", 32, "forward"): Pass(1e-8, 1e-6), ("transposed", 32, "forward"): Pass(2e-8, 1e-6)}
+    measured = replace(mine, peaks=(peak,), measured="today", passes=passes)
+    layer = Gemm("l", 10, 20, 30, bias=True)
+
+    def seconds(layer, template):
+        setup, workload = Setup(template, Precision(32, 32, 32, 32)), Workload("one", (layer,), tokens=10)
+        moved = transfers(workload, setup, measured.on_chip_bytes)
+        return floors(moved, matmuls(workload, setup), measured, setup.container_bits)["fc"].seconds
+
+    products, summed, turned = 6 * 10 * 20 * 30 / 1e12, 10 * 30 * 1e-8 + 1e-6, 20 * 30 * 2e-8 + 1e-6
+    assert seconds(replace(layer, bias=False), BFP(32)) == pytest.approx(products)
+    assert seconds(layer, BFP(32)) == pytest.approx(products + summed)
+    assert seconds(replace(layer, transposed=True), Identity()) == pytest.approx(products + summed)
+    assert seconds(replace(layer, transposed=True), BFP(32)) == pytest.approx(products + summed + 3 * turned)

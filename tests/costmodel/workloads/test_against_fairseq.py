@@ -77,7 +77,7 @@ def test_products_of_a_small_one():
 
 @pytest.mark.parametrize("precision", ["[16,4,4,16]", "[2,2,2,16]"])
 def test_stash_of_a_small_one(precision):
-    model = dsq.convert(fairseq_model(100, 90, **SMALL), dsq.DSQConfig(levels=precision))
+    model = dsq.convert(fairseq_model(100, 90, **SMALL), dsq.DSQConfig(levels=precision, tied=True))
     names = {"output_projection": "decoder.output_projection"}
     predicted = predicted_stash(small_workload(), Setup(DSQ, Precision.parse(precision)))
     assert {names.get(name, name): size for name, size in predicted.items()} == measured_stash(model, *batch())

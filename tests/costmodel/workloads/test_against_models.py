@@ -90,11 +90,14 @@ def trace_of(shape):
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_stash_bytes_equal_what_the_running_model_stashes(shape, setup):
     box = {"box": setup.format.box} if setup.format.box else {}
-    config = dsq.DSQConfig(levels=(setup.precision,), format=setup.format.name, box_axis=setup.box_axis, **box)
+    config = dsq.DSQConfig(
+        levels=(setup.precision,), format=setup.format.name, box_axis=setup.box_axis, tied=True, **box
+    )
     model = dsq.convert(Model(shape), config)
     measured = measured_stash(model, *ids(shape))
     assert predicted_stash(build(shape), setup) == measured
-    assert predicted_stash(trace_of(shape), setup) == measured
+    left = {"output_projection"} if shape.head.tied else set()  # of a plain model: what dsq.convert would leave
+    assert predicted_stash(trace_of(shape), setup) == {name: measured[name] for name in measured.keys() - left}
     assert total_stash_bytes(build(shape), setup) == sum(measured.values())
 
 

@@ -1,6 +1,7 @@
 """The same run in every trainer gives the same bits, also when it is resumed at level 1."""
 
 import copy
+import csv
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_hugging_face(plain, tmp_path):
     same(plain, model, dynamic)
 
 
-def lightning_run(folder, updates, resume=None):
+def lightning_run(folder, updates, resume=None, logger=False):
     lightning = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -105,9 +106,9 @@ def lightning_run(folder, updates, resume=None):
 
     module, callback = Module(), PrecisionCallback(config())
     trainer = lightning.Trainer(
-        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=False,
+        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=logger,
         callbacks=[callback, ModelCheckpoint(folder, save_on_train_epoch_end=True, save_top_k=-1)],
-        enable_progress_bar=False, enable_model_summary=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(module, loader(True), loader(False), ckpt_path=resume, weights_only=False)
     return module.net, callback.dynamic, trainer
@@ -122,6 +123,18 @@ def test_lightning(plain, tmp_path):
     lightning_run(tmp_path / "broken", HALF)
     model, dynamic, _ = lightning_run(tmp_path / "broken", UPDATES, next((tmp_path / "broken").glob("*.ckpt")))
     same(plain, model, dynamic)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightnings_own_logger_writes_the_metrics(tmp_path):
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    logger = loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=logger)
+    with open(f"{logger.log_dir}/metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["dsq/level"]]
+    assert rows
+    assert float(rows[-1]["dsq/level"]) == 1
+    assert float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
 
 
 def accelerated(folder, until, resume=False):

@@ -150,3 +150,14 @@ def test_they_come_back_and_are_copied_and_pickled():
         assert torch.equal(twin(*batch()), net(*batch()))
     assert type(dsq.unconvert(net)) is MixtralExperts
     assert list(net.state_dict()) == names == ["gate_up_proj", "down_proj"]
+
+
+def test_compiled_in_one_graph_for_any_counts_of_tokens():
+    """The counts are numbers of the graph where dynamo is told to take them so."""
+    net, (x, chosen, weights) = dsq.convert(mixtral(), CONFIG), batch()
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, error_on_recompile=True):
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        for routes in (chosen.contiguous(), 3 - chosen):
+            assert torch.equal(compiled(x, routes, weights), net(x, routes, weights))
+    torch._dynamo.reset()

@@ -2,8 +2,7 @@
 // exact integer dot product over each box, times the two boxes' scale factors, summed in float32 (AVX512_VNNI).
 //
 // Codes of at most 8 bits multiply as int8, wider ones as int16. Where narrow codes let the boxes of a run share an
-// exponent (shared_exponents.h), one int8 dot product takes the run; of int16, which A's codes may fill, the boxes of B
-// share a scale that its column is multiplied by at the end.
+// exponent (shared_exponents.h), one int8 dot product takes the run.
 #define LANES 16
 #include "../threads.h"
 #include "result_tile.h"
@@ -14,7 +13,6 @@ namespace {
 constexpr int ROWS = 6;               // of a register tile, PANEL columns wide: 12 integer and 12 float accumulators
 constexpr int TASK_ROWS = 3 * PANEL;  // of C in a task: their vectors of A stay in the second-level cache
 constexpr int UNROLLED = 8;           // elements of a long run in a pass of the innermost loop
-constexpr int ONE_SCALE_BOX = 16;     // of int16, whose microkernels know B's boxes to share a scale
 static_assert(RUN % (4 * UNROLLED) == 0, "a run is unrolled without rest");
 static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % PANEL == 0, "a task takes whole tiles and whole panels");
 
@@ -42,15 +40,19 @@ struct RunShape {
   int elements, boxes;
 };
 
+// Of a power of two x: the bits that, added to those of another, give their product's.
+inline __m512 over_one(__m512 x) { return (__m512)_mm512_sub_epi32((__m512i)x, (__m512i)_mm512_set1_ps(1)); }
+inline __m512 exponents_added(__m512 x, __m512 y) { return (__m512)_mm512_add_epi32((__m512i)x, (__m512i)y); }
+
 // A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
-// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. ONE_SCALE: all
-// boxes of a column of B have the same scale.
-template <int rows, bool int8, int ELEMENTS, bool ONE_SCALE>
+// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. POWERS: scales are
+// powers of two, of which any two have a normal product: their exponents are added, as the units that multiply are the
+// ones that all dot products wait for.
+template <int rows, bool int8, int ELEMENTS, bool POWERS>
 void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
                  const float* start, int64_t start_stride) {
   constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
   const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
-  const float* const first_scales = b.scales;
   for (int r = 0; r < rows; r++) {  // C is fetched while the products are computed
     __builtin_prefetch(c + r * stride, 1);
     __builtin_prefetch(c + r * stride + 16, 1);
@@ -78,25 +80,19 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
           add_dot<int8>(dot_right[r], a_row, b_right);
         }
       }
-    const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
+    __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
+    if (POWERS) scale_left = over_one(scale_left), scale_right = over_one(scale_right);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
       const __m512 scale = _mm512_set1_ps(a.scales[r]);
-      __m512 product_left = _mm512_cvtepi32_ps(dot_left[r]), product_right = _mm512_cvtepi32_ps(dot_right[r]);
-      if (!ONE_SCALE) {
-        product_left = _mm512_mul_ps(product_left, scale_left);
-        product_right = _mm512_mul_ps(product_right, scale_right);
+      const __m512 sum_left = _mm512_cvtepi32_ps(dot_left[r]), sum_right = _mm512_cvtepi32_ps(dot_right[r]);
+      if (POWERS) {
+        left[r] = _mm512_fmadd_ps(sum_left, exponents_added(scale_left, scale), left[r]);
+        right[r] = _mm512_fmadd_ps(sum_right, exponents_added(scale_right, scale), right[r]);
+      } else {
+        left[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_left, scale_left), scale, left[r]);
+        right[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_right, scale_right), scale, right[r]);
       }
-      left[r] = _mm512_fmadd_ps(product_left, scale, left[r]);
-      right[r] = _mm512_fmadd_ps(product_right, scale, right[r]);
-    }
-  }
-  if (ONE_SCALE) {
-    const __m512 scale_left = _mm512_loadu_ps(first_scales), scale_right = _mm512_loadu_ps(first_scales + 16);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-      left[r] = _mm512_mul_ps(left[r], scale_left);
-      right[r] = _mm512_mul_ps(right[r], scale_right);
     }
   }
   const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
@@ -112,28 +108,30 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
 }
 
 typedef void (*Microkernel)(PanelOfA, PanelOfB, int, RunShape, float*, int64_t, int, const float*, int64_t);
-template <bool int8, int ELEMENTS, bool ONE_SCALE = false>
+template <bool int8, int ELEMENTS, bool POWERS>
 constexpr Microkernel MICROKERNELS[ROWS + 1] = {
     nullptr,
-    microkernel<1, int8, ELEMENTS, ONE_SCALE>,
-    microkernel<2, int8, ELEMENTS, ONE_SCALE>,
-    microkernel<3, int8, ELEMENTS, ONE_SCALE>,
-    microkernel<4, int8, ELEMENTS, ONE_SCALE>,
-    microkernel<5, int8, ELEMENTS, ONE_SCALE>,
-    microkernel<6, int8, ELEMENTS, ONE_SCALE>};
+    microkernel<1, int8, ELEMENTS, POWERS>,
+    microkernel<2, int8, ELEMENTS, POWERS>,
+    microkernel<3, int8, ELEMENTS, POWERS>,
+    microkernel<4, int8, ELEMENTS, POWERS>,
+    microkernel<5, int8, ELEMENTS, POWERS>,
+    microkernel<6, int8, ELEMENTS, POWERS>};
 
-template <bool int8> const Microkernel* microkernels_for(RunShape run, bool one_scale) {
+template <bool int8, bool POWERS> const Microkernel* microkernels_for(RunShape run) {
   switch (run.boxes > 1 ? 0 : run.elements) {
-    case 1: return MICROKERNELS<int8, 1>;
-    case 2: return MICROKERNELS<int8, 2>;
-    case 4: return MICROKERNELS<int8, 4>;  // a box of 16 as int8
-    case 8:  // and as int16
-      if constexpr (!int8)
-        if (one_scale) return MICROKERNELS<int8, 8, true>;
-      return MICROKERNELS<int8, 8>;
-    default: return MICROKERNELS<int8, 0>;
+    case 1: return MICROKERNELS<int8, 1, POWERS>;
+    case 2: return MICROKERNELS<int8, 2, POWERS>;
+    case 4: return MICROKERNELS<int8, 4, POWERS>;  // a box of 16 as int8
+    case 8: return MICROKERNELS<int8, 8, POWERS>;  // and as int16
+    default: return MICROKERNELS<int8, 0, POWERS>;
   }
 }
+
+// Of a panel in a block: the steps of its runs, and whether its scales are powers of two of moderate size.
+struct PanelRuns {
+  int16_t steps, powers;
+};
 
 // What the GEMM keeps in scratch memory, in blocks of `steps` steps.
 struct Scratch {
@@ -157,7 +155,8 @@ void multiply(const Packed& A, const Packed& B, const float* bias, const Result&
   const int64_t boxes = scratch.boxes, blocks = scratch.blocks, a_panels = scratch.a_panels, panels = scratch.panels();
   uint32_t *a_elements = memory, *b_elements = a_elements + blocks * a_panels * PANEL * VECTOR_ELEMENTS;
   float *a_scales = (float*)(memory + scratch.elements()), *b_scales = a_scales + scratch.a_scales();
-  int32_t *b_offsets = (int32_t*)(b_scales + scratch.b_scales()), *runs = b_offsets + scratch.b_offsets();
+  int32_t* b_offsets = (int32_t*)(b_scales + scratch.b_scales());
+  PanelRuns* runs = (PanelRuns*)(b_offsets + scratch.b_offsets());
   auto a_elements_of = [&](int64_t block, int64_t vector) {
     return a_elements + (block * a_panels * PANEL + vector) * VECTOR_ELEMENTS;
   };
@@ -166,29 +165,27 @@ void multiply(const Packed& A, const Packed& B, const float* bias, const Result&
   };
   auto b_panel_at = [&](int64_t block, int64_t panel) { return (panel * blocks + block) * PANEL; };
   const int box_elements = A.box / per_element;
-  // Steps of a run, for each panel in each block; A's come first.
-  auto run_of = [&](int64_t panel, int64_t block) -> int32_t& { return runs[block * panels + panel]; };
-  // By how many bits codes may be shifted: to fill 8 or 16 bits, and such that a box's dot product fits 32.
-  const int spare_in_sum = __builtin_clz(A.largest_code() * B.largest_code() * (unsigned)A.box) - 1;
-  const int a_spare = 8 - A.bits, b_spare = int8 ? 8 - B.bits : least(16 - B.bits, spare_in_sum);
+  // For each panel in each block; A's come first.
+  auto runs_of = [&](int64_t panel, int64_t block) -> PanelRuns& { return runs[block * panels + panel]; };
   if (rows * columns * depth < 1 << 20) threads = 1;
 
   // Neighbouring panels come one after another: across, their codes lie side by side.
   parallel_for(blocks * panels, threads, [&](int64_t task) {
     const int64_t panel = task % panels, block = task / panels, k = block * block_steps;
     const int steps = least(block_steps, depth - k);
-    int32_t& run = run_of(panel, block) = A.box;
+    PanelRuns& runs = runs_of(panel, block);
+    runs = {(int16_t)A.box, 0};
     if (panel < a_panels) {
       const int64_t vector = panel * PANEL;
+      uint32_t* elements = a_elements_of(block, vector);
       Exponents exponents(A, vector, k, steps);
-      pack_a<int8>(A, vector, k, steps, a_elements_of(block, vector));
-      if constexpr (int8) {
-        if (A.kind == POWER) {
-          exponents.pass_over_zeros([&](int b) { return zeros_of_a(a_elements_of(block, vector), b, box_elements); });
-          run = exponents.share<int8>(a_spare);
-        }
-        finish_a(exponents, a_elements_of(block, vector));
+      pack_a<int8>(A, vector, k, steps, elements);
+      if (A.has_powers()) {
+        exponents.pass_over_zeros([&](int b) { return zeros_of_a(elements, b, box_elements); });
+        if (int8) runs.steps = (int16_t)exponents.share(8 - A.integer_bits());
+        runs.powers = exponents.moderate();
       }
+      if constexpr (int8) finish_a(exponents, elements);
       exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
       return;
     }
@@ -196,11 +193,12 @@ void multiply(const Packed& A, const Packed& B, const float* bias, const Result&
     uint32_t* elements = b_elements + at * VECTOR_ELEMENTS;
     Exponents exponents(B, vector, k, steps);
     pack_b<int8>(B, vector, k, steps, elements);
-    if (B.kind == POWER && (int8 || B.box == ONE_SCALE_BOX)) {
+    if (B.has_powers()) {
       exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
-      run = exponents.share<int8>(b_spare);
+      if (int8) runs.steps = (int16_t)exponents.share(8 - B.integer_bits());
+      runs.powers = exponents.moderate();
     }
-    if (exponents.shifted) shift_b<int8>(exponents, elements);
+    if (exponents.multiplied) multiply_b<int8>(exponents, elements);
     exponents.fill_scales(b_scales + at * boxes, PANEL);
     if (int8) fill_offsets(elements, B.steps_read(steps) / B.box, box_elements, b_offsets + at * (boxes + 1));
   });
@@ -212,19 +210,21 @@ void multiply(const Packed& A, const Packed& B, const float* bias, const Result&
     ResultTile<TASK_ROWS> tile(c, top, j * PANEL, (int)(bottom - top), width, columns);
     for (int64_t block = 0; block < blocks; block++) {
       const int steps = least(block_steps, depth - block * block_steps);
-      const int b_run = run_of(a_panels + j, block);
-      int run = b_run;
-      for (int64_t panel = top / PANEL; panel * PANEL < bottom; panel++) run = least(run, run_of(panel, block));
-      const int run_steps = least(run, A.steps_read(steps));
+      PanelRuns run = runs_of(a_panels + j, block);
+      for (int64_t panel = top / PANEL; panel * PANEL < bottom; panel++) {
+        const PanelRuns& other = runs_of(panel, block);
+        run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
+      }
+      const int run_steps = least(run.steps, A.steps_read(steps));
       const RunShape each{run_steps / per_element, run_steps / A.box};
-      const Microkernel* microkernels = microkernels_for<int8>(each, b_run == block_steps);
+      const Microkernel* microkernels = (run.powers ? microkernels_for<int8, true> : microkernels_for<int8, false>)(each);
       const int64_t at = b_panel_at(block, j);
       const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
       for (int64_t row = top; row < bottom; row += ROWS) {
         const PanelOfA a{a_elements_of(block, row), a_scales_of(block, row)};
         float* corner = tile.row(row - top);
         const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
-        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run), each, corner, tile.stride(), width,
+        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run.steps), each, corner, tile.stride(), width,
                                                 start, block ? tile.stride() : 0);
       }
     }
@@ -246,8 +246,14 @@ int64_t gemm_integer_scratch(GemmSize size, int box) {
 
 void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
                   const Result& c, GemmSize size, uint32_t* scratch, int threads) {
-  const Packed A{a.codes, a.scales, a.kind, a.bits, box, one_scale, a.across, size.rows, size.depth};
-  const Packed B{b.codes, b.scales, b.kind, b.bits, box, one_scale, b.across, size.columns, size.depth};
+  Packed A{a.codes, a.scales, a.kind, a.bits, box, one_scale, a.across, size.rows, size.depth};
+  Packed B{b.codes, b.scales, b.kind, b.bits, box, one_scale, b.across, size.columns, size.depth};
   const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
+  auto fold = [&](Packed& x, const Packed& other) {
+    const int sum_bits = x.folded_bits() + other.integer_bits() - 2 + __builtin_ctz((unsigned)box);
+    x.folded = x.kind != POWER && x.folded_bits() <= (int8 ? 8 : 16) && sum_bits < 31;
+  };
+  if (int8) fold(A, B);
+  fold(B, A);
   (int8 ? multiply<true> : multiply<false>)(A, B, bias, c, scratch, threads);
 }

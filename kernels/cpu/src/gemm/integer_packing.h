@@ -10,7 +10,8 @@ namespace {
 constexpr int PANEL = TILE_COLUMNS;   // vectors of a panel
 constexpr int VECTOR_ELEMENTS = 128;  // of 32 bits: a panel's 16 KiB stay in the first-level cache
 constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a box
-constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched before they are read
+constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched before they are read: the hardware's own
+                                      // prefetcher does not follow the jumps from row to row
 
 // Steps of an element, and of a vector in a panel.
 template <bool int8> constexpr int PER_ELEMENT = int8 ? 4 : 2;
@@ -25,6 +26,7 @@ struct Packed {
   bool one_exponent;
   bool across;  // a row of codes holds one step of every vector, else one vector's steps
   int64_t vectors, depth;
+  bool folded = false;  // signs and mantissas of its scales are multiplied into the panels' integers
 
   // Of a block of `steps` steps, those that the microkernel reads: whole runs, or boxes where these are longer.
   int steps_read(int steps) const {
@@ -36,7 +38,11 @@ struct Packed {
   int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
   // The tensor's own exponent, which SIGNED_E4M3 stores after the boxes' scales.
   int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
-  unsigned largest_code() const { return (1u << (bits - 1)) - (kind == POWER); }
+  // Bits of the largest integer of a folded panel: the code of largest magnitude changes its sign, by a mantissa of 4
+  // bits at most.
+  int folded_bits() const { return bits + (kind == SIGNED_E4M3 ? 4 : kind == SIGNED_POWER ? 1 : 0); }
+  bool has_powers() const { return kind == POWER || folded; }  // its scales are powers of two, without a sign
+  int integer_bits() const { return folded ? folded_bits() : bits; }
   int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
 };
 
@@ -108,7 +114,6 @@ template <bool int8> void pack_b(const Packed& x, int64_t vector, int64_t k, int
   if (x.across) {
     const uint8_t* row = x.codes + k * row_bytes;
     auto codes = [&](int i) {
-      // the hardware prefetcher does not follow the jumps from row to row
       __builtin_prefetch(row + (i + ROWS_AHEAD) * row_bytes + vector / 8 * x.bits);
       return elements_of<false>(row + i * row_bytes, vector, i < depth ? vectors : 0, x.bits);
     };
@@ -120,6 +125,7 @@ template <bool int8> void pack_b(const Packed& x, int64_t vector, int64_t k, int
     pack_vectors<PANEL>(
         [&](int i, int first) {
           if (i >= vectors) return __m512i();
+          __builtin_prefetch(row + (i + PANEL) * row_bytes + (k + first * per_element) / 8 * x.bits);  // the next panel's
           return elements_of<int8>(row + i * row_bytes, k + first * per_element, depth - first * per_element, x.bits);
         },
         (int)ceil_div(depth, per_element), panel);
@@ -134,9 +140,12 @@ template <bool int8> void pack_a(const Packed& x, int64_t vector, int64_t k, int
   const int vectors = least(PANEL, x.vectors - vector), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
   if (!x.across) {
     const uint8_t* row = x.codes + vector * x.row_bytes();
-    for (int i = 0; i < vectors; i++, row += x.row_bytes(), to += VECTOR_ELEMENTS)
+    for (int i = 0; i < vectors; i++, row += x.row_bytes(), to += VECTOR_ELEMENTS) {
+      const uint8_t* ahead = row + ROWS_AHEAD * x.row_bytes() + k / 8 * x.bits;
+      for (int at = 0; at < ceil_div(depth * x.bits, 8); at += 64) __builtin_prefetch(ahead + at);
       for (int e = 0; e < used; e += 16)
         _mm512_storeu_si512(to + e, elements_of<int8>(row, k + e * per_element, depth - e * per_element, x.bits));
+    }
     return;
   }
   alignas(64) uint32_t panel[PANEL * VECTOR_ELEMENTS];

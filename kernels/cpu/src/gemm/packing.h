@@ -12,6 +12,7 @@
 namespace {
 
 inline int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+inline int greatest(int64_t a, int64_t b) { return (int)(a < b ? b : a); }
 inline __mmask16 first16(int count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask32 first32(int count) { return count >= 32 ? 0xffffffffu : count <= 0 ? 0 : (1u << count) - 1; }
 inline __mmask64 first64(int count) { return count >= 64 ? ~0ull : count <= 0 ? 0 : (1ull << count) - 1; }
@@ -49,6 +50,17 @@ inline void transpose16(__m512i r[16]) {
   for (int j = 0; j < 8; j++) {
     r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
     r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
+  }
+}
+
+inline void transpose16_bytes(__m128i r[16]) {
+  for (int round = 0; round < 4; round++) {
+    __m128i t[16];
+    for (int i = 0; i < 8; i++) {
+      t[2 * i] = _mm_unpacklo_epi8(r[i], r[i + 8]);
+      t[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + 8]);
+    }
+    memcpy(r, t, sizeof t);
   }
 }
 

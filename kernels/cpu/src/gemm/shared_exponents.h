@@ -1,4 +1,5 @@
-// Bringing the boxes of a run to one exponent: narrow codes leave room to be shifted, exactly.
+// Making panels of integers that share exponents: the mantissas and signs of scales are multiplied into the codes, and
+// the boxes of a run brought to one exponent, where the integers have room for that. Both are exact.
 #pragma once
 
 #include "../codec/signed_steps.h"
@@ -6,25 +7,69 @@
 
 namespace {
 
-// The stored exponents of a panel's vectors over its steps, and how far codes are to be shifted to have them.
+// Scale factors whose products are normal numbers: 2^LEAST_MODERATE to 2^MOST_MODERATE.
+constexpr int LEAST_MODERATE = -62, MOST_MODERATE = 63;
+
+// The scales of a panel's vectors over its steps: an exponent for each box, and the factor by which its codes are to be
+// multiplied.
 struct Exponents {
   const Packed& packed;
   int vectors, boxes, box;
-  bool shifted = false;
+  int unit;                // the power of two that a stored exponent of 0 stands for
+  bool multiplied = false;  // some factor is not 1
   alignas(PANEL) uint8_t stored[VECTOR_ELEMENTS][PANEL];  // a box of every vector, then the next of every vector
-  alignas(PANEL) uint8_t shift[VECTOR_ELEMENTS][PANEL];
+  alignas(PANEL) int8_t factor[VECTOR_ELEMENTS][PANEL];
 
   Exponents(const Packed& x, int64_t vector, int64_t k, int steps)
       : packed(x), vectors(least(PANEL, x.vectors - vector)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
     const int64_t next_vector = x.to_next_vector(), next_box = x.to_next_box();
     const uint8_t* from = x.exponents + vector * next_vector + k / x.box * next_box;
-    if (vectors < PANEL) memset(stored, 0, sizeof stored[0] * (size_t)boxes);
+    memset(factor, 1, sizeof factor[0] * (size_t)boxes);
+    unit = x.kind == SIGNED_E4M3 ? x.tensor_exponent() - 127 - x.bits - 16
+                                 : 2 - x.bits - (x.kind == POWER ? 127 : SIGNED_BIAS);
     if (next_vector == 1) {
-      for (int b = 0; b < boxes; b++) memcpy(stored[b], from + b * next_box, (size_t)vectors);
-      return;
+      for (int b = 0; b < boxes; b++)
+        _mm256_store_si256((__m256i*)stored[b], _mm256_maskz_loadu_epi8(first32(vectors), from + b * next_box));
+    } else {
+      for (int first = 0; first < PANEL; first += 16)
+        for (int at = 0; at < boxes; at += 16) {
+          __m128i r[16];
+          for (int i = 0; i < 16; i++) {
+            const uint8_t* scales = from + (first + i) * next_vector;
+            r[i] = first + i >= vectors ? __m128i()
+                   : next_box ? _mm_maskz_loadu_epi8(first16(boxes - at), scales + at)
+                              : _mm_set1_epi8((char)*scales);
+          }
+          transpose16_bytes(r);
+          for (int b = 0; b < 16; b++) _mm_store_si128((__m128i*)(stored[at + b] + first), r[b]);
+        }
     }
-    for (int i = 0; i < vectors; i++)
-      for (int b = 0; b < boxes; b++) stored[b][i] = from[i * next_vector + b * next_box];
+    if (x.folded) fold();
+  }
+
+  // Turns signed scales into factors, with sign and mantissa, and exponents: 0 where the step is 0.
+  void fold() {
+    multiplied = true;
+    const bool powers = packed.kind == SIGNED_POWER, nan_tensor = !powers && packed.tensor_exponent() == NAN_EXPONENT;
+    const __m256i one = _mm256_set1_epi8(1);
+    for (int b = 0; b < boxes; b++) {
+      const __m256i scale = _mm256_load_si256((const __m256i*)stored[b]);
+      const __m256i size = _mm256_and_si256(scale, _mm256_set1_epi8(STEP_IS_NEGATIVE - 1));
+      __m256i exponent = size, mantissa = one;
+      if (!powers) {
+        const __m256i field = _mm256_and_si256(_mm256_srli_epi16(size, 3), _mm256_set1_epi8(15));
+        const __mmask32 normal = _mm256_test_epi8_mask(field, field);
+        mantissa = _mm256_and_si256(size, _mm256_set1_epi8(7));
+        mantissa = _mm256_mask_add_epi8(mantissa, normal, mantissa, _mm256_set1_epi8(8));
+        exponent = _mm256_mask_max_epu8(field, _mm256_test_epi8_mask(size, size), field, one);
+      }
+      const __mmask32 negative = _mm256_movepi8_mask(scale);
+      mantissa = _mm256_mask_sub_epi8(mantissa, negative, _mm256_setzero_si256(), mantissa);
+      const __mmask32 nan = nan_tensor ? ~0u : powers ? _mm256_cmpeq_epi8_mask(size, _mm256_set1_epi8(SIGNED_NAN)) : 0;
+      exponent = _mm256_mask_mov_epi8(exponent, nan, _mm256_set1_epi8((char)NAN_EXPONENT));
+      _mm256_store_si256((__m256i*)stored[b], exponent);
+      _mm256_store_si256((__m256i*)factor[b], mantissa);
+    }
   }
 
   // Every vector's least exponent of boxes first..end - 1, and its largest.
@@ -36,30 +81,39 @@ struct Exponents {
     }
   }
 
-  // Gives boxes of zeros, which may have any, their neighbours' exponents: their own, 0, would lie far below.
-  // zeros(b): the vectors whose box b holds zeros.
+  // Gives boxes of zeros, which may have any, their neighbours' exponents: their own, 0, would lie far below. A vector
+  // of nothing else takes 1's. zeros(b): the vectors whose box b holds zeros.
   template <class Zeros> void pass_over_zeros(const Zeros& zeros) {
-    auto take_from = [&](int b, int neighbour) {
+    auto take_from = [&](int b, __m256i there) {
       const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
       const __mmask32 candidates = _mm256_testn_epi8_mask(here, here) & first32(vectors);
-      if (!candidates) return;
-      const __m256i there = _mm256_load_si256((const __m256i*)stored[neighbour]);
-      _mm256_store_si256((__m256i*)stored[b], _mm256_mask_mov_epi8(here, candidates & zeros(b), there));
+      if (candidates) _mm256_store_si256((__m256i*)stored[b], _mm256_mask_mov_epi8(here, candidates & zeros(b), there));
     };
-    for (int b = 1; b < boxes; b++) take_from(b, b - 1);
-    for (int b = boxes - 2; b >= 0; b--) take_from(b, b + 1);
+    auto of = [&](int b) { return _mm256_load_si256((const __m256i*)stored[b]); };
+    for (int b = 1; b < boxes; b++) take_from(b, of(b - 1));
+    take_from(boxes - 1, _mm256_set1_epi8((char)greatest(0, least(-unit, NAN_EXPONENT - 1))));
+    for (int b = boxes - 2; b >= 0; b--) take_from(b, of(b + 1));
   }
 
-  // Brings the longest runs that it can to one exponent each: all steps, or, of int8, RUN of them. Returns a run's
-  // steps.
-  template <bool int8> int share(int spare) {
-    if (share_runs(STEPS<int8> / box, spare)) return STEPS<int8>;
-    if (int8 && box < RUN && share_runs(RUN / box, spare)) return RUN;
+  // Whether all scale factors are powers of two of which any two have a normal product.
+  bool moderate() const {
+    __m256i low, high;
+    range(0, boxes, low, high);
+    const int from = greatest(LEAST_MODERATE - unit, 0), to = least(MOST_MODERATE - unit, NAN_EXPONENT - 1);
+    if (from > to) return false;
+    const __m256i least_stored = _mm256_set1_epi8((char)from), most_stored = _mm256_set1_epi8((char)to);
+    return !((_mm256_cmplt_epu8_mask(low, least_stored) | _mm256_cmpgt_epu8_mask(high, most_stored)) & first32(vectors));
+  }
+
+  // Brings the longest runs that it can to one exponent each: all steps, or RUN of them. Returns a run's steps.
+  int share(int spare) {
+    if (share_runs(STEPS<true> / box, spare)) return STEPS<true>;
+    if (box < RUN && share_runs(RUN / box, spare)) return RUN;
     return box;
   }
 
-  // Brings the boxes of each run to the least exponent among them, where codes have `spare` bits for that; a NaN's box
-  // stays as it is.
+  // Brings the boxes of each run to the least exponent among them, where integers have `spare` bits for that; a NaN's
+  // box stays as it is.
   bool share_runs(int run, int spare) {
     __m256i low, high;
     for (int first = 0; first < boxes; first += run) {
@@ -74,20 +128,22 @@ struct Exponents {
       for (int b = first; b < end; b++) {
         __m256i* const here = (__m256i*)stored[b];
         const __m256i by = _mm256_sub_epi8(_mm256_load_si256(here), low);
-        _mm256_store_si256((__m256i*)shift[b], by);
         _mm256_store_si256(here, low);
-        shifted |= !_mm256_testz_si256(by, by);
+        if (_mm256_testz_si256(by, by)) continue;
+        const __m512i factors = _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)factor[b]));
+        const __m512i shifted = _mm512_sllv_epi16(factors, _mm512_cvtepu8_epi16(by));
+        _mm256_store_si256((__m256i*)factor[b], _mm512_cvtepi16_epi8(shifted));
+        multiplied = true;
       }
     }
     return true;
   }
 
-  // The scale factors of all boxes, each box's `stride` after the one before: those of signed scales, or
-  // 2^(E - (bits - 2)); NaN where a box holds one. Any for vectors that are not there, whose codes are 0.
+  // The scale factors of all boxes, each box's `stride` after the one before: those of signed scales that are not
+  // folded, or powers of two; NaN where a box holds one. Any for vectors that are not there, whose codes are 0.
   void fill_scales(float* scales, int64_t stride) const {
-    const int bits = packed.bits;
-    if (packed.kind != POWER) {
-      const SignedSteps steps(packed.kind, bits, packed.tensor_exponent());
+    if (!packed.has_powers()) {
+      const SignedSteps steps(packed.kind, packed.bits, packed.tensor_exponent());
       for (int b = 0; b < boxes; b++, scales += stride)
         for (int half = 0; half < PANEL; half += LANES) write(scales + half, steps.of(widened(stored[b] + half)));
       return;
@@ -95,7 +151,7 @@ struct Exponents {
     for (int b = 0; b < boxes; b++, scales += stride)
       for (int half = 0; half < PANEL; half += 16) {
         const __m512i exponent = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(stored[b] + half)));
-        const __m512 power = _mm512_cvtepi32_ps(_mm512_sub_epi32(exponent, _mm512_set1_epi32(127 + bits - 2)));
+        const __m512 power = _mm512_cvtepi32_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(unit)));
         const __m512 step = _mm512_scalef_ps(_mm512_set1_ps(1), power), nan = _mm512_set1_ps(__builtin_nanf(""));
         const __mmask16 is_nan = _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(NAN_EXPONENT));
         _mm512_storeu_ps(scales + half, _mm512_mask_blend_ps(is_nan, step, nan));
@@ -122,15 +178,16 @@ inline __mmask32 zeros_of_b(const uint32_t* panel, int box, int elements) {
   return _mm512_testn_epi32_mask(left, left) | (__mmask32)_mm512_testn_epi32_mask(right, right) << 16;
 }
 
-// Codes shifted left, by as much as each 16-bit lane of `by` says.
-template <bool int8> inline __m512i shift_codes(__m512i codes, __m512i by) {
-  if constexpr (!int8) return _mm512_sllv_epi16(codes, by);
-  const __m512i low_byte = _mm512_set1_epi16(0xff), kept = _mm512_and_si512(_mm512_sllv_epi16(low_byte, by), low_byte);
-  return _mm512_and_si512(_mm512_sllv_epi16(codes, by), _mm512_or_si512(kept, _mm512_slli_epi16(kept, 8)));
+// Codes times the factor in each 16-bit lane of `by`; products fit the codes' width.
+template <bool int8> inline __m512i multiply_codes(__m512i codes, __m512i by) {
+  const __m512i products = _mm512_mullo_epi16(codes, by);
+  if constexpr (!int8) return products;
+  const __m512i upper = _mm512_set1_epi16((short)0xff00);
+  return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, products, _mm512_mullo_epi16(_mm512_and_si512(codes, upper), by));
 }
 
-// A's int8 codes as the microkernel reads them, shifted where they are to be: the instruction multiplies unsigned by
-// signed, so codes go in 128 too large, and a run's dot product starts at -128 times the sum of B's codes over it.
+// A's int8 codes as the microkernel reads them, times their factors: the instruction multiplies unsigned by signed, so
+// codes go in 128 too large, and a run's dot product starts at -128 times the sum of B's codes over it.
 void finish_a(const Exponents& x, uint32_t* vectors) {
   const __m512i offset = _mm512_set1_epi8((char)128);
   const __m512i lane = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,  //
@@ -138,30 +195,37 @@ void finish_a(const Exponents& x, uint32_t* vectors) {
                                                              30, 31));
   const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
   const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), log2_box);
-  uint16_t shifts[VECTOR_ELEMENTS + 32] = {};
+  int8_t factors[PANEL][VECTOR_ELEMENTS + 32];
+  for (int first = 0; x.multiplied && first < x.vectors; first += 16)
+    for (int at = 0; at < x.boxes; at += 16) {
+      __m128i r[16];
+      for (int b = 0; b < 16; b++) r[b] = _mm_load_si128((const __m128i*)(x.factor[at + b] + first));
+      transpose16_bytes(r);
+      for (int i = 0; i < 16; i++) _mm_storeu_si128((__m128i*)(factors[first + i] + at), r[i]);
+    }
   for (int i = 0; i < x.vectors; i++, vectors += VECTOR_ELEMENTS) {
-    for (int b = 0; x.shifted && b < x.boxes; b++) shifts[b] = x.shift[b][i];
     for (int at = 0; at < x.boxes * x.box; at += 64) {
       __m512i codes = _mm512_loadu_si512(vectors + at / 4);
-      if (x.shifted) {
-        const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(shifts + at / x.box));
-        codes = shift_codes<true>(codes, by);
+      if (x.multiplied) {
+        const __m512i boxes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(factors[i] + at / x.box)));
+        const __m512i by = _mm512_permutexvar_epi16(box_of_lane, boxes);
+        codes = multiply_codes<true>(codes, by);
       }
       _mm512_storeu_si512(vectors + at / 4, _mm512_xor_si512(codes, offset));
     }
   }
 }
 
-template <bool int8> void shift_b(const Exponents& x, uint32_t* panel) {
+template <bool int8> void multiply_b(const Exponents& x, uint32_t* panel) {
   for (int b = 0; b < x.boxes; b++) {
     __m512i by[2];
     for (int half = 0; half < 2; half++) {
-      const __m512i shifts = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)(x.shift[b] + 16 * half)));
-      by[half] = _mm512_or_si512(shifts, _mm512_slli_epi32(shifts, 16));
+      const __m512i factors = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)(x.factor[b] + 16 * half)));
+      by[half] = _mm512_mask_blend_epi16(0xaaaaaaaa, factors, _mm512_slli_epi32(factors, 16));
     }
     for (int e = 0; e < x.box / PER_ELEMENT<int8>; e++)
       for (int half = 0; half < 2; half++, panel += 16)
-        _mm512_storeu_si512(panel, shift_codes<int8>(_mm512_loadu_si512(panel), by[half]));
+        _mm512_storeu_si512(panel, multiply_codes<int8>(_mm512_loadu_si512(panel), by[half]));
   }
 }
 
