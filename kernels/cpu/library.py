@@ -93,8 +93,8 @@ def load(path: Path, header: Path) -> Library:
 
 
 def is_older(path: Path, sources: Path) -> bool:
-    """Whether a file of the folder ``sources`` was changed since ``path`` was built, apart from abi.h: ``load`` compares
-    that, and a wheel has nothing else."""
+    """Whether a file of the folder ``sources`` was changed since ``path`` was built, apart from abi.h: ``load``
+    compares that, and a wheel has nothing else."""
     built = path.stat().st_mtime
     return any(source.stat().st_mtime > built for source in sources.rglob("*.*") if source.name != "abi.h")
 
