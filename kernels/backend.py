@@ -4,7 +4,7 @@ Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -65,6 +65,10 @@ class Operand:
     axis: int  #: of its boxes
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
+
+    def stored_transposed(self) -> "Operand":
+        """The same operand where its matrix comes as the transpose of what it is here."""
+        return replace(self, axis=-1 - self.axis, transposed=not self.transposed)
 
     def __str__(self) -> str:
         return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}"
@@ -128,6 +132,17 @@ class LinearMatMuls(NamedTuple):
     def stash(self) -> Operand:
         """How x is kept for the backward."""
         return self.weight_gradient.b
+
+    def of_stored_transpose(self) -> "LinearMatMuls":
+        """The same products where w comes as (K, N), as other libraries keep it."""
+        return _of_stored_transpose(self)
+
+
+@lru_cache(maxsize=1024)
+def _of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
+    output, input_gradient, weight_gradient = matmuls
+    output, input_gradient = (replace(it, b=it.b.stored_transposed()) for it in (output, input_gradient))
+    return LinearMatMuls(output, input_gradient, weight_gradient)
 
 
 class Dtypes(NamedTuple):

@@ -65,11 +65,11 @@ def backward(
     if not isinstance(x1, Tensor) and plain(dy, w_NK):
         if x1 is not None and matmuls.stash.format is not None:  # saved-tensor hooks may give back anything
             check_codes(x1.codes, x1.scales, matmuls.stash.format, layout_of(x1.shape, matmuls.stash.axis))
-        w_shape, x_shape = None if w_NK is None else w_NK.shape, None if x1 is None else x1.shape
-        backend = backend_for(dy.device)
-        call = _backward_call(backend, matmuls, dtypes, dy.shape, w_shape, x_shape, seed is not None)
+        stored, w = (matmuls, None) if w_NK is None else _as_stored(matmuls, w_NK, seed)
+        w_shape, x_shape = None if w is None else w.shape, None if x1 is None else x1.shape
+        call = _backward_call(backend_for(dy.device), stored, dtypes, dy.shape, w_shape, x_shape, seed is not None)
         if call is not None:
-            return call(dy, w_NK, x1, seed)
+            return call(dy, w, x1, seed)
     dy_TN = matrix(dy)
     dx = dw_NK = None
     if w_NK is not None:
@@ -97,14 +97,23 @@ def _forward(
 ) -> tuple[Tensor, Codes | None]:
     if plain(x, w_NK, bias_N):
         dtypes = Dtypes(x.dtype, w_NK.dtype, dtype)
-        call = _forward_call(backend_for(x.device), matmuls, dtypes, x.shape, w_NK.shape, seed is not None)
+        stored, w = _as_stored(matmuls, w_NK, seed)
+        call = _forward_call(backend_for(x.device), stored, dtypes, x.shape, w.shape, seed is not None)
         if call is not None:
-            return call(x, w_NK, bias_N, seed, packing)
+            return call(x, w, bias_N, seed, packing)
     x_TK = matrix(x)
     y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, dtype)
     if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
     return y, packed(matmuls.stash, x_TK, seed) if packing else None
+
+
+def _as_stored(matmuls: LinearMatMuls, w_NK: Tensor, seed: int | None) -> tuple[LinearMatMuls, Tensor]:
+    """A weight that lies in memory as (K, N), and the products of that: quicker than to copy it. Stochastic rounding
+    draws by the place in (N, K)."""
+    if seed is None and not w_NK.is_contiguous() and w_NK.t().is_contiguous():
+        return matmuls.of_stored_transpose(), w_NK.t()
+    return matmuls, w_NK
 
 
 @lru_cache(maxsize=4096)

@@ -49,7 +49,8 @@ class Linear:
             fields["stash_seed"] = stash.seed
             code_shape, scale_shape = layout.code_shape(stash.format.bits), stash.format.scale_shape(layout)
         desc = self._library.new("LinearForwardDesc", fields)
-        run, sizes = self._library.c.dsq_linear_forward, (*x_shape[:-1], w_shape[0])
+        run, columns = self._library.c.dsq_linear_forward, matmuls.output.sizes(shape_TK, w_shape)[1]
+        sizes = (*x_shape[:-1], columns)
         item, bias_dtype = dtypes.y.itemsize, dtypes.y if by_torch else torch.float32
 
         def call(
@@ -70,16 +71,18 @@ class Linear:
                 *(codes_address, scales_address, memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
             if by_torch:
-                x0_TK, w0_NK = (
+                x0_TK, w0 = (
                     memory.as_strided(shape, (shape[1], 1), output[operand]["offset"] // item)
                     for operand, shape in (("a", shape_TK), ("b", w_shape))
                 )
+                w0_KN = w0.t() if matmuls.output.b.transposed else w0
                 if gemm == ONEDNN:
-                    y = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), sizes)  # no view to autograd
+                    y = by_onednn(x0_TK, w0_KN.t().contiguous(), bias)
+                    y = torch.ops.aten._unsafe_view(y, sizes)  # no view to autograd
                 elif bias is None:
-                    torch.mm(x0_TK, w0_NK.t(), out=y.view(shape_TK[0], w_shape[0]))
+                    torch.mm(x0_TK, w0_KN, out=y.view(shape_TK[0], columns))
                 else:
-                    torch.addmm(bias, x0_TK, w0_NK.t(), out=y.view(shape_TK[0], w_shape[0]))
+                    torch.addmm(bias, x0_TK, w0_KN, out=y.view(shape_TK[0], columns))
             return y, packed
 
         return call
@@ -101,7 +104,7 @@ class Linear:
         dx_shape: tuple[int, ...] = ()
         dw_shape: tuple[int, ...] = ()
         if w_shape is not None:
-            dx_shape = (*dy_shape[:-1], w_shape[1])
+            dx_shape = (*dy_shape[:-1], matmuls.input_gradient.sizes(shape_TN, w_shape)[1])
             fields["input_gradient"], room = self._matmul(
                 matmuls.input_gradient,
                 gemms[0],

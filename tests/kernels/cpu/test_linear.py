@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import dsq
+from dsq.functional import linear
 from dsq.kernels.conformance import linear_disagreements
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.library import LIBRARY, library
@@ -48,3 +50,26 @@ def test_a_wrong_stash_and_a_wrong_last_bit_are_noticed():
     assert {wrong for _, wrong in linear_disagreements(replace(right, linear=WrongPasses(right.linear)), CPU)} == {
         "stash y dw"
     }
+
+
+@needs_units
+@pytest.mark.parametrize("levels", ["[4,4,4,16]", "[2,2,2,16]", "[16,4,4,16]", "[8,8,8,16]"])
+@pytest.mark.parametrize("format", ["bfp", "snvint", "fixed"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("gemm", ["integer", "bfloat16", "torch", "onednn"])
+def test_a_weight_that_lies_transposed_gives_the_same_bits(levels, format, rounding, gemm, monkeypatch):
+    monkeypatch.setenv("DSQ_GEMM", gemm)
+    quantizers = dsq.DSQConfig(levels=levels, format=format, rounding=rounding).at(0)  # no call is kept of another kernel
+    x, weight, bias = torch.randn(2, 19, 33), torch.randn(21, 33), torch.randn(21)
+    found = []
+    for lying in (weight, weight.t().contiguous().t()):
+        torch.manual_seed(0)
+        leaves = [it.detach().requires_grad_() for it in (x, lying, bias)]
+        y = linear(*leaves, quantizers)
+        y.square().sum().backward()
+        found.append((y, *(leaf.grad for leaf in leaves)))
+    for one, other in zip(*found, strict=True):
+        if gemm in ("torch", "onednn") and levels[1] == "1":  # products in another order
+            torch.testing.assert_close(one, other)
+        else:
+            assert torch.equal(one, other)

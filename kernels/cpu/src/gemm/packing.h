@@ -53,6 +53,17 @@ inline void transpose16(__m512i r[16]) {
   }
 }
 
+inline void transpose16_bytes(__m128i r[16]) {
+  for (int round = 0; round < 4; round++) {
+    __m128i t[16];
+    for (int i = 0; i < 8; i++) {
+      t[2 * i] = _mm_unpacklo_epi8(r[i], r[i + 8]);
+      t[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + 8]);
+    }
+    memcpy(r, t, sizeof t);
+  }
+}
+
 // From memory whose rows hold one vector: vector(i, first) gives 16 elements of vector i from element `first` on, zeros
 // past its last.
 template <int width, class Vector> inline void pack_vectors(const Vector& vector, int elements, uint32_t* panel) {

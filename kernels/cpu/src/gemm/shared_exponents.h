@@ -24,15 +24,25 @@ struct Exponents {
       : packed(x), vectors(least(PANEL, x.vectors - vector)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
     const int64_t next_vector = x.to_next_vector(), next_box = x.to_next_box();
     const uint8_t* from = x.exponents + vector * next_vector + k / x.box * next_box;
-    if (vectors < PANEL) memset(stored, 0, sizeof stored[0] * (size_t)boxes);
     memset(factor, 1, sizeof factor[0] * (size_t)boxes);
     unit = x.kind == SIGNED_E4M3 ? x.tensor_exponent() - 127 - x.bits - 16
                                  : 2 - x.bits - (x.kind == POWER ? 127 : SIGNED_BIAS);
     if (next_vector == 1) {
-      for (int b = 0; b < boxes; b++) memcpy(stored[b], from + b * next_box, (size_t)vectors);
+      for (int b = 0; b < boxes; b++)
+        _mm256_store_si256((__m256i*)stored[b], _mm256_maskz_loadu_epi8(first32(vectors), from + b * next_box));
     } else {
-      for (int i = 0; i < vectors; i++)
-        for (int b = 0; b < boxes; b++) stored[b][i] = from[i * next_vector + b * next_box];
+      for (int first = 0; first < PANEL; first += 16)
+        for (int at = 0; at < boxes; at += 16) {
+          __m128i r[16];
+          for (int i = 0; i < 16; i++) {
+            const uint8_t* scales = from + (first + i) * next_vector;
+            r[i] = first + i >= vectors ? __m128i()
+                   : next_box ? _mm_maskz_loadu_epi8(first16(boxes - at), scales + at)
+                              : _mm_set1_epi8((char)*scales);
+          }
+          transpose16_bytes(r);
+          for (int b = 0; b < 16; b++) _mm_store_si128((__m128i*)(stored[at + b] + first), r[b]);
+        }
     }
     if (x.folded) fold();
   }
@@ -185,13 +195,20 @@ void finish_a(const Exponents& x, uint32_t* vectors) {
                                                              30, 31));
   const __m128i log2_box = _mm_cvtsi32_si128(__builtin_ctz((unsigned)x.box));
   const __m512i box_of_lane = _mm512_srl_epi16(_mm512_slli_epi16(lane, 1), log2_box);
-  int16_t factors[VECTOR_ELEMENTS + 32] = {};
+  int8_t factors[PANEL][VECTOR_ELEMENTS + 32];
+  for (int first = 0; x.multiplied && first < x.vectors; first += 16)
+    for (int at = 0; at < x.boxes; at += 16) {
+      __m128i r[16];
+      for (int b = 0; b < 16; b++) r[b] = _mm_load_si128((const __m128i*)(x.factor[at + b] + first));
+      transpose16_bytes(r);
+      for (int i = 0; i < 16; i++) _mm_storeu_si128((__m128i*)(factors[first + i] + at), r[i]);
+    }
   for (int i = 0; i < x.vectors; i++, vectors += VECTOR_ELEMENTS) {
-    for (int b = 0; x.multiplied && b < x.boxes; b++) factors[b] = x.factor[b][i];
     for (int at = 0; at < x.boxes * x.box; at += 64) {
       __m512i codes = _mm512_loadu_si512(vectors + at / 4);
       if (x.multiplied) {
-        const __m512i by = _mm512_permutexvar_epi16(box_of_lane, _mm512_loadu_si512(factors + at / x.box));
+        const __m512i boxes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(factors[i] + at / x.box)));
+        const __m512i by = _mm512_permutexvar_epi16(box_of_lane, boxes);
         codes = multiply_codes<true>(codes, by);
       }
       _mm512_storeu_si512(vectors + at / 4, _mm512_xor_si512(codes, offset));
