@@ -108,8 +108,7 @@ class DSQConfig:
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")
-        before: dict[str, Any] = {"tied": True}  # what was saved without the field converted such layers
-        return DSQConfig(**before | values)
+        return DSQConfig(**values)
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
         """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""
