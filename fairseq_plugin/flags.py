@@ -79,7 +79,9 @@ class DSQFlags(FairseqDataclass):
         "what is stashed at q1: the inputs of the linears, or every other tensor that the backward needs too",
     )
     dsq_attention: bool = _flag(
-        _DEFAULT["attention"], None, "quantise attention's two products too: of queries by keys, and of weights by values"
+        _DEFAULT["attention"],
+        None,
+        "quantise attention's two products too: of queries by keys, and of weights by values",
     )
     dsq_exclude: Optional[str] = _flag(
         _DEFAULT["exclude"],

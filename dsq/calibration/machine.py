@@ -53,7 +53,8 @@ def _quickest(rounds: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def _seconds(found: dict[str, Any]) -> float:
     """What a product or a pass of a typical size takes."""
     product = TYPICAL_FLOPS / (1e12 * found["tflops"]) if "tflops" in found else 0.0
-    return product + TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
+    passing = TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
+    return float(product + passing)
 
 
 def _name(device: torch.device) -> str:

@@ -17,7 +17,7 @@ from dsq.ops.product import product
 
 
 class OwnAttention(Mixed, nn.Module):
-    """Quantises the products of the attention that the forward computes, at the level of the module's own projections."""
+    """Quantises the products of attention that the forward computes, at the level of the module's own projections."""
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantised)), None)

@@ -102,7 +102,7 @@ def test_communication_and_step():
         step_time(workload, eight, load_hardware("laptop-cpu"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "whisper", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "vit", "whisper", "mixtral"])
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (python -m analysis.memory.check): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")

@@ -106,9 +106,9 @@ def lightning_run(folder, updates, resume=None, logger=False):
 
     module, callback = Module(), PrecisionCallback(config())
     trainer = lightning.Trainer(
-        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=logger, log_every_n_steps=1,
+        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=logger,
         callbacks=[callback, ModelCheckpoint(folder, save_on_train_epoch_end=True, save_top_k=-1)],
-        enable_progress_bar=False, enable_model_summary=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(module, loader(True), loader(False), ckpt_path=resume, weights_only=False)
     return module.net, callback.dynamic, trainer
@@ -129,7 +129,7 @@ def test_lightning(plain, tmp_path):
 def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logger = loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
-    _, dynamic, trainer = lightning_run(tmp_path / "run", UPDATES, logger=logger)
+    _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=logger)
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["dsq/level"]]
     assert rows

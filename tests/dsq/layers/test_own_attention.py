@@ -97,7 +97,7 @@ def test_the_products_of_fairseqs_attention():
 
 def test_fairseqs_own_model_is_quantised_whole():
     pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
-    for attention, share in ((False, 0.9), (True, 1)):
-        found = shares("fairseq", attention=attention)
+    for asked, share in ((False, 0.9), (True, 1)):
+        found = shares("fairseq", attention=asked)
         assert found["forward"] == pytest.approx(share, abs=0.02)
         assert found["uncalled"] == 0

@@ -61,6 +61,13 @@ def _autocast() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, forward
 
 
+def _compiled() -> tuple[nn.Module, Callable[[], Tensor]]:
+    model, forward = _encoder()
+    for block in model.children():
+        block.compile(backend="aot_eager_decomp_partition")
+    return model, forward
+
+
 def _vit() -> tuple[nn.Module, Callable[[], Tensor]]:
     model = Vit()
     return model, _classes(model, torch.randn(16, 3, 32, 32))
@@ -95,6 +102,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Tensor]]]] = {
     "encoder": _encoder,
     "dropout": _dropout,
     "autocast": _autocast,
+    "compiled": _compiled,
     "vit": _vit,
     "resnet": _resnet,
     "bert": lambda: _language_model("bert"),

@@ -17,7 +17,9 @@ OVERHEAD = 224 * 1024
 ON_DISK = "gact L2"  # the claimed peak counts its files, which malloc does not hold
 WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2", "gact bfp")  # nothing is kept that their reports do not count
 SLOW = "gact adapted"  # a backward a saved tensor
-CASES = [f"{model}/{policies}" for model in MODELS for policies in POLICIES if policies != SLOW]
+EAGER = [model for model in MODELS if model != "compiled"]
+CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
+CASES += [f"compiled/{policies}" for policies in ("plain", "bfp", "bfp 2", "gact")]
 CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
 
 
