@@ -55,7 +55,8 @@ class MarkExact(CustomGraphPass):
         statistics: set[Node] = set()
         for node in graph.nodes:
             if node.op == "placeholder":
-                if node.meta["val"] is None or tuple(node.meta["val"].shape) not in self.weights:
+                value = node.meta["val"]
+                if isinstance(value, Tensor) and tuple(value.shape) not in self.weights:
                     activations.add(node)
                 continue
             inputs = node.all_input_nodes
