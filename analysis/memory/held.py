@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 import dsq
 from analysis.memory.methods import METHODS, Method
@@ -23,8 +24,12 @@ ONLY = {
 
 
 def attached(model: nn.Module, method: Method) -> nn.Module:
+    if method.frozen:
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, Conv1D)):
+                module.requires_grad_(False)
     if method.levels:
-        model = dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels))
+        model = dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels, tied=True))
     if method.policy:
         dsq.stash.apply(model, method.policy, **method.options)
     return model

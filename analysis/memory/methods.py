@@ -20,8 +20,11 @@ class Method:
     levels: str = ""  #: of dsq.convert, on a model in bfloat16
     policy: str = ""  #: of dsq.stash
     options: dict[str, Any] = field(default_factory=dict)
+    frozen: bool = False  #: its linear layers are not trained
 
 
+#: linear layers by their names in a workload; experts are none
+LINEARS = r"^(?!.*experts).*(_proj|fc\d|router|dense|output_projection)$"
 #: the blocks of every stack: a name whose first number is its last part
 BLOCKS = r"\D*\.\d+"
 
@@ -48,4 +51,10 @@ METHODS = (
         "wtacrs 0.3", memory.Method("", FP32, stash=POLICIES["wtacrs 0.3"]), policy="wtacrs", options={"ratio": 0.3}
     ),
     Method("checkpoint", memory.Method("", FP32, recompute=True), policy="checkpoint", options={"segments": BLOCKS}),
+    Method(
+        "selective, frozen",
+        memory.Method("", FP32, stash=POLICIES["selective"]),
+        policy="selective",
+        frozen=True,
+    ),
 )

@@ -142,7 +142,7 @@ def step(name: str, setup: str) -> Call:
     """One training step of the model."""
     model, _ = build(name)
     if setup.startswith("dsq"):
-        dsq.convert(model, dsq.DSQConfig(levels=setup.removeprefix("dsq ")))  # type: ignore[arg-type]
+        dsq.convert(model, dsq.DSQConfig(levels=setup.removeprefix("dsq "), tied=True))  # type: ignore[arg-type]
     ids = torch.randint(WORDS, (MODELS[name].sequences, LENGTH))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
 

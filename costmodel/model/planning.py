@@ -79,7 +79,7 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
         return 0.0
     found = [hardware.passes.get(("pack", method.stash.codes, phase)) for phase in (FORWARD, BACKWARD)]
     values = packed_values(workload, method)
-    return sum(pack.seconds(size) for pack in found if pack for size in values) if all(found) else None
+    return sum(pack.seconds(size) for pack in found if pack for size in values) if all(found) or not values else None
 
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:

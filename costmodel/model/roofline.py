@@ -146,12 +146,14 @@ def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits)
 
 
 def _beside(matmul: MatMul, hardware: Hardware) -> float:
-    """Time of what a layer does beside its product, where that was measured: its bias's gradient sums dy, and codes are
-    made of a transposed weight, and its gradient turned over, through a copy."""
+    """Time of what a layer does beside its products, where that was measured: its bias's gradient sums dy, and the
+    gradient of a converted layer's transposed weight is turned over by a copy."""
     op, bits = matmul.group.operation, WIDEST
     assert isinstance(op, Gemm)
+    if matmul.name != "dw":
+        return 0.0
     passes = []
-    if op.bias and matmul.name == "dw":
+    if op.bias:
         passes.append(("column sum", "forward", op.M * op.N))
     if op.transposed and not isinstance(matmul.format, Identity):
         passes.append(("transposed", "forward", op.K * op.N))

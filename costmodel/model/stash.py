@@ -33,8 +33,8 @@ class Stash:
             return size
         if isinstance(op, Gemm):
             if self.ratio < 1 and op.weight and op.quantised and not op.transposed and stored.name == "x":
-                values = round(self.ratio * op.M) * op.K
-                return values * self.bits / 8 + ROW_BYTES * self.ratio * op.M
+                sampled = round(self.ratio * op.M) * op.K
+                return sampled * min(size / values, self.bits / 8) + ROW_BYTES * self.ratio * op.M
             return min(size, values * self.bits / 8)
         bits = 1 if op.kind == "relu" and self.masks else self.loss_bits if op.kind.startswith("loss") else self.bits
         return min(size, values * bits / 8)
@@ -48,6 +48,7 @@ class Stash:
 POLICIES = {
     stash.name: stash
     for stash in (
+        Stash("selective", masks=True),  # a relu before a frozen layer keeps bits; else what PyTorch keeps
         Stash("bfp 4", 4 + 8 / 16, masks=True, codes=4),  # a box of 16 values shares 8 bits
         Stash("bfp 2", 2 + 8 / 16, masks=True, codes=2),
         Stash("mesa", 8, masks=False),

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def live_tensors() -> Iterator[Tensor]:
-    """Every tensor with a storage that is alive, those among them that only PyTorch's C++ holds; none of a compiler's."""
+    """Every tensor with a storage that is alive, those among them that only C++ holds; a compiler's have none."""
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:

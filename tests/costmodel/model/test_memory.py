@@ -126,3 +126,11 @@ def test_packing_takes_what_was_measured():
     timed = replace(load_hardware("h100"), passes=passes)
     assert packing_seconds(workload, method, timed) == pytest.approx(2 * 3 * (4096 * 8 * 1e-9 + 1e-6))
     assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)
+
+
+def test_sampled_rows_are_as_wide_as_they_came():
+    """0.3 of the rows, with a scale and an index each: no wider in a 16-bit model."""
+    workload = Workload("one", (Gemm("a", 1000, 64, 64, input="x"), Gemm("b", 1000, 64, 8, input="y")), tokens=1000)
+    for setup, width in ((FP32, 4), (BF16, 2)):
+        saved = peak_memory(workload, Method("", setup, stash=POLICIES["wtacrs 0.3"])).saved
+        assert saved == 2 * 300 * (64 * width + 12)
