@@ -14,6 +14,9 @@ import sys
 from collections.abc import Callable
 
 from analysis import ROOT
+from analysis.experiments import report
+from analysis.experiments.ledger.configurations import configurations
+from analysis.experiments.ledger.ledger import read_ledger
 from dsq.command.files import write_text
 from dsq.command.parser import OneLineParser, guarded
 
@@ -38,10 +41,6 @@ def _table(words: list[str], pictures: bool) -> str:
 
 def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
     """``options``: picture, where the page shows the recipe's."""
-    from analysis.experiments import report
-    from analysis.experiments.ledger.configurations import configurations
-    from analysis.experiments.ledger.ledger import read_ledger
-
     groups = configurations(read_ledger(RESULTS / file))
     if recipe not in groups:
         raise ValueError(f"{file}: holds no run of {recipe!r}, only of {', '.join(groups)}")
@@ -51,9 +50,9 @@ def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
         return text
     picture = RESULTS / f"{recipe}.png"
     if draw:
-        from analysis.experiments.ledger import picture as pictures
+        from analysis.experiments.ledger.picture import draw as write_picture
 
-        pictures.draw(group, picture)
+        write_picture(group, picture)
     return f"{text}\n\n![cost against {report.measure(group[0])}](../{picture.relative_to(ROOT)})"
 
 

@@ -108,7 +108,7 @@ class DSQConfig:
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")
-        return DSQConfig(**{"tied": True} | values)  # before there was the field, such layers were converted
+        return DSQConfig(**values)
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
         """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""

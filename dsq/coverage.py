@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dsq.command.table import table
 from dsq.conversion import as_plain, converted
 from dsq.left import Left, left
+from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
 
@@ -105,7 +106,7 @@ def _counted(
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_pre_hook(lambda module, _: called.add(module)) for layer in layers.values()]
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
+        with run_eagerly(), sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
             with _counter() as counter:
                 loss = run()
             forward, backward = _flops(counter), None

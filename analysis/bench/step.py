@@ -28,7 +28,11 @@ def races(rounds: int) -> Iterator[Race]:
     x = torch.randn(NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH)
     title = f"six blocks, d {NARROW_WIDTH}, {NARROW_BATCH * NARROW_LENGTH} tokens, {torch.get_num_threads()} threads"
     calls = {"bf16 autocast": step_of(model, x, autocast=True)}
-    calls |= {f"dsq {DEFAULT} {precision}": step_of(converted(model, levels=precision), x) for precision in PRECISIONS}
+    for precision in PRECISIONS:
+        calls[f"dsq {DEFAULT} {precision}"] = step_of(converted(model, levels=precision), x)
+        if precision in PACKED:
+            packed = converted(model, levels=precision, stash="all")
+            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x)
     yield race(title, ("fp32", step_of(model, x)), calls, rounds)
 
 

@@ -30,8 +30,8 @@ from dsq.command.table import as_csv, table
 PROG = "python -m analysis.shares"
 #: group -> what "library symbol" has in it; the first that matches counts
 GROUPS = {
-    "our GEMMs": r"_native.*(microkernel|tile<|multiply<|dsq_gemm)",
-    "our GEMMs' panels": r"_native.*(panel|pack_[ab]|pack<)",
+    "our GEMMs": r"_native.*(microkernel|tile<|dsq_gemm)",
+    "our GEMMs' panels": r"_native.*(panel|pack_[ab]|pack<|multiply<)",
     "quantise and pack": r"_native",
     "GEMMs of MKL": r"mkl_blas",  # attention's, too
     "GEMMs of oneDNN": r"brgemm|jit_.*gemm",

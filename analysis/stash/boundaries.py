@@ -31,7 +31,6 @@ from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.race import race
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
-from dsq.formats.signed_nvint import SignedNVInt
 from dsq.stash import packed_checkpoint
 
 PROG = "python -m analysis.stash.boundaries"
@@ -42,8 +41,8 @@ PLAIN, BASELINE = "plain", "checkpoint"
 SETUPS: dict[str, Callable[..., Any] | None] = {
     PLAIN: None,
     BASELINE: partial(checkpoint, use_reentrant=False),
-    "bfp 4": packed_checkpoint,
-    "snvint 4": partial(packed_checkpoint, fmt=SignedNVInt(4)),
+    "bfp 4": partial(packed_checkpoint, fmt=dsq.BFP(4)),
+    "snvint 4": packed_checkpoint,
     "bfp 2": partial(packed_checkpoint, fmt=dsq.BFP(2)),
 }
 

@@ -53,7 +53,7 @@ def training(setup: str, blocks: int) -> tuple[nn.Module, Callable[[], Tensor]]:
     model, x = encoder(blocks, 256, 4, 1024, sdpa=True), torch.randn(4, 256, 256)
     mode, _, policy = setup.partition(", ")
     if mode == "compiled":
-        for block in model[:blocks]:
+        for block in list(model.children())[:blocks]:
             block.compile()
     options: dict[str, Any] = {"adapt_interval": None} if policy == "gact" else {}
     if policy:

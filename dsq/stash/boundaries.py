@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dsq.formats import BFP, Format
+from dsq.formats import DEFAULT, Format, format_class
 from dsq.packing import pack
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import CodedView, SharedCode
@@ -21,7 +21,7 @@ from dsq.stash.saved_tensors.hooks import op_hooks
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
 from dsq.stash.saved_tensors.storages import StorageCache, is_plain, storage_key, weak
 
-FOUR_BITS = BFP(4)
+FOUR_BITS = format_class(DEFAULT)(4)
 #: an input of many segments (the encoder's output, to a decoder's blocks) is packed once
 _made: StorageCache[SharedCode] = StorageCache()
 

@@ -35,6 +35,13 @@ def forget_compiled() -> None:
 
 
 @contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Let compiled modules run as they were before: a mode that sees every operation sees none inside of a graph."""
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        yield
+
+
+@contextmanager
 def backward_again() -> Iterator[None]:
     """Let compiled blocks run their backward once more, as ``retain_graph`` asks: those compiled with buffers that the
     backward may overwrite (``donated_buffer``) refuse.

@@ -5,6 +5,7 @@ loaded. The instruction set is chosen at run time.
 """
 
 import os
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -58,8 +59,11 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library, loaded with the first call, its threads those of PyTorch. Raises what ``load`` does."""
+    """The library, loaded with the first call, its threads those of PyTorch. Raises what ``load`` does; warns of one
+    that is older than the sources beside it."""
     loaded = load(LIBRARY, abi.HEADER)
+    if is_older(LIBRARY, abi.HEADER.parent):
+        warnings.warn(f"{LIBRARY} is older than the C++ sources; {_REBUILD}", stacklevel=2)
     runtime = FFI()
     runtime.cdef("void GOMP_parallel(void); void omp_get_thread_num(void);")
     with suppress(AttributeError):  # PyTorch built without OpenMP: one thread
@@ -86,6 +90,13 @@ def load(path: Path, header: Path) -> Library:
     if not _matches(ffi, c, abi.digest(text)):
         raise RuntimeError(f"{path} is stale: the C++ kernels were built from another version of abi.h; {_REBUILD}")
     return Library(ffi, c)
+
+
+def is_older(path: Path, sources: Path) -> bool:
+    """Whether a file of the folder ``sources`` was changed since ``path`` was built, apart from abi.h: ``load``
+    compares that, and a wheel has nothing else."""
+    built = path.stat().st_mtime
+    return any(source.stat().st_mtime > built for source in sources.rglob("*.*") if source.name != "abi.h")
 
 
 def _matches(ffi: FFI, c: Any, digest: str) -> bool:

@@ -75,14 +75,14 @@ class Linear:
                     memory.as_strided(shape, (shape[1], 1), output[operand]["offset"] // item)
                     for operand, shape in (("a", shape_TK), ("b", w_shape))
                 )
-                w0_KN = w0.t() if matmuls.output.b.transposed else w0
+                # as (N, K), on which the order of PyTorch's sums may depend
+                w0_NK = w0 if matmuls.output.b.transposed else w0.t().contiguous()
                 if gemm == ONEDNN:
-                    y = by_onednn(x0_TK, w0_KN.t().contiguous(), bias)
-                    y = torch.ops.aten._unsafe_view(y, sizes)  # no view to autograd
+                    y = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), sizes)  # no view to autograd
                 elif bias is None:
-                    torch.mm(x0_TK, w0_KN, out=y.view(shape_TK[0], columns))
+                    torch.mm(x0_TK, w0_NK.t(), out=y.view(shape_TK[0], columns))
                 else:
-                    torch.addmm(bias, x0_TK, w0_KN, out=y.view(shape_TK[0], columns))
+                    torch.addmm(bias, x0_TK, w0_NK.t(), out=y.view(shape_TK[0], columns))
             return y, packed
 
         return call

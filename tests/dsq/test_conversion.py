@@ -47,13 +47,6 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     assert list(dsq.converted(dsq.convert(untied))) == ["1", "3"]
 
 
-def test_a_config_saved_before_there_was_the_choice_converts_them():
-    saved = dsq.DSQConfig().as_dict()
-    assert saved.pop("tied") is False
-    assert dsq.DSQConfig.from_dict(saved).tied is True
-    assert dsq.DSQConfig.from_dict({**saved, "tied": False}).tied is False
-
-
 def test_a_lone_linear_and_a_copy_convert():
     layer = dsq.convert(nn.Linear(4, 4))
     assert type(copy.deepcopy(layer)) is dsq.Linear

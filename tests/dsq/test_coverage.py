@@ -87,3 +87,17 @@ def test_fairseq_attention_is_reached_by_convert_alone():
     net = dsq.convert(LikeFairseq(), CONFIG)
     assert dsq.report(net, torch.randn(5, 64)).forward.share == 1
     assert not dsq.unconvert(net).skip_embed_dim_check
+
+
+def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
+    net = dsq.convert(nn.Sequential(nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0)), CONFIG)
+    x = torch.randn(8, 4, 64)
+    eager = dsq.report(net, x)
+    net[0].compile(backend="aot_eager")
+    dsq.stash.apply(net, "bfp")
+    found = dsq.report(net, x)
+    assert found.forward == eager.forward
+    assert found.backward == eager.backward
+    assert isinstance(found.stash_bytes, int)
+    assert found.stash_bytes < eager.stash_bytes
+    torch.compiler.reset()

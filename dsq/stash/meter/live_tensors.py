@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def live_tensors() -> Iterator[Tensor]:
-    """Every tensor with a storage that is alive, those among them that only PyTorch's C++ holds."""
+    """Every tensor with a storage that is alive, those among them that only C++ holds; a compiler's have none."""
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor) and thing.layout is torch.strided:
+        kind = type(thing)
+        if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:
             yield thing
 
 

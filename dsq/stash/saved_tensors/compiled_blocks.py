@@ -46,12 +46,12 @@ class CompiledBlock(SharedByCopies):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         top = innermost_hooks()
         stash = None if top is None else getattr(top[0], "__self__", None)
+        from dsq.stash.saved_tensors.compiled_graph import marked  # torch._inductor takes seconds
+
         with ExitStack() as stack:
             stack.enter_context(_without_rules())
+            stack.enter_context(marked(self.block))  # without hooks too: the graph serves the next call with them
             if isinstance(stash, ForwardStash):
-                from dsq.stash.saved_tensors.compiled_graph import marked  # torch._inductor takes seconds
-
-                stack.enter_context(marked(self.block))
                 stack.enter_context(saved_tensors_hooks(_pack_of(stash, storages_of((args, kwargs))), get))
             return self.run(*args, **kwargs)
 

@@ -54,8 +54,9 @@ class MarkExact(CustomGraphPass):
         differentiable = _differentiable(graph)  # ... on an input that gets a gradient
         statistics: set[Node] = set()
         for node in graph.nodes:
+            value = node.meta.get("val")
             if node.op == "placeholder":
-                if node.meta["val"] is None or tuple(node.meta["val"].shape) not in self.weights:
+                if isinstance(value, Tensor) and tuple(value.shape) not in self.weights:
                     activations.add(node)
                 continue
             inputs = node.all_input_nodes
@@ -65,9 +66,11 @@ class MarkExact(CustomGraphPass):
                 differentiable.add(node)
             if _is_statistic(node, [i for i in inputs if i in activations], statistics):
                 statistics.add(node)
+            if not isinstance(value, Tensor):
+                continue
             if node not in activations or node not in differentiable or node in statistics or _decides(node):
                 node.meta[_MARK] = True
-            elif _is_bool(node):  # made again of rounded values it would be another
+            elif value.dtype == torch.bool:  # made again of rounded values it would be another
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def module(self, module: GraphModule, inputs: Any) -> GraphModule:
@@ -84,11 +87,6 @@ def _differentiable(graph: Graph) -> set[Node]:
     descriptions = graph.output_node().meta["desc"]
     wanted = {out.grad_of for out in descriptions if hasattr(out, "grad_of")}
     return {node for node in graph.find_nodes(op="placeholder") if node.meta["desc"] in wanted}
-
-
-def _is_bool(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
 def _decides(node: Node) -> bool:

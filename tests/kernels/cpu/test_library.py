@@ -1,5 +1,6 @@
 """The library loads only with the header it was built from; its instruction sets and threads."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsq.kernels.cpu import abi
-from dsq.kernels.cpu.library import LIBRARY, _matches, library, load
+from dsq.kernels.cpu.library import LIBRARY, _matches, is_older, library, load
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the C++ kernels are not built")
 
@@ -47,6 +48,17 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
     (tmp_path / "_native.so").write_bytes(b"\x7fELF")
     with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so.*; in a checkout, build .*"):
         load(tmp_path / "_native.so", abi.HEADER)
+
+
+def test_a_library_that_is_older_than_a_source_is_told(tmp_path):
+    library, source = tmp_path / "_native.so", tmp_path / "src" / "codec" / "bits.h"
+    source.parent.mkdir(parents=True)
+    for path, changed in ((library, 2000), (source, 1000)):
+        path.touch()
+        os.utime(path, (changed, changed))
+    assert not is_older(library, tmp_path / "src")
+    os.utime(source, (3000, 3000))
+    assert is_older(library, tmp_path / "src")
 
 
 def test_sizes_and_offsets_are_those_of_every_field():

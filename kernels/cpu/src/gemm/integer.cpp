@@ -217,15 +217,16 @@ void multiply(const Packed& A, const Packed& B, const float* bias, const Result&
       }
       const int run_steps = least(run.steps, A.steps_read(steps));
       const RunShape each{run_steps / per_element, run_steps / A.box};
-      const Microkernel* microkernels = (run.powers ? microkernels_for<int8, true> : microkernels_for<int8, false>)(each);
+      const Microkernel* microkernels =
+          run.powers ? microkernels_for<int8, true>(each) : microkernels_for<int8, false>(each);
       const int64_t at = b_panel_at(block, j);
       const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
       for (int64_t row = top; row < bottom; row += ROWS) {
         const PanelOfA a{a_elements_of(block, row), a_scales_of(block, row)};
         float* corner = tile.row(row - top);
         const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
-        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run.steps), each, corner, tile.stride(), width,
-                                                start, block ? tile.stride() : 0);
+        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run.steps), each, corner, tile.stride(),
+                                                width, start, block ? tile.stride() : 0);
       }
     }
     tile.finish();
@@ -249,6 +250,7 @@ void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale
   Packed A{a.codes, a.scales, a.kind, a.bits, box, one_scale, a.across, size.rows, size.depth};
   Packed B{b.codes, b.scales, b.kind, b.bits, box, one_scale, b.across, size.columns, size.depth};
   const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
+  // In panels of int16 A's codes leave no room.
   auto fold = [&](Packed& x, const Packed& other) {
     const int sum_bits = x.folded_bits() + other.integer_bits() - 2 + __builtin_ctz((unsigned)box);
     x.folded = x.kind != POWER && x.folded_bits() <= (int8 ? 8 : 16) && sum_bits < 31;

@@ -36,14 +36,14 @@ struct Packed {
   int64_t row_bytes() const { return ceil_div((across ? vectors : depth) * bits, 8); }
   // From one vector's exponent to the next vector's, and from one box's to the next box's.
   int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
+  int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
   // The tensor's own exponent, which SIGNED_E4M3 stores after the boxes' scales.
   int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
-  // Bits of the largest integer of a folded panel: the code of largest magnitude changes its sign, by a mantissa of 4
-  // bits at most.
+  // The bits that a folded panel's integers need: a mantissa has 4 at most, and the code of largest magnitude may
+  // change its sign.
   int folded_bits() const { return bits + (kind == SIGNED_E4M3 ? 4 : kind == SIGNED_POWER ? 1 : 0); }
   bool has_powers() const { return kind == POWER || folded; }  // its scales are powers of two, without a sign
   int integer_bits() const { return folded ? folded_bits() : bits; }
-  int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
 };
 
 // 16 codes of any width in 32-bit lanes; zeros after `count` of them.
@@ -125,8 +125,9 @@ template <bool int8> void pack_b(const Packed& x, int64_t vector, int64_t k, int
     pack_vectors<PANEL>(
         [&](int i, int first) {
           if (i >= vectors) return __m512i();
-          __builtin_prefetch(row + (i + PANEL) * row_bytes + (k + first * per_element) / 8 * x.bits);  // the next panel's
-          return elements_of<int8>(row + i * row_bytes, k + first * per_element, depth - first * per_element, x.bits);
+          const uint8_t* codes = row + i * row_bytes;
+          __builtin_prefetch(codes + PANEL * row_bytes + (k + first * per_element) / 8 * x.bits);  // the next panel's
+          return elements_of<int8>(codes, k + first * per_element, depth - first * per_element, x.bits);
         },
         (int)ceil_div(depth, per_element), panel);
   }

@@ -15,7 +15,7 @@ constexpr int LEAST_MODERATE = -62, MOST_MODERATE = 63;
 struct Exponents {
   const Packed& packed;
   int vectors, boxes, box;
-  int unit;                // the power of two that a stored exponent of 0 stands for
+  int unit;                 // the power of two that a stored exponent of 0 stands for
   bool multiplied = false;  // some factor is not 1
   alignas(PANEL) uint8_t stored[VECTOR_ELEMENTS][PANEL];  // a box of every vector, then the next of every vector
   alignas(PANEL) int8_t factor[VECTOR_ELEMENTS][PANEL];
@@ -82,7 +82,7 @@ struct Exponents {
   }
 
   // Gives boxes of zeros, which may have any, their neighbours' exponents: their own, 0, would lie far below. A vector
-  // of nothing else takes 1's. zeros(b): the vectors whose box b holds zeros.
+  // of zeros takes the exponent of the scale 1. zeros(b): the vectors whose box b holds zeros.
   template <class Zeros> void pass_over_zeros(const Zeros& zeros) {
     auto take_from = [&](int b, __m256i there) {
       const __m256i here = _mm256_load_si256((const __m256i*)stored[b]);
@@ -102,7 +102,8 @@ struct Exponents {
     const int from = greatest(LEAST_MODERATE - unit, 0), to = least(MOST_MODERATE - unit, NAN_EXPONENT - 1);
     if (from > to) return false;
     const __m256i least_stored = _mm256_set1_epi8((char)from), most_stored = _mm256_set1_epi8((char)to);
-    return !((_mm256_cmplt_epu8_mask(low, least_stored) | _mm256_cmpgt_epu8_mask(high, most_stored)) & first32(vectors));
+    const __mmask32 outside = _mm256_cmplt_epu8_mask(low, least_stored) | _mm256_cmpgt_epu8_mask(high, most_stored);
+    return !(outside & first32(vectors));
   }
 
   // Brings the longest runs that it can to one exponent each: all steps, or RUN of them. Returns a run's steps.
