@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
 from analysis.experiments.ledger.configurations import Configuration
 from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
+from costmodel.cli.pictures.figure import Labels
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
 _OTHER = ("black", "X")
@@ -30,16 +33,19 @@ def front(points: Sequence[Point]) -> list[Point]:
 def draw(group: Sequence[Configuration], path: Path) -> None:
     """Write the picture of a recipe's configurations to path (.png or .svg)."""
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(12, 6))
-    for axes, cost in zip(panels, _COSTS, strict=True):
-        _panel(axes, group, cost)
+    points = [_panel(axes, group, cost) for axes, cost in zip(panels, _COSTS, strict=True)]
     panels[0].set_ylabel(f"{group[0].first['measure']}, mean of seeds; bars: smallest to largest")
     handles, labels = panels[0].get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
-    panels[0].legend(named.values(), named.keys(), loc="lower right")
+    legend = panels[0].legend(named.values(), named.keys(), loc="lower right")
+    figure.draw_without_rendering()  # now everything has its place
+    for axes, schedules in zip(panels, points, strict=True):
+        _label(axes, schedules, [legend.get_window_extent()])
     save(figure, path)
 
 
-def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
+def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> dict[str, list[Point]]:
+    """Draw all but the names; gives the points of each schedule, a format each."""
     points: dict[str, list[Point]] = {}
     for one in group:
         x, y, scores = one.mean(cost), one.mean("score"), one.values("score")
@@ -54,12 +60,19 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> None:
         points.setdefault(one.schedule, []).append((x, y))
     best = front([point for several in points.values() for point in several])
     axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1, zorder=0, drawstyle="steps-post", label="front")
-    for schedule, several in points.items():  # formats of one width cost the same: one text for all of them
-        top = max(several, key=lambda point: point[1])
-        axes.annotate(schedule, top, (4, 7), textcoords="offset points", rotation=45, fontsize=7)
     axes.set_xlabel(_COSTS[cost])
     axes.set_xscale("log")
     for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         ticks(FuncFormatter(lambda value, _: f"{value:.2g}"))
-    axes.margins(x=0.15, y=0.12)
+    axes.margins(x=0.15, y=0.2)
     axes.grid()
+    return points
+
+
+def _label(axes: Axes, points: dict[str, list[Point]], taken: list[Bbox]) -> None:
+    """Name each schedule once, at its best point: formats of one width cost the same."""
+    labels = Labels(axes, taken)
+    for point in chain.from_iterable(points.values()):
+        labels.avoid_point(point, 6)
+    for schedule, several in points.items():
+        labels.place(schedule, max(several, key=lambda point: point[1]), GREY)
