@@ -29,7 +29,7 @@ from analysis.stash.allocator.counted import build, run
 from analysis.stash.allocator.held import step_bytes
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.race import race
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 from dsq.stash import packed_checkpoint
 
@@ -51,10 +51,10 @@ def parser() -> argparse.ArgumentParser:
     """The command's options; ``--count`` is for the process that it starts itself."""
     made = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--only", choices=("bytes", "time"), help="half of the work: bytes and error, or time")
-    made.add_argument("--width", type=int, default=256, help="of the residual stream (default 256)")
-    made.add_argument("--tokens", type=int, default=2048, help="of one sequence (default 2048)")
-    made.add_argument("--layers", type=int, default=12, help="blocks (default 12)")
-    made.add_argument("--rounds", type=int, default=3, help="timed steps of each setup (default 3)")
+    made.add_argument("--width", type=count, default=256, help="of the residual stream (default 256)")
+    made.add_argument("--tokens", type=count, default=2048, help="of one sequence (default 2048)")
+    made.add_argument("--layers", type=count, default=12, help="blocks (default 12)")
+    made.add_argument("--rounds", type=count, default=3, help="timed steps of each setup (default 3)")
     made.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     return made
 
@@ -87,7 +87,7 @@ def counted_step(setup: str, layers: int, args: argparse.Namespace) -> tuple[dic
     return {"held": held.stash, "peak": held.peak}, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def count(args: argparse.Namespace) -> None:
+def count_bytes(args: argparse.Namespace) -> None:
     """Print the bytes and errors of all setups as JSON."""
     outside, _ = counted_step(BASELINE, 0, args)
     plain, exact = counted_step(PLAIN, args.layers, args)
@@ -134,7 +134,7 @@ def step(loss: Callable[[], Tensor]) -> None:
 
 def measure(args: argparse.Namespace) -> None:
     if args.count:
-        count(args)
+        count_bytes(args)
         return
     if args.only != "time":
         bytes_and_errors(args)

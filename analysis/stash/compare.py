@@ -42,7 +42,7 @@ from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.timer import gpu_clock, host_clock, in_turns
 from dsq import stash
 from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import as_csv, table
 
 PROG = "python -m analysis.stash.compare"
@@ -67,16 +67,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
     made.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
     made.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
-    made.add_argument("--seeds", type=int, default=8, help="draws of a stochastic policy's gradient (default 8)")
-    made.add_argument("--steps", type=int, default=5, help="timed steps of each setup (default 5)")
+    made.add_argument("--seeds", type=count, default=8, help="draws of a stochastic policy's gradient (default 8)")
+    made.add_argument("--steps", type=count, default=5, help="timed steps of each setup (default 5)")
     made.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     return made
 
 
 def chosen(args: argparse.Namespace) -> list[Setup]:
     """The setups that the options ask for; ValueError if none, or where an option cannot be met."""
-    if min(args.seeds, args.steps) < 1:
-        raise ValueError(f"--seeds and --steps must be at least 1, got {args.seeds} and {args.steps}")
     if args.device not in ("cpu", "cuda") or (args.device == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"--device must be cpu, or cuda where there is a GPU, got {args.device!r}")
     found = [s for s in SETUPS if s.case.split(",")[0] in args.models]

@@ -149,4 +149,4 @@ def test_the_command_writes_parallel_text(tmp_path, capsys):
     assert lines == {f"{s}.{la}": n for s, n in (("train", 30), ("valid", 5), ("test", 5)) for la in ("de", "en")}
     with pytest.raises(SystemExit):
         main([str(tmp_path / "b"), "--held-out", "0"])
-    assert capsys.readouterr().err.endswith("error: --held-out 0: accepted are whole numbers from 1\n")
+    assert capsys.readouterr().err.endswith("error: argument --held-out: accepted are whole numbers from 1, got '0'\n")

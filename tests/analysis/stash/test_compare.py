@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from analysis.stash import compare
 from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, bits_a_value
+from dsq import stash
 
 
 def tiny():
@@ -29,8 +30,16 @@ ROWS = (
 def few(monkeypatch):
     monkeypatch.setattr(compare, "CASES", TINY)
     monkeypatch.setattr(compare, "SETUPS", ROWS)
-    measured = HeldBytes(3 * BATCH, 4 * BATCH, 0)
-    monkeypatch.setattr(compare, "held", lambda *_: measured)  # in a process of its own: test_allocator.py
+    monkeypatch.setattr(compare, "sizes", claimed_here)
+
+
+def claimed_here(setup, bench):
+    """As compare.sizes, but held bytes, which take a process of their own: test_allocator.py."""
+    model, controllers = compare.trained(setup, bench)
+    claimed = stash.measure(lambda: model(bench.x)).nbytes
+    for controller in controllers:
+        controller.remove()
+    return claimed, HeldBytes(3 * BATCH, 4 * BATCH, 0)
 
 
 def test_table_csv_and_picture(few, tmp_path, capsys):
@@ -70,8 +79,9 @@ def test_times_join_the_sizes_measured_before(few, tmp_path):
 def test_bad_input(tmp_path, capsys):
     assert compare.main(["--out", str(tmp_path), "--only", "nothing"]) == 2
     assert "--only nothing: no setup has that in its name" in capsys.readouterr().err
-    assert compare.main(["--out", str(tmp_path), "--seeds", "0"]) == 2
-    assert "--seeds and --steps must be at least 1, got 0 and 5" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compare.main(["--out", str(tmp_path), "--seeds", "0"])
+    assert "argument --seeds: accepted are whole numbers from 1, got '0'" in capsys.readouterr().err
 
 
 def test_every_setup_has_a_case_and_a_row_of_its_own():

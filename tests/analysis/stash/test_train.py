@@ -66,7 +66,7 @@ def test_batches_hold_every_sentence_once_and_are_of_one_length(data):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (("--steps", "0"), "--steps 0: accepted are whole numbers from 1"),
+        (("--steps", "0"), "argument --steps: accepted are whole numbers from 1"),
         (("--width", "6"), "--width 6: accepted are multiples of 4"),
         (("--runs", "fp16"), "fp16"),
         (("--task", "books"), "books"),
