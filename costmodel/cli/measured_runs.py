@@ -1,6 +1,6 @@
 """The ledger of experiments: a CSV with a row a run, as analysis.experiments.report writes it, and its setups.
 
-Of its columns these are read: score, measure, seed, format, levels, level_tokens, exclude. A run without levels was
+Of its columns these are read: recipe, score, measure, format, levels, level_tokens, exclude. A run without levels was
 trained in float32.
 """
 
@@ -36,10 +36,11 @@ class MeasuredSetup:
         return mean(self.scores)
 
 
-def load_runs(path: str, described: Mapping[str, Any]) -> tuple[list[MeasuredSetup], str]:
-    """The setups of a ledger and what their scores measure; `described`: options of the formats.
+def load_runs(path: str, recipe: str | None, described: Mapping[str, Any]) -> tuple[list[MeasuredSetup], str]:
+    """The setups of a ledger's recipe and what their scores measure; `described`: options of the formats.
 
-    Raises ValueError that names the file.
+    Raises ValueError that names the file, also where it holds several recipes and none is given: their scores are of
+    other data or other lengths of training.
     """
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
@@ -49,13 +50,16 @@ def load_runs(path: str, described: Mapping[str, Any]) -> tuple[list[MeasuredSet
     missing = [name for name in NEEDED if not rows or name not in rows[0]]
     if missing:
         raise ValueError(f"ledger {path} has no column {missing[0]}, or no rows")
-    rows = [row for row in rows if row["score"]]
-    measures = {row["measure"] for row in rows}
+    recipes = {row.get("recipe", "") for row in rows}
+    if recipe not in recipes and (recipe or len(recipes) > 1):
+        raise ValueError(f"ledger {path}: --recipe must be one of {', '.join(sorted(recipes))}, got {recipe or 'none'}")
+    numbered = [(n, row) for n, row in enumerate(rows, 2) if row["score"] and recipe in (None, row.get("recipe"))]
+    measures = {row["measure"] for _, row in numbered}
     if len(measures) != 1:
         raise ValueError(f"ledger {path} mixes what its scores measure: {', '.join(sorted(measures)) or 'nothing'}")
     found: dict[str, tuple[RunHistory, list[float]]] = {}
     grouped: dict[str, list[float]] = defaultdict(list)
-    for number, row in enumerate(rows, 2):
+    for number, row in numbered:
         try:
             history = _history(row, described)
             name = _name(history)

@@ -15,7 +15,7 @@ COLUMNS = {"time": "ms", "dram": "dram_MB", "arithmetic": "arithmetic", "stash":
 
 def run(arguments: argparse.Namespace) -> Report:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
-    setups, measure = load_runs(arguments.ledger, vars(arguments))
+    setups, measure = load_runs(arguments.ledger, arguments.recipe, vars(arguments))
     unit = setup_of(arguments, arguments.relative_to)
     reference = evaluate(workload, unit, hardware)
     best = max(setup.score for setup in setups)

@@ -333,6 +333,17 @@ def test_a_bad_ledger_names_the_line(change, message, capsys, tmp_path):
     assert message in errors
 
 
+def test_runs_of_two_recipes_are_not_compared(capsys, tmp_path):
+    path = tmp_path / "ledger.csv"
+    recipes = ("recipe", "one", "one", "one", "other")
+    path.write_text("\n".join(map(",".join, zip(recipes, LEDGER.splitlines(), strict=True))))
+    status, _, errors = run(capsys, "cheapest", str(path))
+    assert status == 2
+    assert "--recipe must be one of one, other, got none" in errors
+    _, text, _ = run(capsys, "cheapest", str(path), "--recipe", "one", "--json")
+    assert [record["score"] for record in json.loads(text)["setups"]] == [90, 88.5]
+
+
 @pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
 def test_options_of_attention_need_some(option, capsys, tmp_path):
     path = tmp_path / "one_layer.json"
