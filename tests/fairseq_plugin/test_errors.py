@@ -175,8 +175,7 @@ def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_every_option_of_the_core_has_a_flag() -> None:
-    # fairseq multiplies attention's batches itself, and has no adapters: the options would do nothing
-    options = {field.name for field in dataclasses.fields(DSQConfig)} - {"attention", "adapters"}
+    options = {field.name for field in dataclasses.fields(DSQConfig)} - {"adapters"}  # fairseq has none
     assert {option.name.removeprefix("dsq_") for option in flags.FLAGS} == options | {"reset"}
 
 
