@@ -125,7 +125,9 @@ def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.Captur
     (wmt,) = (path for path in RECIPES if path.stem == "wmt14_table6")
     given = [str(wmt), "--out", str(tmp_path / "out"), "--only", "fp32*"]
     assert run.main([*given, "--data", str(tmp_path / "no")]) == 2
-    assert f"data.path {tmp_path / 'no'}: there is no such folder; give --data DIR. WMT14" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"data.path {tmp_path / 'no'}: there is no such folder; give --data DIR. " in said
+    assert "python -m analysis.experiments.prepare wmt14 DIR" in said
     data = Data(kind="labelled", path=str(tmp_path), task="x", pretrained=str(tmp_path), get="Ask.")
     with pytest.raises(ValueError, match=r"there is no model\.pt\. Ask\."):
         data_folder.check_present(data)
