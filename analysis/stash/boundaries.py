@@ -27,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from analysis.stash.allocator.counted import build, run
 from analysis.stash.allocator.held import step_bytes
+from analysis.stash.halves import halves_parser, measure_halves, print_times, step
 from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import race
-from dsq.command.parser import OneLineParser, count, guarded
+from dsq.command.parser import count, guarded
 from dsq.command.table import table
 from dsq.stash import packed_checkpoint
 
@@ -49,12 +49,10 @@ SETUPS: dict[str, Callable[..., Any] | None] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command's options; ``--count`` is for the process that it starts itself."""
-    made = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--only", choices=("bytes", "time"), help="half of the work: bytes and error, or time")
+    made = halves_parser(PROG, __doc__, rounds=3)
     made.add_argument("--width", type=count, default=256, help="of the residual stream (default 256)")
     made.add_argument("--tokens", type=count, default=2048, help="of one sequence (default 2048)")
     made.add_argument("--layers", type=count, default=12, help="blocks (default 12)")
-    made.add_argument("--rounds", type=count, default=3, help="timed steps of each setup (default 3)")
     made.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     return made
 
@@ -121,25 +119,15 @@ def bytes_and_errors(args: argparse.Namespace) -> None:
 
 def times(args: argparse.Namespace) -> None:
     keep_freed_memory()
-    steps = {setup: partial(step, training(setup, args.layers, args)[1]) for setup in (BASELINE, "bfp 4", "snvint 4")}
-    timed = race("step", (BASELINE, steps.pop(BASELINE)), steps, args.rounds)
-    rows = [{"boundaries": result.name, "time": result.ratio, "±": result.stray} for result in timed.results]
-    print(table(rows, {"boundaries": "", "time": ".3f", "±": ".3f"}, markdown=True))
-    print(f"\n{BASELINE} against itself: {timed.control.ratio:.3f} ± {timed.control.stray:.3f}")
-
-
-def step(loss: Callable[[], Tensor]) -> None:
-    loss().backward()
+    losses = {setup: training(setup, args.layers, args)[1] for setup in (BASELINE, "bfp 4", "snvint 4")}
+    print_times("boundaries", BASELINE, losses, args.rounds, ".3f")
 
 
 def measure(args: argparse.Namespace) -> None:
     if args.count:
         count_bytes(args)
-        return
-    if args.only != "time":
-        bytes_and_errors(args)
-    if args.only != "bytes":
-        times(args)
+    else:
+        measure_halves(args.only, partial(bytes_and_errors, args), partial(times, args))
 
 
 def main(argv: list[str] | None = None) -> int:

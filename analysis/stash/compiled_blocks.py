@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from analysis.models import encoder
 from analysis.stash.allocator.counted import build, run
 from analysis.stash.allocator.held import step_bytes
+from analysis.stash.halves import halves_parser, measure_halves, print_times, step
 from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import race
 from dsq import stash
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command.parser import count, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.stash.compiled_blocks"
@@ -39,10 +39,8 @@ SETUPS = ("eager", "compiled", BASELINE, "compiled, bfp", "eager, gact", "compil
 
 def parser() -> argparse.ArgumentParser:
     """The command's options; ``--count`` is for the processes that it starts itself."""
-    made = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--only", choices=("bytes", "time"), help="half of the work: bytes and error, or time")
-    made.add_argument("--blocks", type=int, default=4, help="default 4")
-    made.add_argument("--rounds", type=int, default=7, help="timed steps of each setup (default 7)")
+    made = halves_parser(PROG, __doc__, rounds=7)
+    made.add_argument("--blocks", type=count, default=4, help="default 4")
     made.add_argument("--count", choices=SETUPS, help=argparse.SUPPRESS)
     return made
 
@@ -61,7 +59,7 @@ def training(setup: str, blocks: int) -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, lambda: model(x).square().mean()
 
 
-def count(args: argparse.Namespace) -> None:
+def count_bytes(args: argparse.Namespace) -> None:
     """Print bytes and error of a setup as JSON."""
     gradients = []
     for setup in ("eager", args.count):
@@ -86,27 +84,16 @@ def bytes_and_errors(args: argparse.Namespace) -> None:
 def times(args: argparse.Namespace) -> None:
     keep_freed_memory()
     losses = {setup: training(setup, args.blocks)[1] for setup in SETUPS if "gact" not in setup}
-    steps = {setup: partial(step, loss) for setup, loss in losses.items()}
-    for warm in (*steps.values(), *steps.values()):
-        warm()
-    timed = race("step", (BASELINE, steps.pop(BASELINE)), steps, args.rounds)
-    rows = [{"blocks": result.name, "time": result.ratio, "±": result.stray} for result in timed.results]
-    print(table(rows, {"blocks": "", "time": ".2f", "±": ".2f"}, markdown=True))
-    print(f"\n{BASELINE} against itself: {timed.control.ratio:.3f} ± {timed.control.stray:.3f}")
-
-
-def step(loss: Callable[[], Tensor]) -> None:
-    loss().backward()
+    for loss in (*losses.values(), *losses.values()):
+        step(loss)  # warm: compiled, and under the policy's own estimates
+    print_times("blocks", BASELINE, losses, args.rounds, ".2f")
 
 
 def measure(args: argparse.Namespace) -> None:
     if args.count:
-        count(args)
-        return
-    if args.only != "time":
-        bytes_and_errors(args)
-    if args.only != "bytes":
-        times(args)
+        count_bytes(args)
+    else:
+        measure_halves(args.only, partial(bytes_and_errors, args), partial(times, args))
 
 
 def main(argv: list[str] | None = None) -> int:
