@@ -37,7 +37,7 @@ demo: $(RUN)
 	$(PYTHON) -m analysis.experiments.demo --out $(DEMO)
 
 test: lint
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --dist loadfile
 
 soak: $(DEV)
 	$(PYTHON) -m pytest -m soak

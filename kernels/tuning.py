@@ -28,8 +28,9 @@ from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
-#: multiply-accumulates of the largest product that is timed: about 2 ms of a core
-MEASURED = 1 << 26
+#: multiply-accumulates of the largest product that is timed: about 6 ms of a core in float32. A quarter of it lies in the
+#: second-level cache, where kernels are alike that differ by half on larger products
+MEASURED = 1 << 28
 #: the same on other devices than the CPU, which smaller products do not fill
 MEASURED_ELSEWHERE = 1 << 36
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,

@@ -9,6 +9,8 @@ import pytest
 
 os.environ["DSQ_GEMM"] = "the first"
 os.environ["DSQ_CACHE"] = tempfile.mkdtemp(prefix="dsq-tests-")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each would wait for one another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
