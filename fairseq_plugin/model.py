@@ -9,7 +9,7 @@ from torch import nn
 
 import dsq
 from fairseq_plugin.flags import InputError
-from fairseq_plugin.state import KEY, NAME, DSQState, check_same, config_from
+from fairseq_plugin.run.state import KEY, NAME, DSQState, check_same, config_from
 
 logger = logging.getLogger(__name__)
 
