@@ -4,7 +4,6 @@ import functools
 import logging
 from typing import Any
 
-from fairseq.modules import MultiheadAttention
 from torch import nn
 
 import dsq
@@ -38,10 +37,6 @@ def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
         raise InputError(
             f"--dsq-exclude {config.exclude!r} leaves no linear to quantise: give another, or no --dsq-levels"
         )
-    for module in model.modules():
-        if isinstance(module, MultiheadAttention):
-            # otherwise self-attention hands its weights to PyTorch's function, and its four Linears are never called
-            module.skip_embed_dim_check = True
     model.add_module(NAME, DSQState(config))
 
 
