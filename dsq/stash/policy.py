@@ -9,7 +9,7 @@ derives names, defaults and the error messages from the signature, so they are w
 helpers of saved_tensors/, which put what remove() takes back on the controller. No policy imports another's folder.
 
 Three mechanisms exist, from the inside out:
-    ops      a rule around one op's saved tensors: saved_tensors/rules.py (selective; the exact masks of bfp and gact)
+    ops      a rule around one op's saved tensors: saved_tensors/rules/ (selective; the exact masks of bfp and gact)
     modules  a module's class or forward replaced in place: saved_tensors/class_swap.py (wtacrs, checkpoint)
     model    saved-tensor hooks while the model's forward runs: saved_tensors/hooks.py (bfp, gact, mesa)
 A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one

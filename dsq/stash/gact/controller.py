@@ -19,11 +19,11 @@ from dsq.stash.gact.gradient_variance import GradientVariance
 from dsq.stash.gact.offload import Offload
 from dsq.stash.gact.replay import RecordedStep, differentiable, sensitivities
 from dsq.stash.policy import Controller, Summary, check_keys
-from dsq.stash.saved_tensors.bit_rules import FEW_BITS
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
-from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
+from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages, storages_of
 from dsq.stash.saved_tensors.window import LossWindow
 

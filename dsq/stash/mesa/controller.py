@@ -11,10 +11,10 @@ from dsq.stash.mesa.observed_forward import OPERATIONS, ObservedForward
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, Summary, check_keys
-from dsq.stash.saved_tensors.bit_rules import FEW_BITS
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
+from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages
 
 
