@@ -103,8 +103,10 @@ def is_older(path: Path, sources: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether an ELF file reaches to the end of its table of sections, which linkers put last: the loader maps a file
-    that was cut off all the same, and the process ends in SIGBUS where it reads beyond. Other files are the loader's."""
+    """Whether an ELF file reaches to the end of its table of sections, which linkers put last.
+
+    The loader maps a file that was cut off all the same, and the process ends in SIGBUS where it reads beyond.
+    """
     with path.open("rb") as file:
         head = file.read(64)
     if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):  # 64 bits, little-endian

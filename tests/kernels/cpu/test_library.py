@@ -55,7 +55,7 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
 def test_a_truncated_library_is_named(tmp_path, kept):
     whole = LIBRARY.read_bytes()
     (tmp_path / "_native.so").write_bytes(whole[: int(kept * len(whole))])
-    with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so is truncated; in a checkout,"):
+    with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so is truncated; in a check"):
         load(tmp_path / "_native.so", abi.HEADER)
 
 
