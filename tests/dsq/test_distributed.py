@@ -167,9 +167,7 @@ def test_other_shardings_are_refused(tmp_path):
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         layer = dsq.Linear(32, 32)
-        whole = distribute_tensor(
-            layer.weight.detach(), init_device_mesh("cpu", (1,)), [Replicate()]
-        )
+        whole = distribute_tensor(layer.weight.detach(), init_device_mesh("cpu", (1,)), [Replicate()])
         layer.weight = nn.Parameter(whole)
         with pytest.raises(ValueError, match=r"weight must be sharded as Shard\(0\) or Shard\(1\)"):
             layer(torch.randn(16, 32))
