@@ -61,8 +61,8 @@ def hugging_face(folder, updates, resume=False, logger=None):
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=updates, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
         eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=logger or [],
-        use_cpu=True, disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant", train_sampling_strategy="sequential",
-        logging_steps=EVERY,
+        use_cpu=True, disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant",
+        train_sampling_strategy="sequential", logging_steps=EVERY,
     )  # fmt: skip
     model, callback = Net(), PrecisionCallback(**OPTIONS)
     rows, kept = Rows(BATCH * HALF, 1), Rows(BATCH, 2)
