@@ -1,17 +1,15 @@
 """fairseq 0.12.2 with DSQ: a --user-dir package. Importing it adds the --dsq-* flags to every task.
 
-startup.py  lets fairseq be imported on Python >= 3.11
-shims.py    what else fairseq needs on today's Python and torch
-flags.py    the --dsq-* flags
-tasks.py    the hooks into fairseq's tasks
-model.py    conversion of a model, loading of checkpoints
-state.py    what a checkpoint carries of a run
-checkpoints.py writes checkpoints whole, and checks them; a folder is one run's
-stash.py    measures the stash
-history.py  writes dsq_history.json and dsq_workload.json
-commands.py dsq-preprocess, dsq-train, dsq-hydra-train, dsq-generate, dsq-average
-averaging.py the last of them
-mistakes.py what users get wrong, and what they are told
+startup.py      lets fairseq be imported on Python >= 3.11
+shims.py        what else fairseq needs on today's Python and torch
+flags.py        the --dsq-* flags
+tasks.py        the hooks into fairseq's tasks
+model.py        conversion of a model, loading of checkpoints
+checkpoints.py  writes checkpoints whole, and checks them; a folder is one run's
+commands.py     dsq-preprocess, dsq-train, dsq-hydra-train, dsq-generate, dsq-average
+averaging.py    the last of them
+run/            what a run is to cost, its state in checkpoints, its record
+mistakes/       what users get wrong, and what they are told
 """
 
 import importlib.util

@@ -81,7 +81,7 @@ def _run(command: str) -> None:
     if not _installed():
         fail(prog, INSTALL)
     from fairseq_plugin import checkpoints
-    from fairseq_plugin.mistakes import explain
+    from fairseq_plugin.mistakes.explained import explain
 
     sys.argv[0] = prog
     argparse.ArgumentParser.error = _error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines

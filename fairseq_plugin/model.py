@@ -4,12 +4,11 @@ import functools
 import logging
 from typing import Any
 
-from fairseq.modules import MultiheadAttention
 from torch import nn
 
 import dsq
 from fairseq_plugin.flags import InputError
-from fairseq_plugin.state import KEY, NAME, DSQState, check_same, config_from
+from fairseq_plugin.run.state import KEY, NAME, DSQState, check_same, config_from
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +37,6 @@ def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
         raise InputError(
             f"--dsq-exclude {config.exclude!r} leaves no linear to quantise: give another, or no --dsq-levels"
         )
-    for module in model.modules():
-        if isinstance(module, MultiheadAttention):
-            # otherwise self-attention hands its weights to PyTorch's function, and its four Linears are never called
-            module.skip_embed_dim_check = True
     model.add_module(NAME, DSQState(config))
 
 

@@ -22,13 +22,14 @@ from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 
 import dsq
-from fairseq_plugin import checkpoints, stash
-from fairseq_plugin.cost import predicted
+from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of, max_update
-from fairseq_plugin.history import set_aside, write_history, write_workload
-from fairseq_plugin.limits import require_architecture, strict
+from fairseq_plugin.mistakes.limits import require_architecture, strict
 from fairseq_plugin.model import prepare, state_of
-from fairseq_plugin.state import DSQState
+from fairseq_plugin.run import stash
+from fairseq_plugin.run.cost import predicted
+from fairseq_plugin.run.history import set_aside, write_history, write_workload
+from fairseq_plugin.run.state import DSQState
 
 logger = logging.getLogger(__name__)
 

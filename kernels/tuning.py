@@ -28,8 +28,8 @@ from dsq.command.machine import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
 
-#: multiply-accumulates of the largest product that is timed: about 6 ms of a core in float32. A quarter of it lies in the
-#: second-level cache, where kernels are alike that differ by half on larger products
+#: multiply-accumulates of the largest product that is timed: about 6 ms of a core in float32. A quarter of it lies in
+#: the second-level cache, where kernels are alike that differ by half on larger products
 MEASURED = 1 << 28
 #: the same on other devices than the CPU, which smaller products do not fill
 MEASURED_ELSEWHERE = 1 << 36

@@ -22,7 +22,7 @@ from dsq.kernels.backend import (
 )
 from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
 from dsq.ops.matmul import multiply, packed
-from dsq.sharing import share, shared, stash_key
+from dsq.ops.sharing import share, shared, stash_key
 
 _any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
 

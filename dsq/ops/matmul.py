@@ -34,13 +34,10 @@ def multiply(
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
     dtype = dtype or a.dtype
-    if plain(a):
+    if plain(a, bias_N):
         return _multiply(matmul, a, b, bias_N, seed, dtype)
-    result: Tensor
-    if isinstance(b, Codes):
-        result = torch.ops.dsq.multiply_packed(a, b.codes, b.scales, b.shape, bias_N, matmul.text, signed(seed), dtype)
-    else:
-        result = torch.ops.dsq.multiply(a, b, bias_N, matmul.text, signed(seed), dtype)
+    codes, scales, shape = b if isinstance(b, Codes) else (b, None, None)
+    result: Tensor = torch.ops.dsq.multiply(a, codes, scales, shape, bias_N, matmul.text, signed(seed), dtype)
     return result
 
 
@@ -89,59 +86,47 @@ def _plus(seed: int | None, offset: int) -> int | None:
     return None if seed is None else seed + offset
 
 
-def _operator(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None, dtype: torch.dtype) -> Tensor:
-    return _multiply(parse_matmul(matmul), a, b, bias, seed, dtype)
-
-
-def _packed_operator(
+def _operator(
     a: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    shape: list[int],
+    b: Tensor,
+    scales: Tensor | None,
+    shape: list[int] | None,
     bias: Tensor | None,
     matmul: str,
     seed: int | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    return _multiply(parse_matmul(matmul), a, Codes(codes, scales, torch.Size(shape)), bias, seed, dtype)
+    operand = b if scales is None or shape is None else Codes(b, scales, torch.Size(shape))
+    return _multiply(parse_matmul(matmul), a, operand, bias, seed, dtype)
 
 
-def _fake(a: Tensor, b: Tensor, bias: Tensor | None, matmul: str, seed: int | None, dtype: torch.dtype) -> Tensor:
-    return a.new_empty((*a.shape[:-2], *parse_matmul(matmul).sizes(a.shape, b.shape)[:2]), dtype=dtype)
-
-
-def _fake_packed(
+def _fake(
     a: Tensor,
-    codes: Tensor,
-    scales: Tensor,
+    b: Tensor,
+    scales: Tensor | None,
     shape: Any,
     bias: Tensor | None,
     matmul: str,
     seed: int | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    return a.new_empty((*a.shape[:-2], *parse_matmul(matmul).sizes(a.shape, shape)[:2]), dtype=dtype)
+    sizes = parse_matmul(matmul).sizes(a.shape, b.shape if shape is None else shape)
+    return a.new_empty((*a.shape[:-2], *sizes[:2]), dtype=dtype)
 
 
-def _flops(a_shape: Any, b_shape: Any, bias_shape: Any, matmul: str, *_: Any, **__: Any) -> int:
-    return 2 * prod((*a_shape[:-2], *parse_matmul(matmul).sizes(a_shape, b_shape)))
+def _flops(a_shape: Any, b_shape: Any, _: Any, shape: Any, bias: Any, matmul: str, *__: Any, **___: Any) -> int:
+    sizes = parse_matmul(matmul).sizes(a_shape, b_shape if shape is None else shape)
+    return 2 * prod((*a_shape[:-2], *sizes))
 
 
-def _packed_flops(a_shape: Any, codes: Any, scales: Any, shape: Any, bias: Any, matmul: str, *_: Any, **__: Any) -> int:
-    return _flops(a_shape, shape, bias, matmul)
-
-
+# b: values; or codes, with their scales and the shape of the values
 define(
-    "multiply(Tensor a, Tensor b, Tensor? bias, str matmul, int? seed, ScalarType dtype) -> Tensor", _operator, _fake
-)
-define(
-    "multiply_packed(Tensor a, Tensor codes, Tensor scales, SymInt[] shape, Tensor? bias, str matmul, int? seed,"
+    "multiply(Tensor a, Tensor b, Tensor? scales, SymInt[]? shape, Tensor? bias, str matmul, int? seed,"
     " ScalarType dtype) -> Tensor",
-    _packed_operator,
-    _fake_packed,
+    _operator,
+    _fake,
 )
 register_flop_formula(torch.ops.dsq.multiply)(_flops)
-register_flop_formula(torch.ops.dsq.multiply_packed)(_packed_flops)
 
 
 def _refuse(ctx: Any, dy: Tensor) -> None:
@@ -152,4 +137,3 @@ def _refuse(ctx: Any, dy: Tensor) -> None:
 
 
 register_autograd("dsq::multiply", _refuse)
-register_autograd("dsq::multiply_packed", _refuse)

@@ -9,7 +9,7 @@ derives names, defaults and the error messages from the signature, so they are w
 helpers of saved_tensors/, which put what remove() takes back on the controller. No policy imports another's folder.
 
 Three mechanisms exist, from the inside out:
-    ops      a rule around one op's saved tensors: saved_tensors/rules.py (selective; the exact masks of bfp and gact)
+    ops      a rule around one op's saved tensors: saved_tensors/rules/ (selective; the exact masks of bfp and gact)
     modules  a module's class or forward replaced in place: saved_tensors/class_swap.py (wtacrs, checkpoint)
     model    saved-tensor hooks while the model's forward runs: saved_tensors/hooks.py (bfp, gact, mesa)
 A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one
@@ -171,6 +171,22 @@ def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -
     got = sorted(state) if isinstance(state, Mapping) else repr(state)
     if got != sorted(expected):
         raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {got}")
+
+
+def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What a policy's state keeps to tell its model from another."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def check_parameters(policy: str, model: nn.Module, saved: Mapping[str, tuple[int, ...]]) -> None:
+    """ValueError where a policy's state is of a model with other parameters than this one."""
+    ours = parameter_shapes(model)
+    for name in ours | dict(saved):
+        here, there = ours.get(name, "none"), saved.get(name, "none")
+        if here != there:
+            raise ValueError(
+                f"state of policy {policy!r} must be this model's, whose {name} is {here}; the state's is {there}"
+            )
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.policy import Controller, Summary, check_keys
-from dsq.stash.saved_tensors.bit_rules import FEW_BITS, SENSITIVE
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
-from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS, SENSITIVE
+from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages, storages_of
 
 FEW = 256  #: values up to which a tensor is kept exact

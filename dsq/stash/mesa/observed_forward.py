@@ -13,10 +13,10 @@ from dsq.kernels.backend import Groups
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
-from dsq.stash.saved_tensors.bit_rules import SENSITIVE
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.own_body import own_body
+from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
 from dsq.stash.saved_tensors.storages import storages_of
 
 #: function names of each kind of operation; batch norm is not named in the paper

@@ -2,8 +2,7 @@
 
 From what runs first to what the backward reads:
     hooks.py            contexts entered around a model's forward, and hooks around one op
-    rules.py            a rule decides, for one call, in what form the op's saved tensors are kept (a function mode)
-    bit_rules.py        the rules of ReLU, dropout and pooling; masked_relu.py runs ReLU so that it makes its mask
+    rules/              a rule decides, for one call, in what form the op's saved tensors are kept (a function mode)
     forms.py, masks.py  the forms: as it is, dropped, narrow integers, one bit an element
     forward_stash.py    what a quantising policy does around its own code: one code for all views of a tensor
     storages.py         which memory a tensor lies in, and the cache of what was made of it

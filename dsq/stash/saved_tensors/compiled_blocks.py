@@ -20,7 +20,7 @@ from dsq.stash.policy import Controller, SharedByCopies
 from dsq.stash.saved_tensors.forms import Saved, get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import innermost_hooks
-from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import storages_of
 
 

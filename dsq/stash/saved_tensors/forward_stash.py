@@ -18,7 +18,7 @@ from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, 
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.saved_tensors.masks import TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
-from dsq.stash.saved_tensors.rules import PackOne, writes_in_place
+from dsq.stash.saved_tensors.rules.function_mode import PackOne, writes_in_place
 from dsq.stash.saved_tensors.storages import StorageCache, is_plain, storage_key, weak
 
 

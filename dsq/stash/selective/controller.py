@@ -15,7 +15,7 @@ from dsq.stash.policy import Controller, Summary
 from dsq.stash.saved_tensors.forms import Dropped, Hooks, Kept, Outer, Saved, get, pass_on
 from dsq.stash.saved_tensors.hooks import in_backward, innermost_hooks
 from dsq.stash.saved_tensors.masks import TwoValued
-from dsq.stash.saved_tensors.rules import PackOne, Rules
+from dsq.stash.saved_tensors.rules.function_mode import PackOne, Rules
 from dsq.stash.saved_tensors.storages import StorageCache, is_plain, parameter_storages, storage_key
 from dsq.stash.selective.layer_rules import LAYER_RULES
 

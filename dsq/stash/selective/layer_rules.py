@@ -1,9 +1,9 @@
 """What must be kept of one op's saved tensors, given who needs a gradient.
 
 A rule acts around one call of a PyTorch function, whoever makes it (a module, a shared module, or F.relu in a model's
-forward): PyTorch's own op runs, with PyTorch's own backward (but ReLU, which makes and reads bits: masked_relu.py), and
-the rule decides in what form its saved tensors are kept. So every option of every layer keeps its meaning, and
-gradients are equal bit for bit.
+forward): PyTorch's own op runs, with PyTorch's own backward (but ReLU, which makes and reads bits:
+saved_tensors/rules/masked_relu.py), and the rule decides in what form its saved tensors are kept. So every option of
+every layer keeps its meaning, and gradients are equal bit for bit.
 
     op                            its input x is kept                its weight w is kept     else
     linear                        if w needs a gradient              if x does                (PyTorch does this itself)
@@ -26,9 +26,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.saved_tensors.bit_rules import FEW_BITS
 from dsq.stash.saved_tensors.forms import Dropped, Saved
-from dsq.stash.saved_tensors.rules import Call, PackOne, Rule, needs
+from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
+from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Rule, needs
 
 
 def _drop(x: Tensor, w: Any, keep_x: bool, keep_w: bool, any_size: bool) -> PackOne | None:

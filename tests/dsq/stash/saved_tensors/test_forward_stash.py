@@ -15,7 +15,7 @@ from dsq import stash
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
-from dsq.stash.saved_tensors.rules import Rules, writes_in_place
+from dsq.stash.saved_tensors.rules.function_mode import Rules, writes_in_place
 from dsq.stash.saved_tensors.storages import storages_of
 
 

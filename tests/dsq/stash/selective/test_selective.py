@@ -164,7 +164,7 @@ def kept(model, x):
 
 
 def test_what_is_kept_follows_who_needs_a_gradient():
-    """The table of rules.py on conv -> batch norm -> ReLU -> conv -> max-pool, counted by hand; N floats a plane."""
+    """layer_rules.py on conv -> batch norm -> ReLU -> conv -> max-pool, counted by hand; N floats a plane."""
     model = seq(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.MaxPool2d(2))
     apply(model, "selective")
     x = torch.randn(2, 8, 16, 16)

@@ -13,7 +13,7 @@ from fairseq.data.encoders import TOKENIZER_REGISTRY
 from dsq.arguments import choice, number, whole_number
 from dsq.command.files import check_writable
 from fairseq_plugin.flags import InputError
-from fairseq_plugin.texts import check_texts
+from fairseq_plugin.mistakes.texts import check_texts
 
 _LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file: it need not be there
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.stash.saved_tensors.forms import Dropped, Narrow, Saved
-from dsq.stash.saved_tensors.masked_relu import RELUS, masked_relu
 from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
-from dsq.stash.saved_tensors.rules import Call, PackOne, Replacement, Rule, needs
+from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Replacement, Rule, needs
+from dsq.stash.saved_tensors.rules.masked_relu import RELUS, masked_relu
 
 
 def sides(closed: float = 0.0, open: float = 1.0, **limits: Any) -> PackOne:

@@ -11,7 +11,7 @@ from torch import nn
 
 import dsq
 from fairseq_plugin.flags import InputError, flag_of, quiet
-from fairseq_plugin.stash import Measured
+from fairseq_plugin.run.stash import Measured
 
 #: the name of the submodule, and of its entry in a state dict
 NAME = "dsq"

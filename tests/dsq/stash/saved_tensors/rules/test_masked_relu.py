@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dsq.stash.saved_tensors.bit_rules import RELU_FAMILY
 from dsq.stash.saved_tensors.hooks import op_hooks
-from dsq.stash.saved_tensors.rules import Rules
+from dsq.stash.saved_tensors.rules.few_bits import RELU_FAMILY
+from dsq.stash.saved_tensors.rules.function_mode import Rules
 
 NAMES = {"F.relu": F.relu, "torch.relu": torch.relu, "Tensor.relu": torch.Tensor.relu, "F.relu_": F.relu_}
 

@@ -13,7 +13,7 @@ from dsq.kernels.backend import FLOATS
 from dsq.kernels.dispatch import apply_mask, relu, unpack_mask
 from dsq.stash.saved_tensors.masks import Mask, TwoValued
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
-from dsq.stash.saved_tensors.rules import Call, Replacement
+from dsq.stash.saved_tensors.rules.function_mode import Call, Replacement
 
 _IN_PLACE = (torch.relu_, Tensor.relu_)  # F.relu_ is torch's
 RELUS = frozenset((F.relu, torch.relu, Tensor.relu, *_IN_PLACE))
