@@ -250,3 +250,14 @@ def test_bad_sample_ids_and_states():
         controller.set_sample_ids(torch.ones(3, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="must have the keys"):
         controller.load_state_dict({"ids": torch.empty(0)})
+
+
+def test_the_default_device_is_not_that_of_random_numbers_and_norms():
+    model, x = attention(), tokens()
+    controller = dsq.stash.apply(model, "wtacrs")
+    with torch.device("meta"):
+        for _ in range(2):
+            controller.set_sample_ids(range(8))
+            model(x).sum().backward()
+        assert controller.state_dict()["ids"].tolist() == list(range(8))
+    assert "2 draws used cached" in str(controller.report())
