@@ -23,19 +23,9 @@ def pairs(count: int, seed: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def test_a_missing_table_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert glue.main(["--data", str(tmp_path), "--task", "toy", "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"python -m analysis.experiments.glue: error: --data {tmp_path}: no toy.train.tsv")
-    assert said.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--dsq-levels", "x"], "argument --dsq-levels: "),
-        (["--nosuchflag", "3"], "unrecognized arguments: --nosuchflag 3"),
         (["--num-classes", "3"], "--num-classes: the recipe relies on its own choice"),
         (["--vocab", "0"], "--vocab 0: "),
     ],

@@ -76,14 +76,6 @@ def test_times_join_the_sizes_measured_before(few, tmp_path):
     assert row["held, MiB"] * 2**20 == pytest.approx(3 * BATCH)
 
 
-def test_bad_input(tmp_path, capsys):
-    assert compare.main(["--out", str(tmp_path), "--only", "nothing"]) == 2
-    assert "--only nothing: no setup has that in its name" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        compare.main(["--out", str(tmp_path), "--seeds", "0"])
-    assert "argument --seeds: accepted are whole numbers from 1, got '0'" in capsys.readouterr().err
-
-
 def test_every_setup_has_a_case_and_a_row_of_its_own():
     assert {setup.case for setup in SETUPS} == set(CASES)
     assert len({(setup.case, setup.name) for setup in SETUPS}) == len(SETUPS)

@@ -158,16 +158,6 @@ def test_with_bfp_inputs_and_recomputed_stash_are_packed():
     assert not made  # what the recomputation saves goes through bfp's hooks, not past them
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="nothing to stash"):
-        apply(nn.Linear(2, 2), "checkpoint")
-    with pytest.raises(ValueError, match=r"no module 'layer\.x'; segments takes a regular expression"):
-        apply(small(), "checkpoint", segments="layer.x")
-    for segments in ("(", 3):
-        with pytest.raises(ValueError, match="segments must be a regular expression of module names, got"):
-            apply(small(), "checkpoint", segments=segments)
-
-
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_segment_that_changes_its_input_is_named(wanted):
     class Doubling(nn.Linear):
