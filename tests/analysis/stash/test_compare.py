@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from analysis.stash import compare
 from analysis.stash.allocator.held import HeldBytes
-from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, bits_a_value
+from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, bits_a_value
 from dsq import stash
 
 
@@ -19,10 +19,10 @@ def tiny():
 BATCH = 4 * 32 * 64  # bytes of one activation
 TINY = {"encoder": TrainingCase(tiny, lambda: (torch.randn(32, 64), torch.randn(32, 64)), F.mse_loss)}
 ROWS = (
-    Setup("plain", "encoder", smallest=BATCH / 2**20),
-    Setup("bfp 4", "encoder", (("bfp", {"bits": 4}),), bits_a_value(4.5)),
-    Setup("wtacrs", "encoder", (("wtacrs", {"ratio": 0.5}),), None, stochastic=True),
-    Setup("converted", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
+    PolicySetup("plain", "encoder", smallest=BATCH / 2**20),
+    PolicySetup("bfp 4", "encoder", (("bfp", {"bits": 4}),), bits_a_value(4.5)),
+    PolicySetup("wtacrs", "encoder", (("wtacrs", {"ratio": 0.5}),), None, stochastic=True),
+    PolicySetup("converted", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
 )
 
 

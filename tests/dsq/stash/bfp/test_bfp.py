@@ -196,21 +196,6 @@ def test_stochastic_rounding_is_seeded_by_the_step():
     assert ours.state_dict() == theirs.state_dict() == {"forwards": 2}
 
 
-def test_second_forward_before_backward_and_retained_graph():
-    model, x = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    apply(model, "bfp")
-    alone = [g.clone() for g in gradients(model, x)]
-    model.zero_grad()
-    first = model(x).square().sum()
-    model(torch.randn(3, WIDTH)).sum()
-    first.backward(retain_graph=True)
-    for ours, theirs in zip(model.parameters(), alone, strict=True):
-        assert torch.equal(ours.grad, theirs)
-    first.backward()
-    for ours, theirs in zip(model.parameters(), alone, strict=True):
-        assert torch.equal(ours.grad, 2 * theirs)
-
-
 def test_freed_memory_that_is_used_again_is_not_mistaken_for_shared():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
     exact = gradients(copy.deepcopy(model), torch.ones(64, 64))
