@@ -61,8 +61,6 @@ def test_an_improvement_within_the_threshold_is_none():
 
 def test_a_string_stands_for_one_level():
     assert dsq.PrecisionScheduler("[16,4,4,16]").levels == (dsq.Precision(16, 4, 4, 16),)
-    with pytest.raises(ValueError, match=r"^levels must be .*, got 3"):
-        dsq.PrecisionScheduler(3)
 
 
 @pytest.mark.parametrize(
@@ -125,20 +123,3 @@ def test_a_resumed_scheduler_rises_when_an_unbroken_one_does():
     second.load_state_dict(first.state_dict())
     assert not second.record(1)
     assert second.record(1)
-
-
-@pytest.mark.parametrize(
-    ("rise_at", "message"),
-    [
-        ((3,), "rise_at must be 2 numbers for 3 levels, got 1"),
-        ((5, 3), "rise_at must rise"),
-        ((0.5, 30), "rise_at must rise, in updates or in fractions"),
-        ((2.5, 3), "rise_at must be whole numbers of updates or fractions between 0 and 1, got 2.5"),
-        ((0, 3), "got 0"),
-        ("3 5", "rise_at must be whole numbers"),
-        ((0.2, 0.5), "total_updates must be given"),
-    ],
-)
-def test_moments_that_are_none(rise_at, message):
-    with pytest.raises(ValueError, match=message):
-        dsq.PrecisionScheduler(["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], rise_at=rise_at)

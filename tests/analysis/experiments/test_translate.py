@@ -91,10 +91,3 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     assert translate.main([*arguments, *SMALL.split(), "--max-update", "8", "--resume"]) == 0
     resumed = json.loads((out / "results.json").read_text())
     assert [level["updates"] for level in resumed["history"]["levels"]] == [2, 6]
-
-
-def test_subwords_that_cannot_be_learnt_do_not_stop_the_next_try(corpus, tmp_path, capsys):
-    arguments = ["--data", str(corpus), "--out", str(tmp_path)]
-    assert translate.main([*arguments, "--vocab", "0"]) == 2
-    assert "--vocab 0: " in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

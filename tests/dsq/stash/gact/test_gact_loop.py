@@ -239,26 +239,6 @@ def test_frozen_parameters_and_evaluation() -> None:
     assert innermost_hooks() is None
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"bits": 0.5}, r"bits .* must be a number in \[1, 8\], got 0.5"),
-        ({"bits": 9}, "bits .*, got 9"),
-        ({"bits": "4"}, "bits .*, got '4'"),
-        ({"bits": 1, "format": "bfp"}, r"bits \(format 'bfp'\) must be a number in \[2, 8\], got 1"),
-        ({"level": "L3"}, "level must be one of L1, L2, CB1, CB2, got 'L3'"),
-        ({"format": "fp8"}, "format must be one of affine, bfp, got 'fp8'"),
-        ({"format": ["bfp"]}, r"format must be .*, got \['bfp'\]"),
-        ({"adapt_interval": 0}, "adapt_interval must be a whole number from 1, got 0"),
-        ({"swap_dir": "/tmp"}, "swap_dir goes with level 'L2' alone, got swap_dir='/tmp'"),
-        ({"swap_dir": "/nowhere", "level": "L2"}, "swap_dir must be an existing directory, got '/nowhere'"),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        stash.apply(make(Sensitive), "gact", **options)
-
-
 def test_a_refused_level_leaves_the_model_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ValueError, match=r"checkpoint|segments"):

@@ -218,15 +218,3 @@ def test_sample_ids_of_numpy_and_torch_are_the_same_samples():
     for ids in (range(4), np.arange(4), torch.arange(4)):
         controller.set_sample_ids(ids)
     assert controller.state_dict()["ids"].tolist() == [0, 1, 2, 3]
-
-
-def test_bad_sample_ids_and_states():
-    controller = dsq.stash.apply(attention(), "wtacrs")
-    with pytest.raises(TypeError, match="ids must be integers"):
-        controller.set_sample_ids(["a"])
-    with pytest.raises(TypeError, match="ids must be integers"):
-        controller.set_sample_ids(torch.ones(3))
-    with pytest.raises(ValueError, match="one-dimensional"):
-        controller.set_sample_ids(torch.ones(3, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="must have the keys"):
-        controller.load_state_dict({"ids": torch.empty(0)})
