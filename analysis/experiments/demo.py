@@ -7,7 +7,6 @@ corpus -> the recipe of analysis.experiments.translate, from [4,3,3,8] up to [8,
 schedules and formats the one that saves most without losing much: docs/results.md) -> table and picture
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -61,7 +60,7 @@ def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
     add_levels(parser, LEVELS)
     parser.add_argument("--dsq-format", dest="format", default=DEFAULT, help="number format (default: %(default)s)")

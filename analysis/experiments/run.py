@@ -180,7 +180,7 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")

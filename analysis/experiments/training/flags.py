@@ -52,7 +52,6 @@ class TrainingFlags:
         top = OneLineParser(
             prog=prog,
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
             "Unless given, these: " + " ".join(self.defaults.split()),
         )

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis.corpus.generate import write
-from analysis.experiments import demo, translate
+from analysis.experiments import translate
 from analysis.experiments.text.parallel_text import read_parallel
 from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training import picture
@@ -99,49 +99,3 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     assert translate.main([*arguments, *SMALL.split(), "--max-update", "8", "--resume"]) == 0
     resumed = json.loads((out / "results.json").read_text())
     assert [level["updates"] for level in resumed["history"]["levels"]] == [2, 6]
-
-
-@pytest.mark.parametrize(
-    "flags, named",
-    [
-        (["--dsq-levels", "[2,2]"], "--dsq-levels"),
-        (["--dsq-patience", "none"], "--dsq-patience"),
-        (["--data", "/nowhere"], "--data /nowhere"),
-        (["--columns"], "--columns"),
-        (["--nosuchflag", "3"], "unrecognized arguments: --nosuchflag 3"),
-        (["--lr", "high"], "--lr"),
-        (["--save-dir", "elsewhere"], "--save-dir: the recipe relies on its own choice"),
-        (["-s", "en", "--no-save", "--log-format=simple"], "--log-format, --no-save, -s: "),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(flags, named, corpus, tmp_path, capsys):
-    out = tmp_path / "run"
-    try:
-        status = translate.main(["--data", str(corpus), "--out", str(out), *flags])
-    except SystemExit as exit:
-        status = exit.code
-    error = capsys.readouterr().err
-    assert status == 2
-    assert named in error
-    assert error.count("\n") == 1
-    assert not out.exists()
-
-
-def test_subwords_that_cannot_be_learnt_do_not_stop_the_next_try(corpus, tmp_path, capsys):
-    arguments = ["--data", str(corpus), "--out", str(tmp_path)]
-    assert translate.main([*arguments, "--vocab", "0"]) == 2
-    assert "--vocab 0: " in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_reads_the_levels_before_it_writes_anything(tmp_path, capsys):
-    assert demo.main(["--out", str(tmp_path / "run"), "--dsq-levels", "[16,4,4,16] [2,2,2,16]"]) == 2
-    assert "--dsq-levels: levels must be precisions that never decrease" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_demo_writes_nothing_over(tmp_path, capsys):
-    (tmp_path / "mine").write_text("mine")
-    assert demo.main(["--out", str(tmp_path)]) == 2
-    assert "there already" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
