@@ -1,6 +1,7 @@
 """Where runs run: a process here, or submitit's."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,14 @@ def test_stopping_ends_what_the_job_started(tmp_path: Path) -> None:
     job.stop()
     assert job.status() not in (None, 0)
     os.close(lock)
+
+
+def test_stopping_ends_a_job_that_is_suspended(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        job = LocalJob(["sleep", "60"], {}, tmp_path / "log", lock.fileno())
+    os.killpg(job._process.pid, signal.SIGSTOP)
+    job.stop()
+    assert job.status() == -signal.SIGTERM
 
 
 def test_submitit_is_asked_for_where_it_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
