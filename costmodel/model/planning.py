@@ -84,7 +84,8 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
     """Seconds of the forward of all layers, which recomputation runs again."""
-    layers = replace(workload, operations=tuple(op for op in workload.operations if in_layer(op)))
+    again = workload.recomputing_layers().operations
+    layers = replace(workload, operations=tuple(op for op in again if in_layer(op)))
     moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
     return float(
