@@ -56,7 +56,8 @@ class Memory:
     @cached_property
     def totals(self) -> npt.NDArray[np.float64]:
         """Bytes at each moment."""
-        return self.bytes.sum(axis=1)
+        totals: npt.NDArray[np.float64] = self.bytes.sum(axis=1)
+        return totals
 
     @cached_property
     def moment(self) -> int:
@@ -307,10 +308,9 @@ def _needed(op: Operation, stored: Stored) -> bool:
 
 
 def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:
-    if stored.name == "y":
-        return "name"
-    shared = isinstance(op, Gemm) and stored.name in ("x", "stash")
-    return "input" if shared and not (autocast and op.stream) else ""  # autocast casts x for each that reads it
+    if isinstance(op, Gemm) and stored.name in ("x", "stash"):
+        return "" if autocast and op.stream else "input"  # autocast casts x for each that reads it
+    return "name" if stored.name == "y" else ""
 
 
 def _category(op: Operation, stored: Stored) -> str:

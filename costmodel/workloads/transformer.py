@@ -224,8 +224,9 @@ def _attention(
     }
     scores = (batch * rows, key_length, "attention")
     learned = stack.position_bias and not crosses
-    mask, bias = sequences * bool(stack.causal or window), heads * bool(stack.position_bias)
-    added = {"mask": mask * query_length * key_length, "bias": bias * query_length * key_length}
+    square = query_length * key_length
+    added: dict[str, Any] = {"mask": sequences * square if stack.causal or window else 0}
+    added |= {"bias": heads * square if stack.position_bias else 0}
     context = f"{prefix}.context" + (" (copy)" if stack.context_copied else "")
     dropout = [Pointwise(f"{prefix}.dropout", "dropout", *scores)]
     dropout = dropout if stack.attention_dropout else []
