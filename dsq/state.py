@@ -45,7 +45,7 @@ def load_state_dict(
 
 
 def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
-    """Convert ``model``, in place, as ``state`` says, at its level: to evaluate. Raises what ``load_state_dict`` does."""
+    """Convert ``model``, in place, as ``state`` says, at its level: to evaluate. Raises as ``load_state_dict``."""
     config = _config(state)
     _convert(model, config, "the state's config")
     set_level(model, config, state["scheduler"]["level"])

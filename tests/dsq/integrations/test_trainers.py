@@ -179,15 +179,21 @@ def test_lightning(plain, tmp_path):
     same(plain, model, dynamic)
     assert trainer.logged_metrics["dsq/level"] == 1
     assert 0 < trainer.logged_metrics["dsq/stash_error"] < 0.2
-    from dsq.integrations.lightning import PrecisionCallback
-
-    callback, evaluated = PrecisionCallback(config()), Net()  # of a trainer that only tests
-    callback.load_state_dict(dynamic.state_dict())
-    callback.on_test_start(trainer, evaluated)
-    assert {layer.quantizers.precision.q0 for layer in dsq.converted(evaluated).values()} == {16}
     lightning_run(tmp_path / "broken", HALF)
     model, dynamic, _ = lightning_run(tmp_path / "broken", UPDATES, next((tmp_path / "broken").glob("*.ckpt")))
     same(plain, model, dynamic)
+
+
+def test_lightning_converts_a_module_that_it_only_tests(plain):
+    pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    callback, model = PrecisionCallback(config()), Net()
+    callback.on_test_start(None, model)
+    assert not dsq.converted(model)  # no checkpoint said how
+    callback.load_state_dict(plain[1].state_dict())
+    callback.on_test_start(None, model)
+    assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
 
 
 @pytest.mark.filterwarnings("ignore")
