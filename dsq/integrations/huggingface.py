@@ -106,10 +106,10 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             return
         assert self.dynamic is not None
-        saved = self._saved_in(TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}"))
-        assert saved is not None
-        convert_at(self.dynamic.model, saved)
-        self._note(saved)
+        best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}")
+        if saved := self._saved_in(best):  # else it is of a run without the callback
+            convert_at(self.dynamic.model, saved)
+            self._note(saved)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add ``DynamicPrecision.metrics`` to what is logged."""
