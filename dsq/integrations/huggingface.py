@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: dynamic stashing quantization as a callback, and the config in config.json.
 
-    trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback(levels="[4,4,4,16] [16,4,4,16]")])
+    trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback(levels="[4,3,3,8] [8,4,4,8]", rise_at=0.8)])
 
 The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
 the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
@@ -24,7 +24,7 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
-from dsq.precision import parse_levels
+from dsq.precision import DEFAULT_LEVELS, parse_levels
 from dsq.state import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -47,14 +47,16 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     """Converts the model and raises its precision at a plateau of the evaluation loss.
 
     Args:
-        levels: the schedule as text, "[4,4,4,16] [16,4,4,16]".
+        levels: the schedule as text, "[4,3,3,8] [8,4,4,8]"; default: that of DSQConfig.
         monitor: the evaluation loss; "eval_NAME_loss" where there are several sets.
         options: the other fields of DSQConfig, as plain values.
     Raises:
         ValueError: as DSQConfig does.
     """
 
-    def __init__(self, levels: str = "[4,4,4,16] [16,4,4,16]", monitor: str = "eval_loss", **options: Any) -> None:
+    def __init__(
+        self, levels: str = " ".join(map(str, DEFAULT_LEVELS)), monitor: str = "eval_loss", **options: Any
+    ) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self.monitor = monitor

@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,7 +13,7 @@ from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.own_body import own_body
+from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
 from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
@@ -32,7 +31,6 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 }
 _KIND_OF = {name: kind for kind, names in OPERATIONS.items() for name in names}
 _EXACT = frozenset(SENSITIVE)
-_attend = own_body(cast(FunctionType, F.multi_head_attention_forward))
 #: nodes that put channels on axis 1, and those that leave axes where they are
 _CHANNELS_FIRST = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeGroupNorm")
 _ELEMENTWISE = ("Add", "Mul", "Silu", "Gelu", "Relu", "MaskedRelu", "Sigmoid", "Hardswish", "MaxPool", "AvgPool")
@@ -56,7 +54,7 @@ class ObservedForward(ForwardMode):
         self.stash.note_call(func, kwargs)
         if func is F.multi_head_attention_forward:
             with self:
-                return _attend(*args, **kwargs)
+                return multi_head_attention_forward(*args, **kwargs)
         kind = None if func in _EXACT else _KIND_OF.get(getattr(func, "__name__", ""), "other")
         self.kind = kind if kind in self.kinds else None
         operands = [x for x in args[:3] if isinstance(x, Tensor)]  # a fourth is attention's mask
