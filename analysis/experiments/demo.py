@@ -3,7 +3,7 @@
     python -m analysis.experiments.demo --out runs/demo
     python -m analysis.experiments.demo --out runs/paper --dsq-levels "[2,2,2,16] [16,4,4,16]" --dsq-format bfp
 
-corpus -> the recipe of analysis.experiments.translate, from [4,3,3,16] up to [16,4,4,16] at four fifths of the run (of
+corpus -> the recipe of analysis.experiments.translate, from [4,3,3,8] up to [8,4,4,8] at four fifths of the run (of
 schedules and formats the one that saves most without losing much: docs/results.md) -> table and picture
 """
 
@@ -27,7 +27,7 @@ SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
 TRAINING = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
     --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
     --validate-interval-updates 25"""
-LEVELS = "[4,3,3,16] [16,4,4,16]"
+LEVELS = "[4,3,3,8] [8,4,4,8]"
 RISE = "--dsq-rise-at 0.8"  #: of two levels
 
 

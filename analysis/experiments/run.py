@@ -95,7 +95,7 @@ class Session:
         if status is None:
             return False
         if status or not self._enter_finished(one.run):
-            self.failed[one.run.name] = f"{one.folder.failure()} (all of it: {one.folder.log})"
+            self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
             print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
         else:
             entered = next(r for r in read_ledger(self.out / FILE) if r["run"] == one.run.name)

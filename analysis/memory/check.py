@@ -75,7 +75,7 @@ def compare(name: str, held: dict[str, Any]) -> list[Record]:
 def _record(name: str, method: Method, workload: Workload, held: dict[str, int]) -> Record:
     workload = workload.freezing(LINEARS) if method.frozen else workload
     memory = peak_memory(workload, replace(method.predicted, accumulates=True))  # gradients are there before
-    between = memory.timeline[-1].total
+    between = float(memory.totals[-1])
     above = memory.peak - between
     return {
         **{"model": name, "method": method.name, "saved_MB": held["stash"] / MEGA},

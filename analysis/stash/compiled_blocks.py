@@ -30,7 +30,17 @@ from dsq.command.table import table
 PROG = "python -m analysis.stash.compiled_blocks"
 MIB = 2**20
 BASELINE = "eager, bfp"
-SETUPS = ("eager", "compiled", BASELINE, "compiled, bfp", "eager, gact", "compiled, gact")
+OPTIONS: dict[str, dict[str, Any]] = {"bfp": {"bits": 4}, "gact": {"bits": 4, "adapt_interval": None}, "mesa": {}}
+SETUPS = (
+    "eager",
+    "compiled",
+    BASELINE,
+    "compiled, bfp",
+    "eager, gact",
+    "compiled, gact",
+    "eager, mesa",
+    "compiled, mesa",
+)
 
 
 def parser() -> OneLineParser:
@@ -49,9 +59,8 @@ def training(setup: str, blocks: int) -> tuple[nn.Module, Callable[[], Tensor]]:
     if mode == "compiled":
         for block in list(model.children())[:blocks]:
             block.compile()
-    options: dict[str, Any] = {"adapt_interval": None} if policy == "gact" else {}
     if policy:
-        stash.apply(model, policy, bits=4, **options)
+        stash.apply(model, policy, **OPTIONS[policy])
     return model, lambda: model(x).square().mean()
 
 

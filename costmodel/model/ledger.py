@@ -37,7 +37,7 @@ class Stored:
     """One tensor as it is stored: widths "q0".."q3" are packed codes, others those of traffic.widths_of."""
 
     name: str
-    shape: str  #: its two axes, of M, K, N (matrix products); or "values", "rows", "parameters" (pointwise)
+    shape: str  #: its two axes, of M, K, N (matrix products); or "values", or a field of the operation (pointwise)
     width: str
     written: str  #: FORWARD, BACKWARD or UPDATE: by this operation; else BEFORE, AFTER, BATCH
     reads: tuple[Read, ...] = ()
@@ -156,7 +156,8 @@ _AFFINE = (
     Stored("scale and shift", "parameters", "state", UPDATE, (Read(FORWARD), Read(BACKWARD))),
     Stored("d scale and shift", "parameters", "state", BACKWARD, needs="trained"),
 )
-_TABLE = (Read(FORWARD), Read(BACKWARD))
+_MASK = Stored("mask", "mask", "r", BEFORE, (Read(FORWARD),), needs="mask")
+_BIAS = replace(_MASK, name="bias", shape="bias", needs="bias")
 
 # what autocast leaves in fp32: the residual stream, and the norms and embeddings on it
 _RX, _RX_KEPT, _RY, _RDY, _RDX = (replace(stored, width="r") for stored in (_PX, _PX_KEPT, _PY, _PDY, _PDX))
@@ -200,8 +201,11 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
         _RDX,
     ),
     "dropout": (_PX, Stored("mask", "values", "mask", FORWARD, (Read(BACKWARD),), kept=True), _PY, _PDY, _PDX),
-    "scale": (_PX, _PY, _PDY, _PDX),  # score scaling and masking
-    "bias": (_PX, _PY, _PDY, _PDX),  # a learned bias of scores (T5)
+    "scale": (_PX, _MASK, _BIAS, _PY, _PDY, _PDX),  # score scaling and masking
+    "bias": (_PX, _MASK, _BIAS, _PY, _PDY, _PDX),  # and a learned bias of scores (T5)
+    "mask": (_RY,),  # what a query must not see, made before the first layer
+    "zero bias": (_RY,),  # of cross-attention (T5)
+    "fused zero bias": (replace(_PY_KEPT, width="r"),),  # which a fused kernel keeps
     "heads": (_PX, _PY, _PDY, _PDX),  # a copy of queries, values or the context, one head behind the other
     "transposed": (_PX, _PY, _PDY, _PDX),  # one of keys, whose rows become columns
     "split": (_PDY, _PDX),  # one layer's queries, keys and values: views, whose gradients are copied into one
@@ -242,6 +246,11 @@ def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 POINTWISE["late rms"] = (
     Stored("x as it came", "values", "narrow", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True),
     *POINTWISE["rms"],
+)
+# scores' learned bias: distances of all positions, which the table keeps
+POINTWISE["position bias"] = (
+    Stored("distances", "rows", "ids", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+    *POINTWISE["embedding"][1:],
 )
 # transformers multiplies experts by torch._grouped_mm, which autocast leaves in fp32
 POINTWISE |= {"expert gate": _uncast(POINTWISE["gate"]), "expert weights": _uncast(POINTWISE["activation"])}

@@ -40,6 +40,7 @@ class Gemm:
     w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
     recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
     pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
+    fused_once: bool = False  #: no fused kernel runs it again in a recomputed layer, where its bias needs a gradient
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
     transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
@@ -79,6 +80,8 @@ class Pointwise:
     cls: str = "other"
     parameters: int = 0
     trained: bool = True  #: its parameters are updated
+    mask: int = 0  #: values of the mask that it adds to attention's scores, the same in each layer
+    bias: int = 0  #: and of the bias
 
     @property
     def trains(self) -> bool:
@@ -96,6 +99,14 @@ class Workload:
     operations: tuple[Operation, ...]
     tokens: int  #: tokens a step
     source: str = ""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of thousands of fields, which caches would ask for again and again."""
+        return hash(self.operations)
 
     @cached_property
     def parameters(self) -> int:
@@ -156,8 +167,10 @@ class Workload:
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes
         for index, op in enumerate(self.operations):
-            if not isinstance(op, Gemm) and op.kind in ("heads", "transposed"):
-                continue  # a fused kernel takes heads wherever they lie
+            if not isinstance(op, Gemm) and op.kind in ("heads", "transposed", "mask"):
+                continue  # a fused kernel takes heads wherever they lie, and needs no mask but its kind
+            if isinstance(op, Pointwise):
+                op = replace(op, mask=0, kind="fused zero bias" if op.kind == "zero bias" else op.kind)
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
                     op, scores = replace(op, on_chip="x"), False
@@ -167,6 +180,10 @@ class Workload:
                 continue  # scaling, dropout, masking and softmax happen inside the fused kernel
             operations.append(op)
         return replace(self, operations=tuple(operations))
+
+    def recomputing_layers(self) -> "Workload":
+        """The workload as recomputed layers run it."""
+        return self._with_gemms(lambda gemm: replace(gemm, on_chip="", recompute=0) if gemm.fused_once else gemm)
 
     def gemms_only(self) -> "Workload":
         """The matrix products alone; parameters of the rest still count, but nothing of them moves."""

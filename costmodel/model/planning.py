@@ -120,9 +120,7 @@ def largest_batch(build: Callable[[int], Workload], method: Method, budget: floa
 def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
     """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
     rounding."""
-    batches = [MOST_SEQUENCES]
-    for one, other in zip(before.timeline, now.timeline, strict=True):
-        slope = (other.total - one.total) / (size - tried)
-        if slope > 0:
-            batches.append(size + int((budget - other.total) // slope))
-    return min(batches)
+    slopes = (now.totals - before.totals) / (size - tried)
+    grows = slopes > 0
+    more = (budget - now.totals[grows]) // slopes[grows]
+    return min(MOST_SEQUENCES, size + int(more.min(initial=MOST_SEQUENCES)))

@@ -21,6 +21,8 @@ from costmodel.model.traffic import Transfer
 from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2
+#: widest codes whose forward product has a kernel of its own; a backward with 16 bits at q3 is PyTorch's
+CODED_FORWARD = 8
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
 TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
@@ -145,20 +147,19 @@ def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits)
     return by_width(container, of)
 
 
-def _beside(matmul: MatMul, hardware: Hardware) -> float:
-    """Time of what a layer does beside its products, where that was measured: its bias's gradient sums dy, and the
-    gradient of a converted layer's transposed weight is turned over by a copy."""
-    op, bits = matmul.group.operation, WIDEST
+def _beside(matmul: MatMul, hardware: Hardware) -> Bits:
+    """Time of what a layer does beside a product, where that was measured: its bias's gradient sums dy. A converted
+    layer's weight that is stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
+    op = matmul.group.operation
     assert isinstance(op, Gemm)
-    if matmul.name != "dw":
-        return 0.0
-    passes = []
-    if op.bias:
-        passes.append(("column sum", "forward", op.M * op.N))
-    if op.transposed and not isinstance(matmul.format, Identity):
-        passes.append(("transposed", "forward", op.K * op.N))
-    found = [(hardware.passes.get((kind, bits, phase)), values) for kind, phase, values in passes]
-    return matmul.group.count * sum(measured.seconds(values) for measured, values in found if measured)
+    found: Bits = 0.0
+    summed, turned = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
+    if summed and op.bias and matmul.name == "dw":
+        found = summed.seconds(op.M * op.N)
+    if turned and op.transposed and not isinstance(matmul.format, Identity):
+        narrow = CODED_FORWARD if matmul.name == "forward" else 0
+        found = found + by_width(matmul.m1, lambda m: m > narrow) * turned.seconds(op.K * op.N)
+    return matmul.group.count * found
 
 
 def _product_seconds(matmul: MatMul, hardware: Hardware) -> Bits:

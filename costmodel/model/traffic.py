@@ -79,7 +79,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
-        return [stored for stored in POINTWISE[op.kind] if not stored.needs or op.trained]
+        return [stored for stored in POINTWISE[op.kind] if not stored.needs or getattr(op, stored.needs)]
     on_chip = {"x": "MK", "y": "MN", "": ""}[op.on_chip]
     packs = not isinstance(setup.format, Identity)
     listed = of_gemm(op, packs)
@@ -128,9 +128,7 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
             values = op.x_values if stored.written == BEFORE else min(op.x_values, op.M * op.K)
             return 1, -(-values // op.K), op.K
         return op.batch, size[stored.shape[0]], size[stored.shape[1]]
-    return {"values": (1, op.rows, op.width), "rows": (1, op.rows, 1), "parameters": (1, op.parameters, 1)}[
-        stored.shape
-    ]
+    return (1, op.rows, op.width) if stored.shape == "values" else (1, getattr(op, stored.shape), 1)
 
 
 def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], edge: int) -> list[Transfer]:

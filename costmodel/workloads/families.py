@@ -161,10 +161,9 @@ def _bart_like(extra_positions: int | None, frozen: bool = False, **more: Any) -
 _T5: Fields = {
     **{"layers": size("num_layers"), "d": size("d_model"), "heads": size("num_heads"), "ffn": size("d_ff")},
     **{"head_dim": size("d_kv"), "rms": True, "final_norm": True, **_UNBIASED},
-    **{"position_bias": True, "casts_late": True},
+    **{"position_bias": size("relative_attention_num_buckets", default=32), "casts_late": True},
     "gated": lambda config: config.text("feed_forward_proj", "relu").startswith("gated"),
     "activation": lambda config: "relu" if config.text("feed_forward_proj", "relu") == "relu" else "activation",
-    "extra_parameters": lambda c: c.size("relative_attention_num_buckets", default=32) * c.size("num_heads"),
 }
 _T5_FAMILY = Family(
     encoder_decoder,

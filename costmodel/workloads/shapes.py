@@ -79,7 +79,8 @@ class Stack:
     heads_copied: bool = False  #: products that no fused kernel makes read copies of their heads (torch.matmul)
     rotary: float = 0  #: part of each query and key that rotary positions turn
     context_copied: bool = False  #: heads lie apart in memory, so that the output projection reads a copy
-    position_bias: bool = False  #: scores of self-attention have a learned bias
+    position_bias: int = 0  #: distances for which self-attention's scores have a learned bias, and cross-attention's
+    #: a bias of zeros (T5); 0: no bias
     cross: bool = False  #: attends to the encoder
     final_norm: bool = False
     embedding_norm: bool = False
@@ -95,7 +96,7 @@ class Stack:
     attention_dropout: bool = False
     converted: bool = True  #: its linear layers are what dsq.convert converts
     shared_layers: int = 0  #: layers that have parameters of their own, the rest share them; 0: all
-    extra_parameters: int = 0  #: parameters that belong to no operation (relative position biases)
+    extra_parameters: int = 0  #: parameters that belong to no operation (a class token)
     layer_parameters: int = 0  #: and such of each layer (attention's sinks)
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ def _mark_stream(ops: list[Operation]) -> list[Operation]:
 
 def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
     tokens = model.sequences * length
-    ops = _embeddings(stack, model.sequences, length)
+    ops = _embeddings(stack, model.sequences, length) + _added_to_scores(stack, model, length)
     for layer in range(stack.layers):
         ops += _layer(stack, layer, model, length)
     if stack.final_norm:
@@ -77,6 +77,19 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
         ops.append(Gemm(wide, tokens, width, stack.d, bias=True, quantised=stack.converted, input=f"{wide}.x"))
     if stack.extra_parameters:
         ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
+    return ops
+
+
+def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
+    """What is made once for the scores of all layers: a mask of each window, T5's zeros for cross-attention."""
+    ops: list[Operation] = [
+        Pointwise(f"{stack.name}.mask{window or ''}", "mask", model.sequences * length, length, cls="attention")
+        for window in sorted(set(stack.windows or (0,)))
+        if stack.causal or window
+    ]
+    if stack.position_bias and stack.cross:
+        rows = stack.heads * length
+        ops.append(Pointwise(f"{stack.name}.cross_bias", "zero bias", rows, model.source_length, cls="attention"))
     return ops
 
 
@@ -111,11 +124,15 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
 
     window = stack.windows[layer % len(stack.windows)] if stack.windows else 0
     own = (length, f"{prefix}.self_attn.x", stack.d)
-    sublayer("self_attn", _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window))
+    attention = _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window)
+    if stack.position_bias and layer == 0:
+        size = (length * length, stack.heads, "attention", stack.position_bias * stack.heads)
+        attention.insert(0, Pointwise(f"{prefix}.self_attn.position_bias", "position bias", *size))
+    sublayer("self_attn", attention)
     if stack.cross:
         assert model.encoder is not None
         memory = (model.source_length, ENCODER_OUT, model.encoder.d)
-        cross = replace(stack, causal=False, position_bias=False)
+        cross = replace(stack, causal=False)
         sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
     if stack.experts and layer not in stack.experts.dense_layers:
         sublayer("mlp", _experts(prefix, stack, stack.experts, tokens))
@@ -149,7 +166,7 @@ def _attention(
     key_width: int,
     window: int = 0,
 ) -> list[Operation]:
-    heads, kv_heads = stack.heads, stack.kv_heads or stack.heads
+    heads, kv_heads, crosses = stack.heads, stack.kv_heads or stack.heads, key_input == ENCODER_OUT
     head_dim = stack.head_dim or stack.d // heads
     value_dim = head_dim
     queries, keys = sequences * query_length, sequences * key_length
@@ -166,6 +183,7 @@ def _attention(
     def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
         size = rows, width, outputs, batch
         own: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
+        own |= {"fused_once": crosses and bool(stack.position_bias)}
         return Gemm(f"{prefix}.{name}", *size, "attention", **own)
 
     ops: list[Operation] = []
@@ -204,16 +222,18 @@ def _attention(
         )
         if stack.heads_copied
     }
+    scores = (batch * rows, key_length, "attention")
+    learned = stack.position_bias and not crosses
+    mask, bias = sequences * bool(stack.causal or window), heads * bool(stack.position_bias)
+    added = {"mask": mask * query_length * key_length, "bias": bias * query_length * key_length}
     context = f"{prefix}.context" + (" (copy)" if stack.context_copied else "")
-    dropout = [Pointwise(f"{prefix}.dropout", "dropout", batch * rows, key_length, cls="attention")]
+    dropout = [Pointwise(f"{prefix}.dropout", "dropout", *scores)]
     dropout = dropout if stack.attention_dropout else []
     ops += [
         *(copy for name in ("q", "k", "v") for copy in copies.get(name, [])),
         product("scores", head_dim, key_length),
-        Pointwise(
-            f"{prefix}.scale", "bias" if stack.position_bias else "scale", batch * rows, key_length, cls="attention"
-        ),
-        Pointwise(f"{prefix}.softmax", "softmax", batch * rows, key_length, cls="attention"),
+        Pointwise(f"{prefix}.scale", "bias" if learned else "scale", *scores, **added),
+        Pointwise(f"{prefix}.softmax", "softmax", *scores),
         *dropout,
         product("context", key_length, value_dim, "" if dropout else f"{prefix}.softmax"),
         *copies.get("context", []),

@@ -74,7 +74,7 @@ def _operation(entry: Any, label: str) -> Operation:
     values: dict[str, Any] = {}
     for name, field in known.items():
         if name in entry:
-            least = 0 if name in ("parameters", "recompute", "pairs", "x_values") else 1
+            least = 0 if name in ("parameters", "recompute", "pairs", "x_values", "mask", "bias") else 1
             values[name] = _value(entry[name], field.type, f"{label}.{name}", least)
         elif field.default is MISSING:
             raise ValueError(f"{label}.{name} is missing")

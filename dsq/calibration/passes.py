@@ -26,7 +26,7 @@ LOSS_SIZES = ((64, 128), (512, WORDS))
 ADAM_SIZES = (1 << 13, 1 << 23)
 STASHES = (2, 4, 8, 16)
 #: kinds whose backward copies as the forward does, where autograd alone would leave a view
-COPIES = ("heads", "transposed")
+COPIES = ("heads", "transposed", "turned")
 
 #: the outputs of one forward, and the tensors that get a gradient
 Forward = tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]
@@ -84,6 +84,7 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
         "rotary": (rotary, [x]),
         "heads": (lambda: [x.view(rows, heads, -1).transpose(0, 1).contiguous()], [x]),
         "transposed": (lambda: [keys.permute(0, 2, 3, 1).contiguous()], [x]),
+        "turned": (lambda: [x.t().contiguous()], [x]),
         "column sum": (lambda: [x.sum(0)], [x]),
         "tied": (lambda: [x32.view_as(x32), x32.view_as(x32)], [x32]),  # the backward sums two gradients
         "dropout": (lambda: [F.dropout(x, 0.1)], [x]),

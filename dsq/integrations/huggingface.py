@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: dynamic stashing quantization as a callback, and the config in config.json.
 
-    trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback(levels="[4,4,4,16] [16,4,4,16]")])
+    trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback(levels="[4,3,3,8] [8,4,4,8]", rise_at=0.8)])
 
 The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
 the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
@@ -23,7 +23,7 @@ from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
 from dsq.conversion import convert, set_level
-from dsq.precision import parse_levels
+from dsq.precision import DEFAULT_LEVELS, parse_levels
 from dsq.state import DynamicPrecision
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -48,13 +48,13 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     """Converts the model and raises its precision at a plateau of the evaluation loss.
 
     Args:
-        levels: the schedule as text, "[4,4,4,16] [16,4,4,16]".
+        levels: the schedule as text, "[4,3,3,8] [8,4,4,8]"; default: that of DSQConfig.
         options: the other fields of DSQConfig, as plain values.
     Raises:
         ValueError: as DSQConfig does.
     """
 
-    def __init__(self, levels: str = "[4,4,4,16] [16,4,4,16]", **options: Any) -> None:
+    def __init__(self, levels: str = " ".join(map(str, DEFAULT_LEVELS)), **options: Any) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self._args = {"levels": levels, **options}

@@ -173,6 +173,22 @@ def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -
         raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {got}")
 
 
+def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What a policy's state keeps to tell its model from another."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def check_parameters(policy: str, model: nn.Module, saved: Mapping[str, tuple[int, ...]]) -> None:
+    """ValueError where a policy's state is of a model with other parameters than this one."""
+    ours = parameter_shapes(model)
+    for name in ours | dict(saved):
+        here, there = ours.get(name, "none"), saved.get(name, "none")
+        if here != there:
+            raise ValueError(
+                f"state of policy {policy!r} must be this model's, whose {name} is {here}; the state's is {there}"
+            )
+
+
 @dataclass(frozen=True)
 class Policy:
     """One registry entry."""

@@ -5,6 +5,7 @@ loaded. The instruction set is chosen at run time.
 """
 
 import os
+import struct
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ def load(path: Path, header: Path) -> Library:
     text = header.read_text(encoding="utf-8")
     ffi = abi.parse(text)
     try:
+        if not _is_whole(path):
+            raise OSError(f"{path} is truncated")
         c: Any = ffi.dlopen(str(path))
     except OSError as error:
         reason = str(error).partition(".  Additionally")[0]  # cffi looks for a file of that name elsewhere too
@@ -97,6 +100,19 @@ def is_older(path: Path, sources: Path) -> bool:
     compares that, and a wheel has nothing else."""
     built = path.stat().st_mtime
     return any(source.stat().st_mtime > built for source in sources.rglob("*.*") if source.name != "abi.h")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file reaches to the end of its table of sections, which linkers put last.
+
+    The loader maps a file that was cut off all the same, and the process ends in SIGBUS where it reads beyond.
+    """
+    with path.open("rb") as file:
+        head = file.read(64)
+    if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):  # 64 bits, little-endian
+        return True
+    offset, size, count = struct.unpack_from("<40xQ10xHH", head)
+    return path.stat().st_size >= int(offset + size * count)
 
 
 def _matches(ffi: FFI, c: Any, digest: str) -> bool:

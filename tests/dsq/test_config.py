@@ -25,14 +25,18 @@ def test_levels_in_every_form(levels):
     assert dsq.DSQConfig(levels=[4, 4, 4, 16]).levels == (dsq.Precision(4, 4, 4, 16),)
 
 
-def test_a_low_q3_is_allowed_with_one_warning():
+def test_a_low_q3_of_fixed_point_is_allowed_with_one_warning(recwarn):
     with pytest.warns(UserWarning, match=r"\[8,8,8,8\].*Appendix C") as caught:
-        dsq.DSQConfig(levels=("[8,8,8,8]", "[16,8,8,16]"))
+        dsq.DSQConfig(levels=("[8,8,8,8]", "[16,8,8,16]"), format="fixed")
     assert len(caught) == 1
+    recwarn.clear()
+    dsq.DSQConfig(levels="[8,8,8,8]")
+    assert not recwarn.list
 
 
 def test_quantizers_of_a_level():
-    config = dsq.DSQConfig(format="fixed", fraction_bits=4, rounding="stochastic", box_axis="last")
+    levels = "[4,4,4,16] [16,4,4,16]"
+    config = dsq.DSQConfig(levels=levels, format="fixed", fraction_bits=4, rounding="stochastic", box_axis="last")
     q = config.at(1)
     assert q.precision == dsq.Precision(16, 4, 4, 16)
     assert q.q1 == dsq.FixedPoint(4, 4)
@@ -43,7 +47,7 @@ def test_quantizers_of_a_level():
 def test_the_default_format_is_snvint_and_bfp_where_that_is_as_good():
     q = dsq.DSQConfig().at(1)
     assert dsq.DSQConfig().format == "snvint"
-    assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(16), SignedNVInt(4), SignedNVInt(4), dsq.BFP(16))
+    assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(8), SignedNVInt(4), SignedNVInt(4), dsq.BFP(8))
 
 
 @pytest.mark.filterwarnings("error")

@@ -75,6 +75,21 @@ def test_twice_is_an_error_and_nothing_to_convert_says_so():
         dsq.convert(model(), "[2,2,2,16]")
 
 
+def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():
+    net = dsq.convert(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), dsq.DSQConfig(exclude="^0$"))
+    net[0], net[1] = nn.Linear(16, 16), nn.Linear(16, 8)
+    assert list(dsq.converted(net)) == ["1"]
+    dsq.set_level(net, dsq.DSQConfig("[8,8,8,16]", exclude="^0$"), 0)
+    net[1] = nn.Linear(16, 2, bias=False)
+    assert str(net[1].quantizers.precision) == "[8,8,8,16]"
+    net[1] = nn.Identity()
+    assert not dsq.converted(net)
+
+    block = dsq.convert(nn.TransformerEncoderLayer(32, 4, 64), dsq.DSQConfig(attention=True))
+    block.self_attn = nn.MultiheadAttention(32, 2)
+    assert dsq.report(block, torch.randn(4, 2, 32)).backward.share == 1
+
+
 def test_evaluation_runs_at_q0_and_stashes_nothing():
     net = dsq.convert(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig(levels="[4,4,4,16]")).eval()
     plain = nn.Sequential(nn.Linear(16, 16))

@@ -73,7 +73,16 @@ def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Pa
 
 
 def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn) -> None:
-    given = ["--max-update", 1, "--no-save", "--disable-validation", "--dsq-levels", "[2,2,2,8]"]
+    given = [
+        "--max-update",
+        1,
+        "--no-save",
+        "--disable-validation",
+        "--dsq-levels",
+        "[2,2,2,8]",
+        "--dsq-format",
+        "fixed",
+    ]
     run("train", data, *MODEL, "--save-dir", tmp_path, *given)
     said = [record.getMessage() for record in caplog.records] + [str(warning.message) for warning in recwarn]
     assert len([line for line in said if "Appendix C" in line]) == 1

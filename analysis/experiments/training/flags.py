@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsq.command.parser import OneLineParser
+from dsq.precision import DEFAULT_LEVELS
 
-#: that of dsq.DSQConfig
-LEVELS = "[4,4,4,16] [16,4,4,16]"
+LEVELS = " ".join(map(str, DEFAULT_LEVELS))
 #: instead of levels: in floating point
 FLOAT = "none"
 #: what no command leaves to the user: it reads checkpoints where it had them put, and validations in the log

@@ -18,7 +18,7 @@ from dsq.stash.gact.forwards import RecomputedForward, ReplayedForward, Training
 from dsq.stash.gact.gradient_variance import GradientVariance
 from dsq.stash.gact.offload import Offload
 from dsq.stash.gact.replay import RecordedStep, differentiable, sensitivities
-from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
@@ -187,6 +187,7 @@ class Gact(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "parameters": parameter_shapes(self.model),
             "step": self.step,
             "next_adaptation": self.next_adaptation,
             "pending": None if self.pending is None else dict(vars(self.pending)),
@@ -197,7 +198,8 @@ class Gact(Controller):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, ("step", "next_adaptation", "pending", "alarm", "noise_share", "plan", "variance"))
+        check_keys(self.name, state, tuple(self.state_dict()))
+        check_parameters(self.name, self.model, state["parameters"])
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
         self.pending = None if state["pending"] is None else RecordedStep(**state["pending"])
         self.alarm, self.noise_share = state["alarm"], state["noise_share"]

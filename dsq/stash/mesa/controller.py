@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dsq.stash.mesa.observed_forward import OPERATIONS, ObservedForward
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
-from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
@@ -41,9 +41,10 @@ class Mesa(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         ranges = {key: value.clone() for key, value in self.ranges.alpha_beta.items()}
-        return {"ranges": ranges, "count": self.ranges.count}
+        return {"parameters": parameter_shapes(self.model), "ranges": ranges, "count": self.ranges.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, ("ranges", "count"))
+        check_keys(self.name, state, ("parameters", "ranges", "count"))
+        check_parameters(self.name, self.model, state["parameters"])
         self.ranges.alpha_beta = {key: value.clone() for key, value in state["ranges"].items()}
         self.ranges.count = state["count"]

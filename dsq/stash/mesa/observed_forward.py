@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from dsq.kernels.backend import Groups
 from dsq.stash.mesa.running_modules import RunningModules
@@ -16,6 +15,7 @@ from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
+from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
 
 #: function names of each kind of operation; batch norm is not named in the paper
@@ -36,7 +36,7 @@ _CHANNELS_FIRST = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeGr
 _ELEMENTWISE = ("Add", "Mul", "Silu", "Gelu", "Relu", "MaskedRelu", "Sigmoid", "Hardswish", "MaxPool", "AvgPool")
 
 
-class ObservedForward(TorchFunctionMode):
+class ObservedForward(ForwardMode):
     """One forward: which operation is running, and how many stashes each module has made."""
 
     def __init__(
@@ -45,7 +45,7 @@ class ObservedForward(TorchFunctionMode):
         super().__init__()
         self.kinds, self.ranges, self.running = kinds, ranges, running
         self.stash = ForwardStash(self.encode, weights, set())
-        self.kind: str | None = None
+        self.kind: str | None = None  #: None: outside of ``kinds``, or of a compiled graph, which tells no operations
         self.heads: int | None = None  #: where the running call's operands show them
         self.made: Counter[str] = Counter()
 
@@ -91,6 +91,8 @@ class ObservedForward(TorchFunctionMode):
                 return axis, (1, tensor.shape[axis], 1)
             if tensor.shape[axis] % heads == 0:  # (batch heads, rows, columns), as bmm has it
                 return axis, (tensor.shape[axis] // heads, heads, 1)
+        if self.kind is None and tensor.dim() == 4 and tensor.shape[1] == self.running.heads():
+            return 1, (1, tensor.shape[1], 1)
         axis = 1 if self.kind in ("conv", "batchnorm") or _made_by_conv(tensor) else tensor.dim() - 1
         groups = math.gcd(tensor.shape[axis], self.running.heads())
         return axis, (1, groups, tensor.shape[axis] // groups)

@@ -13,7 +13,7 @@ from analysis.experiments.text.parallel_text import read_parallel
 from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training import picture
 from analysis.experiments.training.fairseq_run import hypotheses, progress
-from analysis.experiments.training.results import level_table, summary
+from analysis.experiments.training.results import level_table, losses, summary
 
 # ---- subwords and logs --------------------------------------------------------------------------------------------
 
@@ -36,6 +36,14 @@ def test_hypotheses_come_back_in_the_order_of_the_text(tmp_path):
     log = tmp_path / "log"
     log.write_text("S-1\tx\nD-1\t-0.1\ttwo words\nH-0\t-1\tno\nD-0\t-0.2\tone\nD-10\t-0.2\tten\n")
     assert hypotheses(log) == ["one", "two words", "ten"]
+
+
+def test_a_record_behind_one_that_was_cut_off_is_read(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(
+        '12:00 | INFO | valid | {"valid_num_upd12:01 | INFO | valid | {"valid_num_updates": "3", "valid_loss": "2.5"}\n'
+    )
+    assert losses(log, "valid", "valid_") == [(3, 2.5)]
 
 
 def test_progress_shows_validations_and_changes_of_level():
@@ -68,7 +76,7 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     results = json.loads((out / "results.json").read_text())
     first, last = results["history"]["levels"]
     # a learning rate of 0 cannot improve the loss: the level rises at the second validation
-    assert [first["precision"], last["precision"]] == [[4, 4, 4, 16], [16, 4, 4, 16]]
+    assert [first["precision"], last["precision"]] == [[4, 4, 4, 8], [8, 4, 4, 8]]
     assert (first["updates"], last["updates"]) == (2, 4)
     assert results["sentences"] == {"train": 60, "valid": 6, "test": 6}
     assert 0 <= results["bleu"] <= 100

@@ -48,4 +48,4 @@ def test_the_whole(sequences, theirs):
     memory = peak_memory(workload, Method("bf16", BF16))
     layers, logits = LAYERS * (THEIR_LAYER - 12 * SBH + 8 * SCORES), 2 * S * WORDS
     assert memory.saved == pytest.approx(sequences * (layers + logits), rel=0.005)
-    assert memory.timeline[-1].total == 18 * workload.parameters
+    assert memory.totals[-1] == 18 * workload.parameters

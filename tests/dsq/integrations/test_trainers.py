@@ -53,23 +53,25 @@ def test_a_plain_loop_resumed_equals_the_unbroken_one(plain):
     same(plain, model, dynamic)
 
 
-def hugging_face(folder, updates, resume=False):
+def hugging_face(folder, updates, resume=False, logger=None):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from dsq.integrations.huggingface import PrecisionCallback
 
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=updates, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
-        eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=[], use_cpu=True,
-        disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant", train_sampling_strategy="sequential",
-        logging_steps=EVERY,
+        eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=logger or [],
+        use_cpu=True, disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant",
+        train_sampling_strategy="sequential", logging_steps=EVERY,
     )  # fmt: skip
     model, callback = Net(), PrecisionCallback(**OPTIONS)
     rows, kept = Rows(BATCH * HALF, 1), Rows(BATCH, 2)
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=kept, callbacks=[callback],
+        model, arguments, train_dataset=rows, eval_dataset=kept, callbacks=None if logger else [callback],
         optimizers=(optimizer(model), None),
     )  # fmt: skip
+    if logger:
+        callback.add_to(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return model, callback.dynamic, trainer
 
@@ -135,6 +137,39 @@ def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     assert rows
     assert float(rows[-1]["dsq/level"]) == 1
     assert float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+
+
+def scalars(folder):
+    """What the event files under a folder hold: each tag's values by step, the latest of a step."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = {}
+    for file in folder.rglob("events.*"):
+        accumulator = events.EventAccumulator(str(file)).Reload()
+        for tag in accumulator.Tags()["scalars"]:
+            found[tag] = {event.step: event.value for event in accumulator.Scalars(tag)}
+    return found
+
+
+def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    _, dynamic, _ = hugging_face(tmp_path / "run", UPDATES, logger="tensorboard")
+    found = scalars(tmp_path / "events")
+    assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
+    assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
+    assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+    assert all(0.03 < error < 0.15 for error in found["train/dsq/stash_error"].values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_under_lightning(tmp_path):
+    pytest.importorskip("tensorboard")
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=loggers.TensorBoardLogger(tmp_path / "events"))
+    found = scalars(tmp_path / "events")
+    assert list(found["dsq/level"].values()) == [0] * HALF + [1] * HALF
+    assert found["dsq/stash_mib"][UPDATES - 1] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+    assert all(0.03 < error < 0.15 for error in found["dsq/stash_error"].values())
 
 
 def accelerated(folder, until, resume=False):

@@ -70,6 +70,18 @@ def test_defaults_work_in_a_plain_loop(name):
     assert train(model) == train(twin)
 
 
+@pytest.mark.parametrize("name", ["gact", "mesa"])
+def test_the_state_of_another_model_is_refused(name):
+    models = nn.Linear(32, 8), nn.Linear(32, 4), nn.Linear(32, 8, bias=False)
+    same, narrow, other = (apply(model, name).state_dict() for model in models)
+    controller = apply(nn.Linear(32, 8), name)
+    with pytest.raises(ValueError, match=r"must be this model's, whose weight is \(8, 32\); the state's is \(4, 32\)$"):
+        controller.load_state_dict(narrow)
+    with pytest.raises(ValueError, match=r"whose bias is \(8,\); the state's is none$"):
+        controller.load_state_dict(other)
+    controller.load_state_dict(same)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_meter_sees_all_that_a_policy_keeps(name):
     """Against the census of live storages: nothing hides in a closure, a cache or a cycle."""

@@ -50,6 +50,15 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
         load(tmp_path / "_native.so", abi.HEADER)
 
 
+@needs_library
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_truncated_library_is_named(tmp_path, kept):
+    whole = LIBRARY.read_bytes()
+    (tmp_path / "_native.so").write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so is truncated; in a check"):
+        load(tmp_path / "_native.so", abi.HEADER)
+
+
 def test_a_library_that_is_older_than_a_source_is_told(tmp_path):
     library, source = tmp_path / "_native.so", tmp_path / "src" / "codec" / "bits.h"
     source.parent.mkdir(parents=True)

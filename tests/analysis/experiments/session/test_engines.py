@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.experiments.session.engines import Job, LocalJob, run_here, submitit_engine
+from analysis.experiments.session.run_folder import RunFolder
 
 
 def ended(job: Job) -> int:
@@ -47,3 +48,10 @@ def test_submitit_runs_a_job(tmp_path: Path) -> None:
     job = engine([sys.executable, "-c", "print('here')"], {}, tmp_path / "log", 0)
     assert ended(job) == 0
     assert (tmp_path / "log").read_text() == "here\n"
+
+
+def test_a_killed_run_does_not_blame_the_last_line_of_its_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.write_text("update 3\n")
+    assert folder.failure(-9) == "killed by SIGKILL"
+    assert folder.failure(1) == "update 3"

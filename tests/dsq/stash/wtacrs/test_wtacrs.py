@@ -218,3 +218,14 @@ def test_sample_ids_of_numpy_and_torch_are_the_same_samples():
     for ids in (range(4), np.arange(4), torch.arange(4)):
         controller.set_sample_ids(ids)
     assert controller.state_dict()["ids"].tolist() == [0, 1, 2, 3]
+
+
+def test_the_default_device_is_not_that_of_random_numbers_and_norms():
+    model, x = attention(), tokens()
+    controller = dsq.stash.apply(model, "wtacrs")
+    with torch.device("meta"):
+        for _ in range(2):
+            controller.set_sample_ids(range(8))
+            model(x).sum().backward()
+        assert controller.state_dict()["ids"].tolist() == list(range(8))
+    assert "2 draws used cached" in str(controller.report())
