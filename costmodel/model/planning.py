@@ -6,13 +6,13 @@ from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
+from costmodel.model.entries import in_layer
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
 from costmodel.model.memory import Memory, Method, packed_values, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
-from costmodel.model.roofline import ZERO, floors
+from costmodel.model.roofline import step_floor
 from costmodel.model.stash import POLICIES
-from costmodel.model.steps import in_layer
 from costmodel.model.traffic import transfers
 from dsq.formats import DEFAULT, WIDEST, Identity, format_class
 from dsq.precision import Precision
@@ -60,7 +60,7 @@ def usual_methods(zero: int, devices: int) -> list[Method]:
 def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     """Raises ValueError where several devices have no link."""
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
-    total = sum(floors(moved, multiplied, hardware, method.setup.container_bits).values(), start=ZERO)
+    total = step_floor(moved, multiplied, hardware, method.setup.container_bits)
     seconds = float(total.seconds)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
@@ -88,9 +88,7 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
     layers = replace(workload, operations=tuple(op for op in again if in_layer(op)))
     moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
-    return float(
-        sum(floor.seconds for floor in floors(moved, multiplied, hardware, method.setup.container_bits).values())
-    )
+    return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 
 
 def communication_bytes(workload: Workload, method: Method) -> float:

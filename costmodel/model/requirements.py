@@ -14,7 +14,7 @@ from costmodel.model.arithmetic import MatMul, matmuls
 from costmodel.model.energy import Energy, energy
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup, at_width
-from costmodel.model.roofline import ZERO, Floor, floors
+from costmodel.model.roofline import Floor, step_floor
 from costmodel.model.traffic import Transfer, transfers
 from dsq.formats import Format, Identity
 
@@ -41,7 +41,7 @@ class Contest:
     def times(self, hardware: Hardware) -> tuple[Floor, Floor]:
         """A step's time under the setup, and under the one that it is compared with."""
         mine, other = (
-            sum(floors(moved, listed, hardware, setup.container_bits).values(), start=ZERO)
+            step_floor(moved, listed, hardware, setup.container_bits)
             for setup, (moved, listed) in zip((self.setup, self.against), self._count(hardware), strict=True)
         )
         return mine, other

@@ -131,6 +131,11 @@ def floors(
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
 
 
+def step_floor(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, container: Bits) -> Floor:
+    """That of the whole step."""
+    return sum(floors(moved, listed, hardware, container).values(), start=ZERO)
+
+
 def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:
     kind = TIMED_AS.get(op.kind, op.kind)
     return all((kind, int(bits), phase) in hardware.passes for bits in np.unique(container))

@@ -9,11 +9,11 @@ from pathlib import Path
 from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware
+from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.parallel import Plan, fitting, parallelisms
 from costmodel.model.planning import communication_bytes, largest_batch, packing_seconds, step_time, usual_methods
-from costmodel.model.steps import CATEGORIES
 from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
