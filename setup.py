@@ -20,6 +20,7 @@ FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns 
 LINK: list[str] = []  # symbols stay (2 %): profilers name kernels by them
 if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
     FLAGS += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
+    FLAGS.append("-fno-wrapv")  # Python's own flags have signed numbers wrap around, which hides overflows
     LINK = [f"-fsanitize={sanitizers}"]
 #: each source with the flags of its own
 SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}

@@ -9,7 +9,7 @@ from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.linear import BoxAxis, Quantizers, Units
 from dsq.packing import Rounding
-from dsq.precision import Level, Precision, RiseAt, check_levels, check_rise_at
+from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, check_levels, check_rise_at
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]
@@ -26,7 +26,7 @@ class _Converted(Protocol[Given_contra, Kept_co]):
     def __set__(self, config: object, value: Given_contra) -> None: ...
 
 
-_LEVELS: Any = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
+_LEVELS: Any = DEFAULT_LEVELS
 _AT_PLATEAUS: Any = ()
 
 
@@ -80,9 +80,9 @@ class DSQConfig:
             flag(name, getattr(self, name))
         for level in range(len(self.levels)):
             self.at(level)
-        low = " ".join(str(level) for level in self.levels if level.q3 < 16)
+        low = " ".join(str(level) for level in self.levels if self.format == "fixed" and level.q3 < 16)
         if low:
-            text = f"q3 is under 16 bits in {low}: the paper's Appendix C finds that training can then fail"
+            text = f"q3 is under 16 bits of fixed in {low}: the paper's Appendix C finds that training can then fail"
             warnings.warn(text, stacklevel=3)
         low = " ".join(str(level) for level in self.levels if self.format == "bfp" and min(level.q0, level.q2) < 3)
         if low:
@@ -93,6 +93,11 @@ class DSQConfig:
         """The quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
         return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
+
+    @property
+    def follows_validation(self) -> bool:
+        """Whether levels begin at plateaus of a validation loss."""
+        return len(self.levels) > 1 and not self.rise_at
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them; ``from_dict`` reads them back."""

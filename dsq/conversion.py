@@ -3,12 +3,13 @@
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from dsq import stash
 from dsq.arguments import whole_number
@@ -42,6 +43,9 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
     matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
+
+    A plain layer that is put in the place of a converted one later, as ``resize_token_embeddings`` of transformers puts
+    an output projection, is converted as that was.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -114,7 +118,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, kind, fields in own:
             layer.__class__ = kind
-            layer.__dict__.update({name: fields[name] for name in _FIELDS if name in fields})
+            _take_fields(layer, fields)
         for module, before, fields in settings:
             module.__dict__[_BEFORE] = before
             for name, value in before.items():
@@ -203,6 +207,24 @@ def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:
     if _class(module) is not before:  # as fully_shard makes its classes
         kind = type(f"FSDP{kind.__name__}", (before.__bases__[0], kind), {"__deepcopy__": vars(before)["__deepcopy__"]})
     module.__class__ = kind
+
+
+def _take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
+    layer.__dict__.update({name: fields[name] for name in _FIELDS if name in fields})
+
+
+def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) -> None:
+    """Convert ``new``, which becomes the child ``name`` of ``parent``, as the layer was whose place it takes."""
+    old = parent._modules.get(name)
+    if not isinstance(old, Quantised) or new is None:
+        return
+    for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
+        if isinstance(before, Quantised) and type(after) is before.plain:
+            _set_class(after, _class(before))
+            _take_fields(after, before.__dict__)
+
+
+register_module_module_registration_hook(_convert_replacement)
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:

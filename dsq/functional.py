@@ -22,6 +22,7 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
         at: a layer beside it, as ``self.q_proj``, whose level it follows: plain ``a @ b`` until ``dsq.convert`` has
             converted that with ``DSQConfig(attention=True)``, and where it evaluates in floating point. Or four widths.
     Raises:
+        TypeError: dtypes that differ, but under autocast, whose dtype the result is in.
         ValueError: shapes that do not fit, a malformed precision.
     """
     if isinstance(at, nn.Module):
@@ -30,7 +31,11 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
         quantizers = at.quantizers
     else:
         quantizers = Quantizers.of(at)
-    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    try:
+        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError:
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {shapes}") from None
     a, b = (x.expand(*leading, *x.shape[-2:]) for x in (a, b))
     return product(a, b, quantizers.products, quantizers.seed())
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ class PrecisionScheduler:
             if total_updates is None:
                 raise ValueError(f"total_updates must be given for rise_at in fractions of the run, {self.rise_at}")
             total = whole_number("total_updates", total_updates, 1)
-            self.rise_at = tuple(math.ceil(moment * total) for moment in self.rise_at)
+            # as decimals: in floats 0.07 of 100 updates is more than 7
+            self.rise_at = tuple(math.ceil(Fraction(str(moment)) * total) for moment in self.rise_at)
         check_plateau(patience, threshold)
         self.patience = patience
         self.threshold = threshold

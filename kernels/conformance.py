@@ -239,10 +239,7 @@ def product_disagreements(backend: Backend, product: Product, device: torch.devi
     operands = (matmul.a, a_MK), (matmul.b, b_KN)
     x, w = ((t.t() if operand.transposed else t).contiguous() for operand, t in operands)
     bias = torch.randn(product.columns, generator=generator)
-    quantized = prepared(FLOAT64, matmul, x, w, REFERENCE)
-    a_exact, b_exact = (values.double() for values in quantized if isinstance(values, Tensor))
-    exact = a_exact @ b_exact + bias
-    bound = (a_exact.abs() @ b_exact.abs() + bias.abs()) * (product.depth + 2) * 2.0**-23
+    exact, bound = _exact_and_bound(matmul, x, w, bias)
     wrong = []
     for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
         left, right = prepared(gemm, matmul, x, w, REFERENCE)
@@ -251,6 +248,15 @@ def product_disagreements(backend: Backend, product: Product, device: torch.devi
         if found.shape != exact.shape or not bool(near.all()):
             wrong.append(gemm.name)
     return wrong
+
+
+def _exact_and_bound(matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The product in float64, and how far from it sums in float32 may be."""
+    operands = prepared(FLOAT64, matmul, a, b, REFERENCE)
+    a_MK, b_KN = (values.double() for values in operands if isinstance(values, Tensor))
+    offset = bias.double()
+    bound = (a_MK.abs() @ b_KN.abs() + offset.abs()) * (a_MK.shape[1] + 2) * 2.0**-23
+    return a_MK @ b_KN + offset, bound
 
 
 def _spread_out(x_VK: Tensor, binades: int, generator: torch.Generator) -> Tensor:
@@ -324,11 +330,7 @@ def _passes(
 def _is_product(found: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
     """Whether ``found`` is as near to the product in float64 as one rounding to its dtype, and to the grid of the
     result, allow after sums in float32."""
-    operands = prepared(FLOAT64, matmul, a.float(), b.float(), REFERENCE)
-    a_MK, b_KN = (values.double() for values in operands if isinstance(values, Tensor))
-    offset = torch.zeros(b_KN.shape[1]) if bias is None else bias.double()
-    exact = a_MK @ b_KN + offset
-    bound = (a_MK.abs() @ b_KN.abs() + offset.abs()) * (a_MK.shape[1] + 2) * 2.0**-23
+    exact, bound = _exact_and_bound(matmul, a.float(), b.float(), torch.zeros(()) if bias is None else bias)
     limits = torch.finfo(found.dtype)
     bound += exact.abs() * limits.eps / 2 + limits.smallest_normal * limits.eps
     if matmul.result is not None:  # a step of a row's largest value

@@ -158,4 +158,4 @@ def _keep(key: str, name: str) -> None:
     with suppress(OSError, RuntimeError):
         _file().parent.mkdir(parents=True, exist_ok=True)
         with _file().open("a", encoding="utf-8") as file:
-            file.write(json.dumps([key, name]) + "\n")
+            file.write(f"\n{json.dumps([key, name])}\n")  # not behind one that a killed process did not finish

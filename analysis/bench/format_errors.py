@@ -8,7 +8,6 @@ bias    of the mean of 64 stochastic roundings of one box set: |mean Q(x) - x| /
         clipping at the largest code is what makes it more
 """
 
-import argparse
 import sys
 from typing import Any
 
@@ -44,7 +43,7 @@ def row(fmt: Format) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--out", metavar="FILE.csv", help="write the figures there too")
     given = parser.parse_args(arguments)
 

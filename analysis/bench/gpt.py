@@ -25,6 +25,7 @@ CONTESTANTS: dict[str, tuple[str | None, bool]] = {
     AUTOCAST: (None, True),
     "dsq [4,4,4,16]": ("[4,4,4,16]", False),
     "dsq [4,4,4,16], autocast": ("[4,4,4,16]", True),
+    "dsq [4,4,4,8], autocast": ("[4,4,4,8]", True),
     "dsq [16,4,4,16], autocast": ("[16,4,4,16]", True),
 }
 

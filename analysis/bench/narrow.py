@@ -10,7 +10,7 @@ from analysis.models import encoder
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
 
-PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[8,8,8,16]", "[16,4,4,16]")
+PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]", "[16,4,4,16]")
 
 
 def races(rounds: int) -> Iterator[Race]:

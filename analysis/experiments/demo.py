@@ -3,11 +3,10 @@
     python -m analysis.experiments.demo --out runs/demo
     python -m analysis.experiments.demo --out runs/paper --dsq-levels "[2,2,2,16] [16,4,4,16]" --dsq-format bfp
 
-corpus -> the recipe of analysis.experiments.translate, from [4,3,3,16] up to [16,4,4,16] at four fifths of the run (of
+corpus -> the recipe of analysis.experiments.translate, from [4,3,3,8] up to [8,4,4,8] at four fifths of the run (of
 schedules and formats the one that saves most without losing much: docs/results.md) -> table and picture
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
 TRAINING = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
     --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
     --validate-interval-updates 25"""
-LEVELS = "[4,3,3,16] [16,4,4,16]"
+LEVELS = "[4,3,3,8] [8,4,4,8]"
 RISE = "--dsq-rise-at 0.8"  #: of two levels
 
 
@@ -61,7 +60,7 @@ def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
     add_levels(parser, LEVELS)
     parser.add_argument("--dsq-format", dest="format", default=DEFAULT, help="number format (default: %(default)s)")

@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from analysis.experiments import glue
 from analysis.experiments.text.labelled import LabelledSentences
-from analysis.experiments.training.fairseq_run import command_line
 from analysis.experiments.training.flags import FLOAT, add_levels
 from analysis.experiments.training.results import write_json
 from dsq.command.files import make_folder, refuse_used
@@ -83,17 +82,8 @@ def run(
     trainer.train(resume_from_checkpoint=resume and any(out.glob("checkpoint-*")))
     records = [one for one in trainer.state.log_history if "eval_accuracy" in one]
     accuracies = [(one["step"], round(100 * one["eval_accuracy"], 2)) for one in records]
-    results = {
-        "command": command_line(),
-        "sentences": {split: len(table.labels) for split, table in tables.items()},
-        "classes": classes,
-        "majority": glue.majority(tables["valid"].labels),
-        "accuracy": accuracies[-1][1],
-        "best_accuracy": max(accuracy for _, accuracy in accuracies),
-        "accuracies": accuracies,
-        "valid_loss": [(one["step"], round(one["eval_loss"], 4)) for one in records],
-        "seconds": {"total": round(time.perf_counter() - started, 1)},
-    }
+    valid_losses = [(one["step"], round(one["eval_loss"], 4)) for one in records]
+    results = glue.measured(tables, classes, accuracies, valid_losses, started)
     if callback:
         results["history"] = callback.config.as_dict() | callback.dynamic.scheduler.history()
     write_json(results, out / "results.json")
@@ -166,7 +156,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(
         prog=PROG,
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All other flags are the training's: --lr, --batch-size, --max-epoch, --max-update, --warmup-updates, "
         "--validate-interval-updates, --seed, and dsq-train's --dsq-*.",
     )

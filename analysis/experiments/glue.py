@@ -135,7 +135,23 @@ def run(
     fairseq("train", arguments, out / "train.log", watch=show)
     found = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
     accuracies = [(update, float(one["valid_accuracy"])) for update, one in sorted(found.items())]
-    results = {
+    results = measured(tables, classes, accuracies, losses(out / "train.log", "valid", "valid_"), started)
+    history = out / "checkpoints" / "dsq_history.json"
+    if levels != FLOAT:
+        results["history"] = json.loads(history.read_text(encoding="utf-8"))
+    write_json(results, out / "results.json")
+    return results
+
+
+def measured(
+    tables: dict[str, LabelledSentences],
+    classes: list[str],
+    accuracies: list[tuple[int, float]],
+    valid_losses: list[tuple[int, float]],
+    started: float,
+) -> dict[str, Any]:
+    """What results.json says of a run that began at ``started``, but its history."""
+    return {
         "command": command_line(),
         "sentences": {split: len(table.labels) for split, table in tables.items()},
         "classes": classes,
@@ -143,14 +159,9 @@ def run(
         "accuracy": accuracies[-1][1],
         "best_accuracy": max(accuracy for _, accuracy in accuracies),
         "accuracies": accuracies,
-        "valid_loss": losses(out / "train.log", "valid", "valid_"),
+        "valid_loss": valid_losses,
         "seconds": {"total": round(time.perf_counter() - started, 1)},
     }
-    history = out / "checkpoints" / "dsq_history.json"
-    if levels != FLOAT:
-        results["history"] = json.loads(history.read_text(encoding="utf-8"))
-    write_json(results, out / "results.json")
-    return results
 
 
 def majority(labels: list[str]) -> float:

@@ -6,7 +6,6 @@ Nothing is downloaded: --help says where each corpus is to be had. A file's SHA-
 the number of sentence pairs elsewhere; what was not read to its end leaves nothing behind.
 """
 
-import argparse
 import hashlib
 import html
 import io
@@ -191,7 +190,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(
         prog=PROG,
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(f"{name}: {corpus.where}" for name, corpus in CORPORA.items()),
     )
     parser.add_argument("corpus", choices=CORPORA)

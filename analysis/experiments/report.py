@@ -5,7 +5,6 @@ text, written as Markdown (report.md), and drawn as cost against score (RECIPE.p
 that is half done reports what is there.
 """
 
-import argparse
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -106,7 +105,7 @@ def report(ledgers: Sequence[Path], out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("ledgers", nargs="+", type=Path, metavar="LEDGER.csv")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for report.md (default: beside the ledger)")
     given = parser.parse_args(arguments)

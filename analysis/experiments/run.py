@@ -95,7 +95,7 @@ class Session:
         if status is None:
             return False
         if status or not self._enter_finished(one.run):
-            self.failed[one.run.name] = f"{one.folder.failure()} (all of it: {one.folder.log})"
+            self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
             print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
         else:
             entered = next(r for r in read_ledger(self.out / FILE) if r["run"] == one.run.name)
@@ -180,7 +180,7 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")

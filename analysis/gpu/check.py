@@ -15,7 +15,6 @@ times, which then mean nothing, none is shown. With --out, each part's table is 
 done. Exits 1 where a kernel disagrees.
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -43,7 +42,7 @@ PARTS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="only this part (may be given again); default: all"
     )

@@ -9,7 +9,6 @@ spread the least and the greatest of them. The other tree's second process gives
 lies within its spread is noise. About 6 minutes on two idle cores.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -67,7 +66,7 @@ def _spread(ratios: list[float]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("other", type=Path, help="root of the other checkout, its kernels built")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=tuple(PARTS), help="default: all")
     parser.add_argument("--rounds", type=count, default=5, help="default: %(default)s")

@@ -280,7 +280,7 @@ def _stash(name: str, policies: Policies, trained: str) -> Found:
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(trained in parameter_name)
     if policies[0][0] == "dsq.convert":
-        dsq.convert(model, dsq.DSQConfig())
+        dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,16] [16,4,4,16]"))
     controllers = [dsq.stash.apply(model, policy, **given) for policy, given in policies if policy != "dsq.convert"]
     for controller in controllers:
         if controller.name == "wtacrs" and name != "convolutions":

@@ -8,7 +8,6 @@ was the fastest: compare only what was recorded on one machine, with one PyTorch
 digests are committed. The cases are in digests.py.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -42,7 +41,7 @@ def record(tree: Path, out: Path | None, against: Path | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout, its kernels built (default: this one)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where to write the digests")
     parser.add_argument("--against", type=Path, metavar="FILE.json", help="digests to compare with")

@@ -6,7 +6,6 @@ The step of step.py on one thread, Python's collector off. Needs Linux's perf, a
 checkout whose setup.py strips them, link the objects again without -s.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -75,7 +74,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--before", type=Path, help="root of another checkout, its kernels built")
     parser.add_argument("--steps", type=count, default=8, help="sampled of each (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")

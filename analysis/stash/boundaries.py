@@ -12,12 +12,9 @@ Random weights and tokens. All but the first row checkpoint every block.
 """
 
 import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +22,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dsq
-from analysis.stash.allocator.counted import build, run
+from analysis.stash.allocator.counted import figures
 from analysis.stash.allocator.held import step_bytes
-from analysis.stash.halves import halves_parser, measure_halves, print_times, step
+from analysis.stash.halves import halves_main, halves_parser, print_times, step
 from analysis.timing.allocator import keep_freed_memory
-from dsq.command.parser import count, guarded
+from dsq.command.parser import OneLineParser, count
 from dsq.command.table import table
 from dsq.stash import packed_checkpoint
 
@@ -47,8 +44,8 @@ SETUPS: dict[str, Callable[..., Any] | None] = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options; ``--count`` is for the process that it starts itself."""
+def parser() -> OneLineParser:
+    """The command's options."""
     made = halves_parser(PROG, __doc__, rounds=3)
     made.add_argument("--width", type=count, default=256, help="of the residual stream (default 256)")
     made.add_argument("--tokens", type=count, default=2048, help="of one sequence (default 2048)")
@@ -85,22 +82,20 @@ def counted_step(setup: str, layers: int, args: argparse.Namespace) -> tuple[dic
     return {"held": held.stash, "peak": held.peak}, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def count_bytes(args: argparse.Namespace) -> None:
-    """Print the bytes and errors of all setups as JSON."""
+def count_bytes(args: argparse.Namespace) -> dict[str, Any]:
+    """The bytes and errors of all setups, in a counted process."""
     outside, _ = counted_step(BASELINE, 0, args)
     plain, exact = counted_step(PLAIN, args.layers, args)
     found = {PLAIN: plain | {"error": 0.0}}
     for setup in list(SETUPS)[1:]:
         nbytes, gradient = counted_step(setup, args.layers, args)
         found[setup] = nbytes | {"error": float((gradient - exact).norm() / exact.norm())}
-    print(json.dumps({"outside": outside["held"], "setups": found}))
+    return {"outside": outside["held"], "setups": found}
 
 
 def bytes_and_errors(args: argparse.Namespace) -> None:
-    size = ["--width", str(args.width), "--tokens", str(args.tokens), "--layers", str(args.layers)]
-    with tempfile.TemporaryDirectory() as folder:
-        program = ["-m", "analysis.stash.boundaries", "--count", *size]
-        found = json.loads(run(build(Path(folder)), program).splitlines()[-1])
+    size = ["--width", args.width, "--tokens", args.tokens, "--layers", args.layers]
+    found = figures("analysis.stash.boundaries", "--count", *size)
     blocks = {setup: values["held"] - found["outside"] for setup, values in found["setups"].items()}
     rows = [
         {
@@ -123,18 +118,5 @@ def times(args: argparse.Namespace) -> None:
     print_times("boundaries", BASELINE, losses, args.rounds, ".3f")
 
 
-def measure(args: argparse.Namespace) -> None:
-    if args.count:
-        count_bytes(args)
-    else:
-        measure_halves(args.only, partial(bytes_and_errors, args), partial(times, args))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command; its exit status."""
-    args = parser().parse_args(argv)
-    return guarded(PROG, lambda: measure(args))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(halves_main(parser(), count_bytes, bytes_and_errors, times))

@@ -26,7 +26,6 @@ import copy
 import gc
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from analysis.stash.allocator.counted import build, run
+from analysis.stash.allocator.counted import figures
 from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.picture import draw
-from analysis.stash.setups import CASES, SETUPS, Setup, TrainingCase, attach, loss_that_keeps_nothing
+from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach, loss_that_keeps_nothing
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.timer import gpu_clock, host_clock, in_turns
 from dsq import stash
@@ -62,7 +61,7 @@ SHOWN |= {"error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = OneLineParser(prog=PROG, description=__doc__)
     made.add_argument("--out", type=Path, required=True, help="folder for the table, the CSV and the picture")
     made.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
     made.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
@@ -73,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def chosen(args: argparse.Namespace) -> list[Setup]:
+def chosen(args: argparse.Namespace) -> list[PolicySetup]:
     """The setups that the options ask for; ValueError if none, or where an option cannot be met."""
     if args.device not in ("cpu", "cuda") or (args.device == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"--device must be cpu, or cuda where there is a GPU, got {args.device!r}")
@@ -110,7 +109,7 @@ class Bench:
         self.case.loss(model(self.x), self.y).backward()
 
 
-def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> dict[str, Any]:
+def row(setup: PolicySetup, bench: Bench, plain: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one setup against the plain model's gradient and time: of SHOWN, what --measure asks for."""
     made: dict[str, Any] = {"model": setup.case.split(",")[0], "setup": row_name(setup, bench.case)}
     if "sizes" in args.measure:
@@ -133,7 +132,7 @@ def row(setup: Setup, bench: Bench, plain: Bench, args: argparse.Namespace) -> d
     return made
 
 
-def trained(setup: Setup, bench: Bench) -> tuple[nn.Module, list[Any]]:
+def trained(setup: PolicySetup, bench: Bench) -> tuple[nn.Module, list[Any]]:
     """The model under a setup after two steps (estimates and caches exist, gact has adapted), and its controllers."""
     model = copy.deepcopy(bench.plain)
     controllers = attach(model, setup.policies)
@@ -142,7 +141,7 @@ def trained(setup: Setup, bench: Bench) -> tuple[nn.Module, list[Any]]:
     return model, controllers
 
 
-def row_name(setup: Setup, case: TrainingCase) -> str:
+def row_name(setup: PolicySetup, case: TrainingCase) -> str:
     """The setup's name, and who needs a gradient, where that is not every parameter."""
     return setup.name + (f" ({case.note})" if case.note else "")
 
@@ -162,13 +161,11 @@ def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def sizes(setup: Setup, bench: Bench) -> tuple[int, HeldBytes]:
+def sizes(setup: PolicySetup, bench: Bench) -> tuple[int, HeldBytes]:
     """Bytes of the stash as dsq.stash.measure has them, and those that the allocator holds for a step."""
     if not bench.x.is_cuda:
-        with tempfile.TemporaryDirectory() as folder:
-            program = ["-m", "analysis.stash.held_setup", str(SETUPS.index(setup))]
-            claimed, *step = map(int, run(build(Path(folder)), program).split()[-4:])
-            return claimed, HeldBytes(*step)
+        claimed, *step = figures("analysis.stash.held_setup", SETUPS.index(setup))
+        return claimed, HeldBytes(*step)
     model, controllers = trained(setup, bench)
     forward = loss_that_keeps_nothing(model, bench.x)
     before = torch.cuda.memory_allocated()

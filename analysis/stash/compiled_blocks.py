@@ -11,34 +11,40 @@ Pre-LN blocks, 256 wide, 4 heads of fused attention, 4 sequences of 256 tokens.
 """
 
 import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from analysis.models import encoder
-from analysis.stash.allocator.counted import build, run
+from analysis.stash.allocator.counted import figures
 from analysis.stash.allocator.held import step_bytes
-from analysis.stash.halves import halves_parser, measure_halves, print_times, step
+from analysis.stash.halves import halves_main, halves_parser, print_times, step
 from analysis.timing.allocator import keep_freed_memory
 from dsq import stash
-from dsq.command.parser import count, guarded
+from dsq.command.parser import OneLineParser, count
 from dsq.command.table import table
 
 PROG = "python -m analysis.stash.compiled_blocks"
 MIB = 2**20
 BASELINE = "eager, bfp"
-SETUPS = ("eager", "compiled", BASELINE, "compiled, bfp", "eager, gact", "compiled, gact")
+OPTIONS: dict[str, dict[str, Any]] = {"bfp": {"bits": 4}, "gact": {"bits": 4, "adapt_interval": None}, "mesa": {}}
+SETUPS = (
+    "eager",
+    "compiled",
+    BASELINE,
+    "compiled, bfp",
+    "eager, gact",
+    "compiled, gact",
+    "eager, mesa",
+    "compiled, mesa",
+)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's options; ``--count`` is for the processes that it starts itself."""
+def parser() -> OneLineParser:
+    """The command's options."""
     made = halves_parser(PROG, __doc__, rounds=7)
     made.add_argument("--blocks", type=count, default=4, help="default 4")
     made.add_argument("--count", choices=SETUPS, help=argparse.SUPPRESS)
@@ -53,14 +59,13 @@ def training(setup: str, blocks: int) -> tuple[nn.Module, Callable[[], Tensor]]:
     if mode == "compiled":
         for block in list(model.children())[:blocks]:
             block.compile()
-    options: dict[str, Any] = {"adapt_interval": None} if policy == "gact" else {}
     if policy:
-        stash.apply(model, policy, bits=4, **options)
+        stash.apply(model, policy, **OPTIONS[policy])
     return model, lambda: model(x).square().mean()
 
 
-def count_bytes(args: argparse.Namespace) -> None:
-    """Print bytes and error of a setup as JSON."""
+def count_bytes(args: argparse.Namespace) -> dict[str, Any]:
+    """Bytes and error of a setup, in a counted process."""
     gradients = []
     for setup in ("eager", args.count):
         model, loss = training(setup, args.blocks)
@@ -68,16 +73,12 @@ def count_bytes(args: argparse.Namespace) -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     exact, found = gradients
     error = float((found - exact).norm() / exact.norm())
-    print(json.dumps({"held, MiB": held.stash / MIB, "peak, MiB": held.peak / MIB, "error": error}))
+    return {"held, MiB": held.stash / MIB, "peak, MiB": held.peak / MIB, "error": error}
 
 
 def bytes_and_errors(args: argparse.Namespace) -> None:
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(Path(folder))
-        for setup in SETUPS:
-            command = ["-m", "analysis.stash.compiled_blocks", "--count", setup, "--blocks", str(args.blocks)]
-            rows.append({"blocks": setup} | json.loads(run(library, command).splitlines()[-1]))
+    program = "analysis.stash.compiled_blocks"
+    rows = [{"blocks": setup} | figures(program, "--count", setup, "--blocks", args.blocks) for setup in SETUPS]
     print(table(rows, {"blocks": "", "held, MiB": ".1f", "peak, MiB": ".1f", "error": ".4f"}, markdown=True))
 
 
@@ -89,18 +90,5 @@ def times(args: argparse.Namespace) -> None:
     print_times("blocks", BASELINE, losses, args.rounds, ".2f")
 
 
-def measure(args: argparse.Namespace) -> None:
-    if args.count:
-        count_bytes(args)
-    else:
-        measure_halves(args.only, partial(bytes_and_errors, args), partial(times, args))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command; its exit status."""
-    args = parser().parse_args(argv)
-    return guarded(PROG, lambda: measure(args))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(halves_main(parser(), count_bytes, bytes_and_errors, times))

@@ -9,11 +9,9 @@ peak        MiB held at most in a step, gradients and update included
 import argparse
 import json
 import sys
-import tempfile
-from pathlib import Path
 
 from analysis.bench.gpt import CONTESTANTS, step_of
-from analysis.stash.allocator.counted import Count, build, run
+from analysis.stash.allocator.counted import Count, figures
 from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 
@@ -33,17 +31,13 @@ def counted(name: str, sequences: int) -> dict[str, float]:
 
 def memory(sequences: int) -> str:
     """A row a contestant."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(Path(folder))
-        for name in CONTESTANTS:
-            printed = run(library, ["-m", "analysis.stash.gpt_bytes", "--count", name, "--sequences", str(sequences)])
-            rows.append({"contestant": name} | json.loads(printed.splitlines()[-1]))
+    program = "analysis.stash.gpt_bytes"
+    rows = [{"contestant": n} | figures(program, "--count", n, "--sequences", sequences) for n in CONTESTANTS]
     return table(rows, dict.fromkeys(rows[0], ".0f") | {"contestant": ""}, markdown=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--sequences", type=count, default=1, help="of 512 tokens in a batch (default 1)")
     parser.add_argument("--count", choices=tuple(CONTESTANTS), help=argparse.SUPPRESS)
     given = parser.parse_args(argv)

@@ -1,19 +1,21 @@
-"""What comparisons in two halves share: bytes in processes of their own, then times in this one."""
+"""Comparisons in two halves: bytes in counted processes of their own, then times in this one."""
 
-import argparse
+import json
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from analysis.timing.race import race
-from dsq.command.parser import OneLineParser, count
+from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 
 
 def halves_parser(prog: str, description: str | None, rounds: int) -> OneLineParser:
     """The options that they have in common."""
-    made = OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = OneLineParser(prog=prog, description=description)
     made.add_argument("--only", choices=("bytes", "time"), help="half of the work: bytes and error, or time")
     made.add_argument("--rounds", type=count, default=rounds, help=f"timed steps of each setup (default {rounds})")
     return made
@@ -32,9 +34,22 @@ def step(loss: Callable[[], Tensor]) -> None:
     loss().backward()
 
 
-def measure_halves(only: str | None, nbytes: Callable[[], None], times: Callable[[], None]) -> None:
-    """Both halves, or the one that ``--only`` asks for."""
-    if only != "time":
-        nbytes()
-    if only != "bytes":
-        times()
+def halves_main(
+    parser: OneLineParser,
+    counted: Callable[[Namespace], dict[str, Any]],
+    show_bytes: Callable[[Namespace], None],
+    show_times: Callable[[Namespace], None],
+) -> int:
+    """The command; its exit status. ``--count`` is for the processes that it starts itself: they print ``counted``."""
+    args = parser.parse_args()
+
+    def work() -> None:
+        if args.count:
+            print(json.dumps(counted(args)))
+            return
+        if args.only != "time":
+            show_bytes(args)
+        if args.only != "bytes":
+            show_times(args)
+
+    return guarded(parser.prog, work)

@@ -1,5 +1,6 @@
 """Bytes claimed and held for one setup of analysis.stash.compare, by its number; run under the counting malloc."""
 
+import json
 import sys
 
 import torch
@@ -10,7 +11,7 @@ from dsq import stash
 
 
 def main(number: int) -> None:
-    """Print them."""
+    """Print them as JSON."""
     setup = SETUPS[number]
     case = CASES[setup.case]
     torch.manual_seed(0)
@@ -18,7 +19,7 @@ def main(number: int) -> None:
     case.prepare(model, x)
     attach(model, setup.policies)
     step = step_bytes(loss_that_keeps_nothing(model, x))
-    print(stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left)
+    print(json.dumps([stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left]))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ Smallest = float | Callable[[float], float] | None
 
 
 @dataclass(frozen=True)
-class Setup:
+class PolicySetup:
     """One row: a case under policies."""
 
     name: str
@@ -142,36 +142,36 @@ _COMMON: tuple[tuple[str, Policies, Smallest, bool], ...] = (
 )
 
 SETUPS = (
-    Setup("plain", "encoder", smallest=same),
-    Setup("SDPA", "encoder, SDPA", smallest=_SDPA),
-    Setup("checkpoint", "encoder", (_CHECKPOINT,), _BOUNDARIES),
-    Setup("dsq.convert [16,4,4,16], linears", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
-    *(Setup(name, "encoder", policies, least, noisy) for name, policies, least, noisy in _COMMON),
-    Setup("selective", "encoder", (_SELECTIVE,), same),
-    Setup("wtacrs 0.3", "encoder", (_WTA,), _WTA_LEAST, True),
-    Setup("wtacrs 0.3 + bfp 4", "encoder", (_WTA, _bfp(4)), _WTA_LEAST * 4.5 / 32, True),
-    Setup("wtacrs 0.3, products", "encoder", (_WTA_PRODUCTS,), _PRODUCTS_LEAST, True),
-    Setup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _bfp(4)), _PRODUCTS_LEAST * 4.5 / 32, True),
-    Setup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _bfp(2)), _PRODUCTS_LEAST * 2.5 / 32, True),
-    Setup("selective + bfp 4", "encoder", (_SELECTIVE, _bfp(4)), bits_a_value(4.5)),
-    Setup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _bfp(4)), _CODED * 4.5 / 32),
-    Setup(
+    PolicySetup("plain", "encoder", smallest=same),
+    PolicySetup("SDPA", "encoder, SDPA", smallest=_SDPA),
+    PolicySetup("checkpoint", "encoder", (_CHECKPOINT,), _BOUNDARIES),
+    PolicySetup("dsq.convert [16,4,4,16], linears", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
+    *(PolicySetup(name, "encoder", policies, least, noisy) for name, policies, least, noisy in _COMMON),
+    PolicySetup("selective", "encoder", (_SELECTIVE,), same),
+    PolicySetup("wtacrs 0.3", "encoder", (_WTA,), _WTA_LEAST, True),
+    PolicySetup("wtacrs 0.3 + bfp 4", "encoder", (_WTA, _bfp(4)), _WTA_LEAST * 4.5 / 32, True),
+    PolicySetup("wtacrs 0.3, products", "encoder", (_WTA_PRODUCTS,), _PRODUCTS_LEAST, True),
+    PolicySetup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _bfp(4)), _PRODUCTS_LEAST * 4.5 / 32, True),
+    PolicySetup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _bfp(2)), _PRODUCTS_LEAST * 2.5 / 32, True),
+    PolicySetup("selective + bfp 4", "encoder", (_SELECTIVE, _bfp(4)), bits_a_value(4.5)),
+    PolicySetup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _bfp(4)), _CODED * 4.5 / 32),
+    PolicySetup(
         "gact 4, CB1",
         "encoder",
         (_gact(4, level="CB1", adapt_interval=None),),
         _CODED * 4.25 / 32,
         True,
     ),
-    Setup("SDPA + bfp 4", "encoder, SDPA", (_bfp(4),), (_SDPA + _BATCH) * 4.5 / 32),
-    Setup("plain", "resnet"),
-    Setup("checkpoint", "resnet", (_CHECKPOINT,)),
-    *(Setup(name, "resnet", policies, with_relu_bits(least), noisy) for name, policies, least, noisy in _COMMON),
-    Setup("selective", "resnet", (_SELECTIVE,), same),
-    Setup("wtacrs 0.3", "resnet", (_WTA,), None, True),
-    Setup("selective + bfp 4", "resnet", (_SELECTIVE, _bfp(4)), with_relu_bits(bits_a_value(4.5))),
-    Setup("checkpoint + bfp 4", "resnet", (_CHECKPOINT, _bfp(4))),
-    Setup("plain", "resnet, norms"),
-    Setup("selective", "resnet, norms", (_SELECTIVE,), 121.0),
-    Setup("plain", "resnet, input"),
-    Setup("selective", "resnet, input", (_SELECTIVE,), 23.0),
+    PolicySetup("SDPA + bfp 4", "encoder, SDPA", (_bfp(4),), (_SDPA + _BATCH) * 4.5 / 32),
+    PolicySetup("plain", "resnet"),
+    PolicySetup("checkpoint", "resnet", (_CHECKPOINT,)),
+    *(PolicySetup(name, "resnet", policies, with_relu_bits(least), noisy) for name, policies, least, noisy in _COMMON),
+    PolicySetup("selective", "resnet", (_SELECTIVE,), same),
+    PolicySetup("wtacrs 0.3", "resnet", (_WTA,), None, True),
+    PolicySetup("selective + bfp 4", "resnet", (_SELECTIVE, _bfp(4)), with_relu_bits(bits_a_value(4.5))),
+    PolicySetup("checkpoint + bfp 4", "resnet", (_CHECKPOINT, _bfp(4))),
+    PolicySetup("plain", "resnet, norms"),
+    PolicySetup("selective", "resnet, norms", (_SELECTIVE,), 121.0),
+    PolicySetup("plain", "resnet, input"),
+    PolicySetup("selective", "resnet, input", (_SELECTIVE,), 23.0),
 )

@@ -190,7 +190,7 @@ def means(rows: pd.DataFrame) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = OneLineParser(PROG, description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = OneLineParser(prog=PROG, description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--task", default="sst2", help="name of the files in DIR (default: sst2)")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN")

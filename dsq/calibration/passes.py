@@ -44,10 +44,12 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
                 times.setdefault((kind, "backward"), []).append(taken)
         counts = [rows * width for rows, width in SIZES]
         found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
-        found += _losses(device, dtype, bits)
+        found += _both_phases("loss", bits, LOSS_SIZES, partial(_loss_seconds, device, dtype))
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
-        found.append(_pass("adam", bits, "update", list(ADAM_SIZES), adam))
-    return [*found, *_packing(device)]
+        found.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
+    for bits in STASHES:
+        found += _both_phases("pack", bits, SIZES, partial(_packing_seconds, device, BFP(bits)))
+    return found
 
 
 def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> dict[str, Forward]:
@@ -93,20 +95,14 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     }
 
 
-def _losses(device: torch.device, dtype: torch.dtype, bits: int) -> Iterator[dict[str, Any]]:
-    times: tuple[list[float], list[float]] = ([], [])
-    for rows, classes in LOSS_SIZES:
-        logits = torch.randn(rows, classes, device=device, dtype=dtype, requires_grad=True)
-        labels = torch.randint(classes, (rows,), device=device)
+def _loss_seconds(device: torch.device, dtype: torch.dtype, rows: int, classes: int) -> tuple[float, float]:
+    logits = torch.randn(rows, classes, device=device, dtype=dtype, requires_grad=True)
+    labels = torch.randint(classes, (rows,), device=device)
 
-        def forward(logits: Tensor = logits, labels: Tensor = labels) -> list[Tensor]:
-            return [F.cross_entropy(logits.float(), labels)]
+    def forward() -> list[Tensor]:
+        return [F.cross_entropy(logits.float(), labels)]
 
-        times[0].append(seconds(forward))
-        times[1].append(backward_seconds(forward(), [logits]))
-    counts = [rows * classes for rows, classes in LOSS_SIZES]
-    for phase, taken in zip(("forward", "backward"), times, strict=True):
-        yield _pass("loss", bits, phase, counts, taken)
+    return seconds(forward), backward_seconds(forward(), [logits])
 
 
 def _adam_seconds(device: torch.device, count: int) -> float:
@@ -115,21 +111,22 @@ def _adam_seconds(device: torch.device, count: int) -> float:
     return seconds(torch.optim.Adam([parameter], fused=True).step)
 
 
-def _packing(device: torch.device) -> Iterator[dict[str, Any]]:
+def _packing_seconds(device: torch.device, fmt: BFP, rows: int, width: int) -> tuple[float, float]:
     """Packing is the "forward", unpacking the "backward"; `bits` are the code's."""
-    counts = [rows * width for rows, width in SIZES]
-    for bits in STASHES:
-        times: tuple[list[float], list[float]] = ([], [])
-        for size in SIZES:
-            x = torch.randn(*size, device=device)
-            packed = pack(x, BFP(bits))
-            times[0].append(seconds(partial(pack, x, BFP(bits))))
-            times[1].append(seconds(packed.unpack))
-        for phase, taken in zip(("forward", "backward"), times, strict=True):
-            yield _pass("pack", bits, phase, counts, taken)
+    x = torch.randn(rows, width, device=device)
+    packed = pack(x, fmt)
+    return seconds(partial(pack, x, fmt)), seconds(packed.unpack)
 
 
-def _pass(kind: str, bits: int, phase: str, counts: list[int], taken: list[float]) -> dict[str, Any]:
+def _both_phases(
+    kind: str, bits: int, sizes: Sequence[tuple[int, int]], timed: Callable[[int, int], tuple[float, float]]
+) -> Iterator[dict[str, Any]]:
+    times = zip(*(timed(rows, width) for rows, width in sizes), strict=True)
+    for phase, taken in zip(("forward", "backward"), times, strict=True):
+        yield _pass(kind, bits, phase, [rows * width for rows, width in sizes], taken)
+
+
+def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], taken: Sequence[float]) -> dict[str, Any]:
     per_value = max((taken[1] - taken[0]) / (counts[1] - counts[0]), 0.0)
     per_call = max(taken[0] - per_value * counts[0], 0.0)
     found = {"kind": kind, "bits": bits, "phase": phase}

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def fail(prog: str, message: object) -> NoReturn:
@@ -14,7 +14,12 @@ def fail(prog: str, message: object) -> NoReturn:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse without the usage text before its error line. Subcommands made by it are of this class too."""
+    """argparse without the usage text before its error line, and descriptions as they are written. Subcommands made by
+    it are of this class too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
 
     def error(self, message: str) -> NoReturn:
         fail(self.prog, message)

@@ -35,7 +35,7 @@ def forward(
     Under autocast operands are quantised from the tensors as they come, and y takes autocast's dtype. Layers that are
     given the same ``x`` share one stash. Raises what ``dsq.functional.linear`` promises.
     """
-    autocast = _autocast_dtype(x)
+    autocast = autocast_dtype(x)
     _check(x, w_NK, bias_N, autocast is not None)
     dtype = autocast or x.dtype
     if not stashing:
@@ -166,7 +166,7 @@ def _knows(backend: Backend, matmul: MatMul) -> bool:
     return all(type(format) in backend.formats for format in formats)
 
 
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that autocast asks for, if it is on; it leaves float64 alone."""
     if not _any_autocast() or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return None

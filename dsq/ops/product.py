@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dsq.formats import Format
 from dsq.kernels.backend import Codes, MatMul, Operand
+from dsq.ops.linear_passes import autocast_dtype
 from dsq.ops.matmul import multiply, packed
 
 
@@ -44,31 +45,37 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     """``a @ b`` with every operand quantised; differentiable once.
 
     Args:
-        a_MK: (..., M, K). b_KN: (..., K, N), of the same leading dimensions, dtype and device.
+        a_MK: (..., M, K). b_KN: (..., K, N), of the same leading dimensions, dtype and device. Under autocast dtypes
+            may differ, the operands are quantised as they are, and y is in autocast's dtype.
         matmuls: product_matmuls(q0, q1, q2).
         seed: None rounds to nearest, a number stochastically.
     Raises:
-        ValueError: shapes that do not fit.
+        TypeError: dtypes that differ. ValueError: shapes that do not fit.
     """
+    autocast = autocast_dtype(a_MK)
+    if autocast is None and a_MK.dtype != b_KN.dtype:
+        raise TypeError(f"a and b must share a floating dtype, got {a_MK.dtype} and {b_KN.dtype}")
     if a_MK.dim() < 2 or a_MK.shape[:-2] != b_KN.shape[:-2] or a_MK.shape[-1] != b_KN.shape[-2]:
         raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
     if torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad):
-        y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed)  # type: ignore[no-untyped-call]
+        y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-untyped-call]
         return y
-    return multiply(matmuls.output, a_MK, b_KN, seed=seed)
+    return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=autocast)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:
+    def forward(
+        ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None, dtype: torch.dtype | None
+    ) -> Tensor:
         a1 = _kept(matmuls.b_gradient.b, a_MK, seed) if ctx.needs_input_grad[1] else (None, None)
         b1 = _kept(matmuls.a_gradient.b, b_KN, seed) if ctx.needs_input_grad[0] else (None, None)
         ctx.save_for_backward(*a1, *b1)  # what hooks and the meter see
         ctx.shapes, ctx.matmuls, ctx.seed = (a_MK.shape, b_KN.shape), matmuls, seed
-        return multiply(matmuls.output, a_MK, b_KN, seed=seed)
+        return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("a quantised product is differentiable once: create_graph=True is not supported")
         a1, a_scales, b1, b_scales = ctx.saved_tensors
@@ -79,7 +86,7 @@ class _Product(torch.autograd.Function):
         if a1 is not None:
             a = a1 if a_scales is None else Codes(a1, a_scales, ctx.shapes[0])
             db_KN = multiply(ctx.matmuls.b_gradient, dy_MN, a, seed=ctx.seed).mT
-        return da_MK, db_KN, None, None
+        return da_MK, db_KN, None, None, None
 
 
 def _kept(operand: Operand, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]:

@@ -14,7 +14,7 @@ from dsq.kernels.cpu.scratch import empty_bytes
 from dsq.kernels.reference import affine as reference
 
 
-class Affine:
+class AffineKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets. Arguments as Backend has them."""
 
     def __init__(self, library: Library, isa: int) -> None:

@@ -1,12 +1,12 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
 from dsq.kernels.backend import Backend
-from dsq.kernels.cpu.affine import Affine
-from dsq.kernels.cpu.codec import FORMATS, Codec
+from dsq.kernels.cpu.affine import AffineKernels
+from dsq.kernels.cpu.codec import FORMATS, CodecKernels
 from dsq.kernels.cpu.gemm import gemms
 from dsq.kernels.cpu.library import library
-from dsq.kernels.cpu.linear import Linear
-from dsq.kernels.cpu.masks import Masks
+from dsq.kernels.cpu.linear import LinearKernels
+from dsq.kernels.cpu.masks import MaskKernels
 
 
 def load() -> Backend:
@@ -19,7 +19,7 @@ def backend(isa: str) -> Backend:
     """The kernels of one instruction set: a key of ``Library.instruction_sets()``."""
     loaded = library()
     index = loaded.instruction_sets()[isa]
-    codec, masks, affine = Codec(loaded, index), Masks(loaded, index), Affine(loaded, index)
+    codec, masks, affine = CodecKernels(loaded, index), MaskKernels(loaded, index), AffineKernels(loaded, index)
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
@@ -36,5 +36,5 @@ def backend(isa: str) -> Backend:
         affine_unpack=affine.unpack,
         gemms=gemms(loaded),
         tuned=True,
-        linear=Linear(loaded, codec) if fused else None,
+        linear=LinearKernels(loaded, codec) if fused else None,
     )

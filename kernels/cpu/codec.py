@@ -30,7 +30,7 @@ class _Prepared(NamedTuple):
     scale_shape: tuple[int, ...]
 
 
-class Codec:
+class CodecKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets."""
 
     def __init__(self, library: Library, isa: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, Dtypes, ForwardCall, LinearMatMuls, MatMul, Operand
-from dsq.kernels.cpu.codec import Codec
+from dsq.kernels.cpu.codec import CodecKernels
 from dsq.kernels.cpu.gemm import ONEDNN, by_onednn, summed_as_integers
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
@@ -20,10 +20,10 @@ from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
 _KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER"}
 
 
-class Linear:
+class LinearKernels:
     """FusedLinear (kernels/backend.py) by the instruction set of ``codec``."""
 
-    def __init__(self, library: Library, codec: Codec) -> None:
+    def __init__(self, library: Library, codec: CodecKernels) -> None:
         self._library, self._codec = library, codec
 
     def forward(

@@ -11,7 +11,7 @@ from dsq.kernels.cpu.scratch import empty_bytes
 from dsq.kernels.reference import masks as reference
 
 
-class Masks:
+class MaskKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets. Arguments as Backend has them."""
 
     def __init__(self, library: Library, isa: int) -> None:

@@ -5,12 +5,14 @@ same kernels on CPU tensors, slowly (that is how they are tested where there is 
 """
 
 import importlib.util
+from dataclasses import replace
 
 from dsq.kernels.backend import Backend
-from dsq.kernels.reference import affine
+from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.triton import codec, gemm, masks
 
-TRITON = Backend(
+TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the reference does it
+    REFERENCE,
     name="triton",
     formats=frozenset(codec.GRIDS),
     quantize=codec.quantize,
@@ -20,9 +22,6 @@ TRITON = Backend(
     unpack_mask=masks.unpack_mask,
     apply_mask=masks.apply_mask,
     relu=masks.relu,
-    affine_extents=affine.extents,
-    affine_pack=affine.pack,
-    affine_unpack=affine.unpack,
     gemms=gemm.GEMMS,
     tuned=True,
     device_type="cuda",

@@ -18,12 +18,6 @@ import yaml
 import dsq
 from tests.threads import threads
 
-pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
-
-from fairseq import checkpoint_utils
-
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run, sentence_pairs, write_pairs
-
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
 EXPRESSIONS = CASES.pop("python")
 COMMANDS = [(program, case, line) for program, cases in CASES.items() for case, line in cases.items()]
@@ -37,6 +31,9 @@ def test_there_are_many_cases() -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts, data and a checkpoint, and of each kind a damaged one."""
+    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+    from tests.fairseq_plugin.harness import LEVELS, MODEL, run, sentence_pairs, write_pairs
+
     folder = tmp_path_factory.mktemp("place")
     with contextlib.chdir(folder):
         for name in ("text", "empty"):
@@ -49,6 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "uneven.de": b"a\nb\n",
             "uneven.xx": b"a\n",
         }
+        contents |= dict.fromkeys(("toy.train.tsv", "toy.dev.tsv"), b"label\tsentence\n1\ta b\n0\tb c\n")
         for name, content in {**contents, "empty.de": b"", "empty.xx": b""}.items():
             Path("text", name).write_bytes(content)
         contents = {
@@ -75,6 +73,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh(place: Path) -> Iterator[None]:
     """A command meets nothing that the one before it left, in the process or on the disk."""
+    from fairseq import checkpoint_utils
+
     yield
     for memory in ("best", "num_runs"):
         vars(checkpoint_utils.save_checkpoint).pop(memory, None)
@@ -84,6 +84,8 @@ def fresh(place: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("program", "case", "line"), COMMANDS)
 def test_command(place: Path, program: str, case: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.fairseq_plugin.harness import MODEL
+
     words = shlex.split(program.replace("$MODEL", shlex.join(MODEL)) + " " + case)
     if words[:2] == ["python", "-m"]:
         words = words[2:]
@@ -105,6 +107,7 @@ def test_command(place: Path, program: str, case: str, line: str, monkeypatch: p
     lines = [it for it in said.getvalue().splitlines() if it.strip() and " | INFO | " not in it]
     assert exit_.value.code == 2
     assert len(lines) == 1
+    assert not any(path.is_file() and path.suffix != ".log" for path in Path("out").rglob("*"))
     assert re.sub(r"^.*?: error: ", "", lines[0]).startswith(line)
 
 

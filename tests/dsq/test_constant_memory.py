@@ -3,7 +3,6 @@
 import gc
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.stash.allocator.counted import Count, build, compiler, run
+from analysis.stash.allocator.counted import Count, compiler, figures
 
 STEPS = 10_000
 SETTLED = 2_000
@@ -53,11 +52,9 @@ def bytes_after(policy: str) -> tuple[int, int]:
 @pytest.mark.soak
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_ten_thousand_steps_hold_what_two_thousand_do(
-    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_thousand_steps_hold_what_two_thousand_do(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONMALLOC", "malloc")  # Python's own objects are counted too
-    before, after = json.loads(run(build(tmp_path), ["-m", __spec__.name, policy]).splitlines()[-1])
+    before, after = figures(__spec__.name, policy)
     assert after - before < STEPS - SETTLED  # less than a byte a step
 
 

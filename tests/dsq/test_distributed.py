@@ -7,7 +7,7 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dsq
@@ -80,24 +80,43 @@ class Attention(nn.Module):
         return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
 
 
+def by_plan(plan):
+    return lambda model, mesh: parallelize_module(model, mesh, {name: style() for name, style in plan.items()})
+
+
+def gpt2_mlp():
+    """GPT-2's linear layers, whose weights are (in, out)."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(0)
+    return nn.Sequential(conv1d(2 * WIDTH, WIDTH), nn.GELU(), conv1d(WIDTH, 2 * WIDTH))
+
+
+def by_hand(model, mesh):
+    """PyTorch's styles take nn.Linear alone."""
+    for layer, weight, bias in ((model[0], Shard(1), Shard(0)), (model[2], Shard(0), Replicate())):
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [weight]))
+        layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [bias]))
+
+
 COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
 PLANS = {
-    "linear": (net, lambda: {"0": COLUMNS(), "2": ROWS()}),
-    "attention": (Attention, lambda: {"q": COLUMNS(), "k": COLUMNS(), "v": COLUMNS(), "out": ROWS()}),
+    "linear": (net, by_plan({"0": COLUMNS, "2": ROWS})),
+    "attention": (Attention, by_plan({"q": COLUMNS, "k": COLUMNS, "v": COLUMNS, "out": ROWS})),
+    "conv1d": (gpt2_mlp, by_hand),
 }
 
 
 def tensor_parallel(ranks, kind, level):
     """Output and gradients, whole, of column-wise and row-wise layers."""
-    make, plan = PLANS[kind]
+    make, shard_layers = PLANS[kind]
     model = dsq.convert(make(), dsq.DSQConfig(level, attention=True))
     if ranks > 1:
-        parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan())
+        shard_layers(model, init_device_mesh("cpu", (ranks,)))
     x = tokens(0, 0, 1).requires_grad_()
     y = model(x)
     y.pow(3).mean().backward()
-    gradients = [x.grad, *(p.grad for p in model.parameters())]
-    return [y.detach(), *(g.full_tensor() if isinstance(g, DTensor) else g for g in gradients)]
+    found = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+    return [it.full_tensor() if isinstance(it, DTensor) else it for it in found]
 
 
 LEVELS = ("[4,4,4,16]", "[16,4,4,4]", "[32,32,32,32]")
@@ -148,9 +167,7 @@ def test_other_shardings_are_refused(tmp_path):
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         layer = dsq.Linear(32, 32)
-        whole = distributed.tensor.distribute_tensor(
-            layer.weight.detach(), init_device_mesh("cpu", (1,)), [distributed.tensor.Replicate()]
-        )
+        whole = distribute_tensor(layer.weight.detach(), init_device_mesh("cpu", (1,)), [Replicate()])
         layer.weight = nn.Parameter(whole)
         with pytest.raises(ValueError, match=r"weight must be sharded as Shard\(0\) or Shard\(1\)"):
             layer(torch.randn(16, 32))

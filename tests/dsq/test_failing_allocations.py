@@ -1,11 +1,8 @@
 """Out of memory at any allocation of a step: an exception, nothing kept, and the next step has the right bits."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from analysis.stash.allocator.counted import build, compiler, run
+from analysis.stash.allocator.counted import compiler, figures
 from tests.dsq.failing_allocations import CASES
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
@@ -14,9 +11,8 @@ LONG = [name for name in CASES if name.startswith("encoder") and not name.endswi
 
 
 @pytest.mark.parametrize("names", [QUICK, *(pytest.param([name], id=name, marks=pytest.mark.soak) for name in LONG)])
-def test_every_allocation_fails_once(tmp_path: Path, names: list[str]) -> None:
-    outcomes = json.loads(run(build(tmp_path), ["-m", "tests.dsq.failing_allocations", *names]).splitlines()[-1])
-    for name, outcome in outcomes.items():
+def test_every_allocation_fails_once(names: list[str]) -> None:
+    for name, outcome in figures("tests.dsq.failing_allocations", *names).items():
         assert outcome["allocations"] > 10, name
         assert outcome["raised"] == outcome["allocations"], name
         assert outcome["wrong"] == [], name

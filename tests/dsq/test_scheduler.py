@@ -17,26 +17,6 @@ def test_the_level_rises_after_patience_validations_without_improvement():
     assert scheduler.precision == dsq.Precision(4, 4, 4, 16)
 
 
-def test_a_new_level_starts_with_a_clean_slate():
-    scheduler = dsq.PrecisionScheduler(LEVELS, patience=1)
-    scheduler.step(1.0)
-    assert scheduler.step(1.0)
-    assert not scheduler.step(9.0)
-    assert not scheduler.step(8.0)
-
-
-def test_the_last_level_is_never_left():
-    scheduler = dsq.PrecisionScheduler(LEVELS, patience=1)
-    rises = [scheduler.step(1.0) for _ in range(20)]
-    assert sum(rises) == 2
-    assert scheduler.level == 2
-
-
-def test_nan_is_no_improvement():
-    scheduler = dsq.PrecisionScheduler(LEVELS, patience=2)
-    assert [scheduler.step(math.nan) for _ in range(2)] == [False, True]
-
-
 def test_work_is_recorded_where_it_was_done():
     scheduler = dsq.PrecisionScheduler(LEVELS[:2], patience=1)
     scheduler.record(updates=1, tokens=100)
@@ -71,26 +51,6 @@ def test_a_count_that_is_no_whole_number_is_refused(count):
     assert scheduler.state_dict()["work"][0] == (0, 0)
 
 
-def test_a_resumed_scheduler_goes_on_as_an_unbroken_one():
-    losses = [5, 4, 4, 4, 3, 3, 3, 3, 3, 3, 2]
-    unbroken = dsq.PrecisionScheduler(LEVELS, patience=2)
-    expected = []
-    for loss in losses:
-        unbroken.record(tokens=10)
-        expected.append((unbroken.step(loss), unbroken.level))
-    for cut in range(len(losses)):
-        scheduler, got = dsq.PrecisionScheduler(LEVELS, patience=2), []
-        for i, loss in enumerate(losses):
-            if i == cut:
-                state = scheduler.state_dict()
-                scheduler = dsq.PrecisionScheduler(LEVELS, patience=2)
-                scheduler.load_state_dict(state)
-            scheduler.record(tokens=10)
-            got.append((scheduler.step(loss), scheduler.level))
-        assert got == expected
-        assert scheduler.history() == unbroken.history()
-
-
 def test_an_improvement_within_the_threshold_is_none():
     scheduler = dsq.PrecisionScheduler(LEVELS, patience=2, threshold=0.01)
     rose = [scheduler.step(loss) for loss in (2.0, 1.99, 1.97, 1.96, 1.955)]
@@ -99,26 +59,8 @@ def test_an_improvement_within_the_threshold_is_none():
     assert [scheduler.step(loss) for loss in (-1.005, -1.02, -1.0, -1.0)] == [False, False, False, True]
 
 
-def test_another_schedule_is_refused():
-    state = dsq.PrecisionScheduler(LEVELS).state_dict()
-    with pytest.raises(ValueError, match="levels must be those of the checkpoint"):
-        dsq.PrecisionScheduler(LEVELS[:2]).load_state_dict(state)
-    with pytest.raises(ValueError, match="patience"):
-        dsq.PrecisionScheduler(LEVELS, patience=0)
-    with pytest.raises(ValueError, match="threshold"):
-        dsq.PrecisionScheduler(LEVELS, threshold=-0.1)
-
-
 def test_a_string_stands_for_one_level():
     assert dsq.PrecisionScheduler("[16,4,4,16]").levels == (dsq.Precision(16, 4, 4, 16),)
-    with pytest.raises(ValueError, match=r"^levels must be .*, got 3"):
-        dsq.PrecisionScheduler(3)
-
-
-@pytest.mark.parametrize("state", [{}, {1: 2, "level": 0}, None])
-def test_a_state_that_is_no_schedulers_is_refused(state):
-    with pytest.raises(ValueError, match=r"state of the scheduler must have the keys \['best', .*, got (\[|None)"):
-        dsq.PrecisionScheduler(LEVELS).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +87,6 @@ def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
         assert scheduler.state_dict() == before
 
 
-def test_a_state_may_come_from_json():
-    scheduler = dsq.PrecisionScheduler(LEVELS)
-    scheduler.record(tokens=5)
-    resumed = dsq.PrecisionScheduler(LEVELS)
-    resumed.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
-    assert resumed.state_dict() == scheduler.state_dict()
-
-
 def test_a_loss_with_a_graph_leaves_a_number():
     scheduler = dsq.PrecisionScheduler(LEVELS, 1)
     scheduler.step(torch.ones((), requires_grad=True) * 2)
@@ -176,6 +110,9 @@ def test_rise_at_in_fractions_of_the_run_and_after_several_updates_at_once():
         ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], rise_at=(0.2, 0.85), total_updates=10
     )
     assert scheduler.rise_at == (2, 9)
+    for percent in range(1, 100):
+        rise = dsq.PrecisionScheduler(["[4,4,4,16]", "[16,4,4,16]"], rise_at=percent / 100, total_updates=100).rise_at
+        assert rise == (percent,)
     assert scheduler.record(10)
     assert scheduler.level == 2
 
@@ -189,20 +126,3 @@ def test_a_resumed_scheduler_rises_when_an_unbroken_one_does():
     second.load_state_dict(first.state_dict())
     assert not second.record(1)
     assert second.record(1)
-
-
-@pytest.mark.parametrize(
-    ("rise_at", "message"),
-    [
-        ((3,), "rise_at must be 2 numbers for 3 levels, got 1"),
-        ((5, 3), "rise_at must rise"),
-        ((0.5, 30), "rise_at must rise, in updates or in fractions"),
-        ((2.5, 3), "rise_at must be whole numbers of updates or fractions between 0 and 1, got 2.5"),
-        ((0, 3), "got 0"),
-        ("3 5", "rise_at must be whole numbers"),
-        ((0.2, 0.5), "total_updates must be given"),
-    ],
-)
-def test_moments_that_are_none(rise_at, message):
-    with pytest.raises(ValueError, match=message):
-        dsq.PrecisionScheduler(["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], rise_at=rise_at)

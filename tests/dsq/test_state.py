@@ -31,15 +31,6 @@ def test_a_config_and_its_scheduler_come_back_from_json():
         assert json.dumps(dsq.state_dict(config, again)) == written
 
 
-def test_a_state_that_is_none_is_named():
-    with pytest.raises(ValueError, match=r"state must have the keys \['config', 'scheduler'\]"):
-        dsq.load_state_dict(nn.Linear(4, 4), {"model": 1})
-    with pytest.raises(ValueError, match=r"a DSQConfig has the fields levels, .* got 'level'"):
-        dsq.DSQConfig.from_dict({"level": 1})
-    with pytest.raises(TypeError, match="state_dict takes a DSQConfig and its scheduler"):
-        dsq.state_dict(nn.Linear(4, 4), CONFIG.scheduler())
-
-
 def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
     state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
     other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)))
@@ -105,13 +96,3 @@ def test_ranks_with_losses_of_their_own_take_one_decision(tmp_path):
     found = {rank: rest for rank, *rest in (results.get(), results.get())}
     assert found[0] == found[1]
     assert found[0][0] == 1
-
-
-def test_a_run_saved_with_another_format_goes_on_with_it():
-    old = dsq.DSQConfig(format="bfp")
-    saved = dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 8)), old).state_dict()
-    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 8)))
-    with pytest.warns(UserWarning, match="format='bfp'"):
-        dynamic.load_state_dict(saved)
-    assert dynamic.config == old
-    assert dynamic.model[0].quantizers.q1 == dsq.BFP(4)

@@ -80,12 +80,6 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
     run("train", *given, "--max-update", 2)
 
 
-def test_a_folder_that_cannot_be_written_to(capsys, data: Path) -> None:
-    assert "--save-dir or --destdir: /sys cannot be written to" in refusal(
-        capsys, "train", data, *MODEL, "--save-dir", "/sys"
-    )
-
-
 def test_two_runs_in_one_folder(capsys, data: Path, tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

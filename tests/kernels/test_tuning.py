@@ -98,7 +98,16 @@ def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
 
     monkeypatch.setattr(tuning, "timed", timed)
     assert [fastest().name, fastest().name] == ["slow", "slow"]
-    assert len(cache.read_bytes().splitlines()) == 3
+    assert len(cache.read_bytes().split(b"\n[")) == 4
+
+
+def test_a_choice_is_kept_behind_a_line_that_was_cut_off(cache, monkeypatch):
+    gemms = [gemm("slow"), gemm("fast")]
+    monkeypatch.setattr(tuning, "timed", lambda *_: [TimedGemm(g, s) for g, s in zip(gemms, times.pop(), strict=True)])
+    times = [(2, 1), (1, 2)]
+    cache.write_text('["no en')
+    for _ in range(2):
+        assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "slow"
 
 
 def test_a_kernel_can_be_named(cache, monkeypatch):

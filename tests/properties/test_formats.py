@@ -23,17 +23,6 @@ def test_unpacking_gives_the_quantised_values(x: Tensor, fmt: Format, dim: int, 
     assert same(dsq.pack(x, fmt, dim, rounding, seed).unpack(), dsq.quantize(x, fmt, dim, rounding, seed))
 
 
-@given(tensors(), formats, st.integers(-1, 0), roundings, seeds)
-def test_the_backend_gives_the_bits_of_the_reference(
-    x: Tensor, fmt: Format, dim: int, rounding: str, seed: int
-) -> None:
-    ours = dsq.pack(x, fmt, dim, rounding, seed)
-    with dispatch.use_backend(REFERENCE):
-        theirs = dsq.pack(x, fmt, dim, rounding, seed)
-    assert torch.equal(ours.codes, theirs.codes)
-    assert torch.equal(ours.scales, theirs.scales)
-
-
 @given(tensors(finite), st.integers(2, 16), st.integers(1, 40))
 def test_rounding_twice_is_rounding_once(x: Tensor, bits: int, box: int) -> None:
     for fmt in (BFP(bits, box), FixedPoint(bits)):

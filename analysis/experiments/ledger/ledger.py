@@ -2,6 +2,7 @@
 space."""
 
 import csv
+import fcntl
 import os
 import platform
 import shlex
@@ -96,10 +97,18 @@ def read_ledger(path: Path) -> list[Row]:
 
 
 def add_row(path: Path, new: Row) -> None:
-    """Put a row into the ledger, in place of one of the same recipe and run; the file is replaced as a whole."""
-    rows = {(one["recipe"], one["run"]): one for one in (read_ledger(path) if path.exists() else [])}
-    rows[new["recipe"], new["run"]] = new
-    write_text(path, as_csv(list(rows.values())))
+    """Put a row into the ledger, in place of one of the same recipe and run; the file is replaced as a whole.
+
+    Processes take turns: several may be at one ledger's runs.
+    """
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        rows = {(one["recipe"], one["run"]): one for one in (read_ledger(path) if path.exists() else [])}
+        rows[new["recipe"], new["run"]] = new
+        write_text(path, as_csv(list(rows.values())))
+    finally:
+        os.close(folder)
 
 
 def _joined(values: Any) -> str:

@@ -14,7 +14,7 @@
     seed = [1, 2, 3]                       # a list is a grid: one run for each
 
     [[runs]]
-    levels = "[4,4,4,16] [16,4,4,16]"      # "none": in floating point
+    levels = "[4,4,4,8] [8,4,4,8]"        # "none": in floating point
     format = ["bfp", "sbfp"]
     rise_at = [0.5, 0.8]                   # two rises of one run are one text: "0.2 0.8"
 

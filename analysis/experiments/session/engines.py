@@ -46,6 +46,7 @@ class LocalJob:
     def stop(self) -> None:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
+            os.killpg(self._process.pid, signal.SIGCONT)  # one that was stopped would never end
             self._process.wait()
 
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,8 +82,10 @@ class RunFolder:
             return min(float(found[-1]) / whole, 1.0) if found and whole else 0.0
         return 0.0
 
-    def failure(self) -> str:
-        """The last line of the run's log."""
+    def failure(self, status: int) -> str:
+        """Why a run ended with this exit status: a signal, which leaves no word, or the last line of its log."""
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n") if self.log.exists() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 

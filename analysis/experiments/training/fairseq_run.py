@@ -12,7 +12,8 @@ from typing import Any
 
 from analysis import ROOT
 
-_RECORD = re.compile(r"\| INFO \| (\w+) \| (\{.*\})$")
+#: the last of a line: it may begin with one that a killed process did not finish
+_RECORD = re.compile(r".*\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
 
 

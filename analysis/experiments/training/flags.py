@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsq.command.parser import OneLineParser
+from dsq.precision import DEFAULT_LEVELS
 
-#: that of dsq.DSQConfig
-LEVELS = "[4,4,4,16] [16,4,4,16]"
+LEVELS = " ".join(map(str, DEFAULT_LEVELS))
 #: instead of levels: in floating point
 FLOAT = "none"
 #: what no command leaves to the user: it reads checkpoints where it had them put, and validations in the log
@@ -52,7 +52,6 @@ class TrainingFlags:
         top = OneLineParser(
             prog=prog,
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
             "Unless given, these: " + " ".join(self.defaults.split()),
         )

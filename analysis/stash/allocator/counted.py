@@ -1,11 +1,14 @@
 """Processes in which every malloc is counted (Linux with glibc and a C compiler)."""
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 _SOURCE = Path(__file__).with_name("counting_malloc.c")
 
@@ -37,6 +40,13 @@ def run(library: Path, arguments: list[str]) -> str:
     if done.returncode:
         raise RuntimeError(f"python {' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}")
     return done.stdout
+
+
+def figures(module: str, *arguments: object) -> Any:
+    """What ``python -m module arguments``, counted, prints last: a line of JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed = run(build(Path(folder)), ["-m", module, *map(str, arguments)])
+    return json.loads(printed.splitlines()[-1])
 
 
 class Count:

@@ -37,6 +37,8 @@ class GradientVariance:
             return
         sample = grad.detach().reshape(-1)[:: max(1, grad.numel() // _SAMPLED)].float()
         square = sample.square().sum() * (grad.numel() / sample.numel())
+        if name in self.means and self.means[name].shape != sample.shape:  # an embedding that was resized
+            del self.means[name], self.sums[name]
         none, one = torch.zeros_like(square), torch.ones_like(square)
         mean = self.means.get(name, torch.zeros_like(sample))
         old_square, weight, weights = self.sums.get(name, (none, none, none))
@@ -55,6 +57,8 @@ class GradientVariance:
         """
         total = 0.0
         for name, (square, weight, weights) in ((n, tuple(map(float, s))) for n, s in self.sums.items()):
+            if name not in sizes:  # a layer that was replaced
+                continue
             if weight < 1 - _DECAY**_FEWEST * 1.001:
                 return None
             mean = self.means[name] / weight

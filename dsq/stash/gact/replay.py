@@ -54,6 +54,8 @@ class RecordedStep:
         if len(tensors) != len(self.gradients):  # what trained then is frozen now: there is nothing to measure
             return [], []
         kept = [(tensor, grad) for tensor, grad in zip(tensors, self.gradients, strict=True) if grad is not None]
+        if any(tensor.shape != grad.shape for tensor, grad in kept):  # the output projection was resized since
+            return [], []
         return [tensor for tensor, _ in kept], [grad for _, grad in kept]
 
 

@@ -26,15 +26,17 @@ from collections.abc import Collection
 from torch import nn
 
 from dsq.arguments import choice, number, whole_number
+from dsq.stash.compiled import compiled_blocks
 from dsq.stash.mesa.controller import Mesa
 from dsq.stash.mesa.observed_forward import OPERATIONS
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, register
 from dsq.stash.saved_tensors.affine import ROUNDINGS
+from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 
-@register("mesa", composes_with=("checkpoint",))
+@register("mesa", composes_with=("checkpoint",), compiled_blocks=True)
 def attach(
     model: nn.Module,
     *,
@@ -54,16 +56,19 @@ def attach(
             (num_heads, nhead, ...), or the model's most frequent one, or 8. A tensor with an axis of heads shows them
             itself.
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option out of range; fewer kinds than all, and compiled blocks, whose graphs do not tell them.
     """
     if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
         raise ValueError(f"kinds must be a sequence of {', '.join(OPERATIONS)}, got {kinds!r}")
     for kind in kinds:
         choice("kinds", kind, OPERATIONS)
+    if set(kinds) != OPERATIONS.keys() and next(compiled_blocks(model), None):
+        raise ValueError(f"kinds must be all of {', '.join(OPERATIONS)} over compiled blocks, got {kinds!r}")
     number("decay", decay, least=0, below=1)
     groups = None if groups is None else whole_number("groups", groups, 1)
     choice("rounding", rounding, ROUNDINGS)
     ranges = RunningRanges(decay, rounding, whole_number("seed", seed))
     controller = Mesa(model, frozenset(kinds), ranges, groups)
     around_forward(controller, model, controller.context)
+    around_compiled_blocks(controller, model)
     return controller

@@ -2,12 +2,10 @@
 
 import math
 from collections import Counter
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from dsq.kernels.backend import Groups
 from dsq.stash.mesa.running_modules import RunningModules
@@ -15,8 +13,9 @@ from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.own_body import own_body
+from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
+from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
 
 #: function names of each kind of operation; batch norm is not named in the paper
@@ -32,13 +31,12 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 }
 _KIND_OF = {name: kind for kind, names in OPERATIONS.items() for name in names}
 _EXACT = frozenset(SENSITIVE)
-_attend = own_body(cast(FunctionType, F.multi_head_attention_forward))
 #: nodes that put channels on axis 1, and those that leave axes where they are
 _CHANNELS_FIRST = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeGroupNorm")
 _ELEMENTWISE = ("Add", "Mul", "Silu", "Gelu", "Relu", "MaskedRelu", "Sigmoid", "Hardswish", "MaxPool", "AvgPool")
 
 
-class ObservedForward(TorchFunctionMode):
+class ObservedForward(ForwardMode):
     """One forward: which operation is running, and how many stashes each module has made."""
 
     def __init__(
@@ -47,7 +45,7 @@ class ObservedForward(TorchFunctionMode):
         super().__init__()
         self.kinds, self.ranges, self.running = kinds, ranges, running
         self.stash = ForwardStash(self.encode, weights, set())
-        self.kind: str | None = None
+        self.kind: str | None = None  #: None: outside of ``kinds``, or of a compiled graph, which tells no operations
         self.heads: int | None = None  #: where the running call's operands show them
         self.made: Counter[str] = Counter()
 
@@ -56,7 +54,7 @@ class ObservedForward(TorchFunctionMode):
         self.stash.note_call(func, kwargs)
         if func is F.multi_head_attention_forward:
             with self:
-                return _attend(*args, **kwargs)
+                return multi_head_attention_forward(*args, **kwargs)
         kind = None if func in _EXACT else _KIND_OF.get(getattr(func, "__name__", ""), "other")
         self.kind = kind if kind in self.kinds else None
         operands = [x for x in args[:3] if isinstance(x, Tensor)]  # a fourth is attention's mask
@@ -93,6 +91,8 @@ class ObservedForward(TorchFunctionMode):
                 return axis, (1, tensor.shape[axis], 1)
             if tensor.shape[axis] % heads == 0:  # (batch heads, rows, columns), as bmm has it
                 return axis, (tensor.shape[axis] // heads, heads, 1)
+        if self.kind is None and tensor.dim() == 4 and tensor.shape[1] == self.running.heads():
+            return 1, (1, tensor.shape[1], 1)
         axis = 1 if self.kind in ("conv", "batchnorm") or _made_by_conv(tensor) else tensor.dim() - 1
         groups = math.gcd(tensor.shape[axis], self.running.heads())
         return axis, (1, groups, tensor.shape[axis] // groups)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from dsq.stash.compiled import compiled_blocks
 from dsq.stash.policy import Controller, SharedByCopies
 
 _HEAD_ATTRIBUTES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
@@ -13,14 +14,20 @@ _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 
 
 class RunningModules(SharedByCopies):
-    """The stack of the modules that run, kept up to date by hooks on each until the controller is removed."""
+    """The stack of the modules that run, kept up to date by hooks on each until the controller is removed.
+
+    Modules in compiled blocks are not seen: their hooks would be traced.
+    """
 
     def __init__(self, controller: Controller, model: nn.Module, groups: int | None) -> None:
         self.groups = groups
         self.stack: list[tuple[str, nn.Module]] = [("", model)]  #: (path, module), outermost first
         named = Counter(heads for module in model.modules() if (heads := _heads_of(module)))
         self.default_groups = groups or (named.most_common(1)[0][0] if named else _DEFAULT_GROUPS)
+        inside = {module for block, _ in compiled_blocks(model) for module in block.modules()}
         for name, module in model.named_modules():
+            if module in inside:
+                continue
             controller.until_removed(
                 module.register_forward_pre_hook(partial(self._enter, name), prepend=True),
                 module.register_forward_hook(self._leave, always_call=True),

@@ -35,7 +35,7 @@ class RunningRanges:
         low, high = affine_extents(values, groups)
         now = torch.stack([high - low, low])
         before = self.alpha_beta.get(key)
-        before = torch.full_like(now, math.nan) if before is None else before.to(now)
+        before = torch.full_like(now, math.nan) if before is None or before.shape != now.shape else before.to(now)
         merged = torch.where(before.isnan(), now, self.decay * before + (1 - self.decay) * now)
         # an overflow (loss scaling meets them) must show in this gradient and leave the estimate as it was
         finite = now.isfinite().all(0)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsq.arguments import choice, whole_number
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
 
@@ -52,11 +51,5 @@ def quantize_groups(
     """Quantise x, read in its memory order as one row, to `bits` bits in groups of `group` values.
 
     Bytes kept: ceil(numel bits / 8) + 8 ceil(numel / group); the pair (min, step) is fp32 (fp64 for an fp64 tensor).
-
-    Raises:
-        ValueError: bits outside 1..8, group < 1, an unknown rounding.
     """
-    whole_number("bits", bits, 1, 8)
-    whole_number("group", group, 1)
-    choice("rounding", rounding, ROUNDINGS)
     return quantize(x, bits, Groups(group, -(-x.numel() // group)), None, rounding, seed)

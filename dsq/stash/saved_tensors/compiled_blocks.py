@@ -20,7 +20,7 @@ from dsq.stash.policy import Controller, SharedByCopies
 from dsq.stash.saved_tensors.forms import Saved, get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import innermost_hooks
-from dsq.stash.saved_tensors.rules.function_mode import Rules
+from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
 
 
@@ -44,16 +44,23 @@ class CompiledBlock(SharedByCopies):
         self.block, self.run = block, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        top = innermost_hooks()
-        stash = None if top is None else getattr(top[0], "__self__", None)
+        stash = _innermost_stash()
         from dsq.stash.saved_tensors.compiled_graph import marked  # torch._inductor takes seconds
 
         with ExitStack() as stack:
-            stack.enter_context(_without_rules())
+            stack.enter_context(_without_modes())
             stack.enter_context(marked(self.block))  # without hooks too: the graph serves the next call with them
-            if isinstance(stash, ForwardStash):
+            if stash is not None:
                 stack.enter_context(saved_tensors_hooks(_pack_of(stash, storages_of((args, kwargs))), get))
             return self.run(*args, **kwargs)
+
+
+def _innermost_stash() -> ForwardStash | None:
+    """That of the policy whose pack hook is the innermost; mesa's hook is a mode's that has one."""
+    hooks = innermost_hooks()
+    owner = None if hooks is None else getattr(hooks[0], "__self__", None)
+    stash = getattr(owner, "stash", owner)
+    return stash if isinstance(stash, ForwardStash) else None
 
 
 def _pack_of(stash: ForwardStash, given: set[int]) -> Callable[[Tensor], Saved]:
@@ -78,13 +85,13 @@ def _saved_by_graph() -> bool:
 
 
 @contextmanager
-def _without_rules() -> Iterator[None]:
-    """Rules see no operation of a graph, and would be traced into it."""
-    rules = []
-    while isinstance(_get_current_function_mode(), Rules):
-        rules.append(_pop_mode())
+def _without_modes() -> Iterator[None]:
+    """They see no operation of a graph, and would be traced into it."""
+    modes = []
+    while isinstance(_get_current_function_mode(), ForwardMode):
+        modes.append(_pop_mode())
     try:
         yield
     finally:
-        for rule in reversed(rules):
-            _push_mode(rule)
+        for mode in reversed(modes):
+            _push_mode(mode)

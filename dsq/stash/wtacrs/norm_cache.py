@@ -39,7 +39,8 @@ class NormCache:
         wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]
         if wrong:
             raise TypeError(f"ids must be integers, one a sample of the batch, got {wrong[0]!r}")
-        self.batch = torch.tensor([self.slot_of.setdefault(int(i), len(self.slot_of)) for i in ids], dtype=torch.int64)
+        slots = [self.slot_of.setdefault(int(i), len(self.slot_of)) for i in ids]
+        self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
 
     def lookup(self, layer: str, device: torch.device) -> Tensor | None:
         """Cached norms of the current batch, an unseen sample's the mean of the others; None where all are unseen."""
@@ -57,7 +58,7 @@ class NormCache:
 
     def state_dict(self) -> dict[str, Any]:
         self._flush()
-        ids = torch.tensor(list(self.slot_of), dtype=torch.int64)
+        ids = torch.tensor(list(self.slot_of), dtype=torch.int64, device="cpu")
         return {"ids": ids, "norms": {layer: self._grown(layer)[: ids.numel()].clone() for layer in self.norms}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -68,9 +69,10 @@ class NormCache:
 
     def _grown(self, layer: str) -> Tensor:
         """The layer's norms, a column for every sample named so far and spare ones, so that growing copies little."""
-        known = self.norms.get(layer, torch.empty(0))
+        known = self.norms.get(layer, torch.empty(0, device="cpu"))
         if known.numel() < len(self.slot_of):
-            spare = torch.full((max(len(self.slot_of), 2 * known.numel()) - known.numel(),), torch.nan)
+            more = max(len(self.slot_of), 2 * known.numel()) - known.numel()
+            spare = torch.full((more,), torch.nan, device="cpu")
             self.norms[layer] = known = torch.cat((known, spare))
         return known
 

@@ -160,7 +160,8 @@ class RowSampler:
 
     def uniform(self, device: torch.device, *shape: int) -> Tensor:
         """Random numbers of [0, 1) in float64: the policy's next ones, the same for every device."""
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64).to(device, non_blocking=True)
+        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        return drawn.to(device, non_blocking=True)
 
     def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, tokens: Tokens) -> None:
         """Cache a reader's gradient norms. Rows with several readers serve the sum of squares: of the variances."""

@@ -4,19 +4,16 @@ Its projections are F.linear calls inside one functional call, past any module t
 forward runs as PyTorch wrote it, under a mode that sends those calls to sampled_linear.
 """
 
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsq.stash.saved_tensors.own_body import own_body
+from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
 from dsq.stash.wtacrs.row_samples import Tokens
 from dsq.stash.wtacrs.sampled_linear import Site, sampled_linear
-
-_attend = own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
 class SampledAttention(nn.MultiheadAttention):
@@ -47,7 +44,7 @@ class _Projections(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return _attend(*args, **kwargs)
+                return multi_head_attention_forward(*args, **kwargs)
         return self.project(*args, **kwargs) if func is F.linear else func(*args, **kwargs)
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

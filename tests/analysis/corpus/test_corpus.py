@@ -143,10 +143,7 @@ def test_a_seed_gives_the_same_sentences_everywhere_and_none_twice():
     assert drawn[0] != next(pairs(2))
 
 
-def test_the_command_writes_parallel_text(tmp_path, capsys):
+def test_the_command_writes_parallel_text(tmp_path):
     assert main([str(tmp_path / "a"), "--sentences", "30", "--held-out", "5"]) == 0
     lines = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "a").iterdir()}
     assert lines == {f"{s}.{la}": n for s, n in (("train", 30), ("valid", 5), ("test", 5)) for la in ("de", "en")}
-    with pytest.raises(SystemExit):
-        main([str(tmp_path / "b"), "--held-out", "0"])
-    assert capsys.readouterr().err.endswith("error: argument --held-out: accepted are whole numbers from 1, got '0'\n")

@@ -44,19 +44,3 @@ def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.Captu
     assert [update for update, _ in results["accuracies"]] == list(range(2, 13, 2))
     assert [level["updates"] for level in results["history"]["levels"]] == [4, 8]
     assert results["majority"] == 50
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--nosuchflag", "3"], "--nosuchflag"),
-        (["--batch-size", "0"], "--batch-size: accepted are whole numbers from 1"),
-        (["--dsq-levels", "[4,4]"], "--dsq-levels"),
-    ],
-)
-def test_a_bad_flag_is_one_line(folder: Path, capsys: pytest.CaptureFixture, flags: list[str], named: str) -> None:
-    assert command(folder, *flags) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
-    assert not (folder / "run").exists()

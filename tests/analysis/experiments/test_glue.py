@@ -23,37 +23,6 @@ def pairs(count: int, seed: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def test_a_missing_table_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert glue.main(["--data", str(tmp_path), "--task", "toy", "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"python -m analysis.experiments.glue: error: --data {tmp_path}: no toy.train.tsv")
-    assert said.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--dsq-levels", "x"], "argument --dsq-levels: "),
-        (["--nosuchflag", "3"], "unrecognized arguments: --nosuchflag 3"),
-        (["--num-classes", "3"], "--num-classes: the recipe relies on its own choice"),
-        (["--vocab", "0"], "--vocab 0: "),
-    ],
-)
-def test_a_bad_flag_leaves_nothing_that_stops_the_next_try(
-    tmp_path: Path, capsys: pytest.CaptureFixture, flags: list[str], named: str
-) -> None:
-    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
-    for split in ("train", "dev"):
-        write_table(tmp_path / f"toy.{split}.tsv", pairs(16, 0))
-    out = tmp_path / "run"
-    assert glue.main(["--data", str(tmp_path), "--task", "toy", "--out", str(out), *flags]) == 2
-    said = capsys.readouterr().err
-    assert f"python -m analysis.experiments.glue: error: {named}" in said
-    assert said.count("\n") == 1
-    assert not out.exists() or not any(out.iterdir())
-
-
 def test_the_recipe_trains_on_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
     write_table(tmp_path / "toy.train.tsv", pairs(64, 0))

@@ -61,23 +61,3 @@ def test_batches_hold_every_sentence_once_and_are_of_one_length(data):
     again = [samples.tolist() for samples, _, _ in train_set.batches(10, seed=4)]
     assert [samples.tolist() for samples, _, _ in batches] == again
     assert [samples.tolist() for samples, _, _ in train_set.batches(10, seed=5)] != again
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (("--steps", "0"), "argument --steps: accepted are whole numbers from 1"),
-        (("--width", "6"), "--width 6: accepted are multiples of 4"),
-        (("--runs", "fp16"), "fp16"),
-        (("--task", "books"), "books"),
-    ],
-)
-def test_mistakes_are_one_line(data, capsys, options, words):
-    try:
-        status = command(data, *options)
-    except SystemExit as exit_:
-        status = exit_.code
-    assert status == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert len(error.strip().splitlines()) == 1

@@ -53,23 +53,25 @@ def test_a_plain_loop_resumed_equals_the_unbroken_one(plain):
     same(plain, model, dynamic)
 
 
-def hugging_face(folder, updates, resume=False):
+def hugging_face(folder, updates, resume=False, logger=None):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from dsq.integrations.huggingface import PrecisionCallback
 
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=updates, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
-        eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=[], use_cpu=True,
-        disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant", train_sampling_strategy="sequential",
-        logging_steps=EVERY,
+        eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=logger or [],
+        use_cpu=True, disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant",
+        train_sampling_strategy="sequential", logging_steps=EVERY,
     )  # fmt: skip
     model, callback = Net(), PrecisionCallback(**OPTIONS)
     rows, kept = Rows(BATCH * HALF, 1), Rows(BATCH, 2)
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=kept, callbacks=[callback],
+        model, arguments, train_dataset=rows, eval_dataset=kept, callbacks=None if logger else [callback],
         optimizers=(optimizer(model), None),
     )  # fmt: skip
+    if logger:
+        callback.add_to(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return model, callback.dynamic, trainer
 
@@ -82,6 +84,63 @@ def test_hugging_face(plain, tmp_path):
     hugging_face(tmp_path / "broken", HALF)
     model, dynamic, _ = hugging_face(tmp_path / "broken", UPDATES, resume=True)
     same(plain, model, dynamic)
+
+
+def short_run(folder, callback, **arguments):
+    """Four updates of Hugging Face's Trainer with two sets for its evaluations."""
+    transformers = pytest.importorskip("transformers")
+    model, sets = Net(), {"a": Rows(BATCH, 2), "b": Rows(BATCH, 3)}
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=HALF, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True, disable_tqdm=True,
+        **({"save_strategy": "no"} | arguments),
+    )  # fmt: skip
+    rows = Rows(BATCH * HALF, 1)
+    transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=sets, callbacks=[callback]).train()
+    return callback.dynamic.scheduler
+
+
+def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
+    pytest.importorskip("accelerate")
+    from dsq.integrations.huggingface import PrecisionCallback
+
+    evaluations = {"eval_strategy": "steps", "eval_steps": EVERY}
+    scheduler = short_run(tmp_path, PrecisionCallback(**OPTIONS, monitor="eval_b_loss"), **evaluations)
+    assert [work.updates for work in scheduler.work] == [HALF, 0]
+    assert scheduler.level == 1
+    with pytest.raises(ValueError, match="got 'eval_loss' where there is 'eval_a_loss'"):
+        short_run(tmp_path, PrecisionCallback(**OPTIONS), **evaluations)
+
+
+def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
+    pytest.importorskip("accelerate")
+    from dsq.integrations.huggingface import PrecisionCallback
+
+    callback = PrecisionCallback(**OPTIONS, monitor="eval_b_loss")
+    scheduler = short_run(
+        tmp_path, callback, eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=EVERY,
+        load_best_model_at_end=True, metric_for_best_model="eval_b_loss", greater_is_better=True,
+    )  # fmt: skip
+    assert scheduler.level == 1  # the first evaluation's loss was the greatest
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(callback.dynamic.model).values()} == {
+        "[4,4,4,16]"
+    }
+
+
+def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
+    pytest.importorskip("accelerate")
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations import huggingface
+    from dsq.integrations.lightning import PrecisionCallback
+
+    with pytest.warns(UserWarning, match="cannot rise without evaluations"):
+        short_run(tmp_path, huggingface.PrecisionCallback(**OPTIONS))
+    short_run(tmp_path, huggingface.PrecisionCallback(OPTIONS["levels"], rise_at=[2]))
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    callback, module = PrecisionCallback(config()), lightning.LightningModule()
+    module.net = Net()
+    callback.setup(trainer, module, "fit")
+    with pytest.warns(UserWarning, match="cannot rise without validations"):
+        callback.on_train_start(trainer, module)
 
 
 def lightning_run(folder, updates, resume=None, logger=False):
@@ -125,6 +184,18 @@ def test_lightning(plain, tmp_path):
     same(plain, model, dynamic)
 
 
+def test_lightning_converts_a_module_that_it_only_tests(plain):
+    pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    callback, model = PrecisionCallback(config()), Net()
+    callback.on_test_start(None, model)
+    assert not dsq.converted(model)  # no checkpoint said how
+    callback.load_state_dict(plain[1].state_dict())
+    callback.on_test_start(None, model)
+    assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
@@ -135,6 +206,39 @@ def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     assert rows
     assert float(rows[-1]["dsq/level"]) == 1
     assert float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+
+
+def scalars(folder):
+    """What the event files under a folder hold: each tag's values by step, the latest of a step."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = {}
+    for file in folder.rglob("events.*"):
+        accumulator = events.EventAccumulator(str(file)).Reload()
+        for tag in accumulator.Tags()["scalars"]:
+            found[tag] = {event.step: event.value for event in accumulator.Scalars(tag)}
+    return found
+
+
+def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    _, dynamic, _ = hugging_face(tmp_path / "run", UPDATES, logger="tensorboard")
+    found = scalars(tmp_path / "events")
+    assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
+    assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
+    assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+    assert all(0.03 < error < 0.15 for error in found["train/dsq/stash_error"].values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_under_lightning(tmp_path):
+    pytest.importorskip("tensorboard")
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=loggers.TensorBoardLogger(tmp_path / "events"))
+    found = scalars(tmp_path / "events")
+    assert list(found["dsq/level"].values()) == [0] * HALF + [1] * HALF
+    assert found["dsq/stash_mib"][UPDATES - 1] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+    assert all(0.03 < error < 0.15 for error in found["dsq/stash_error"].values())
 
 
 def accelerated(folder, until, resume=False):

@@ -1,5 +1,6 @@
 """A product of two activations: the equations in float64, and a packed stash."""
 
+import pytest
 import torch
 
 import dsq
@@ -24,3 +25,26 @@ def test_forward_and_gradients_are_the_equations():
     for found, exact in ((y, expected), (a.grad, da), (b.grad, db)):
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     assert sum(x.nbytes for x in kept) == (48 * 32 + 32 * 80) * 4.5 / 8
+
+
+def test_under_autocast_operands_are_those_of_the_tensors_themselves():
+    """Weights of a softmax are float32 there, values bfloat16."""
+    a, b = torch.rand(3, 24, 32, requires_grad=True), torch.randn(3, 32, 16).bfloat16().requires_grad_()
+    matmuls = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = product(a, b, matmuls)
+        assert torch.equal(product(a.detach(), b.detach(), matmuls), y)
+    y.sum().backward()
+    assert (y.dtype, a.grad.dtype, b.grad.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+    expected = quantised(a.detach(), dsq.BFP(8), -1) @ quantised(b.detach(), dsq.BFP(8), -2)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+def test_dtypes_that_differ_are_refused():
+    with pytest.raises(TypeError, match=r"a and b must share a floating dtype, got torch\.float32 and torch\.bfloat16"):
+        dsq.functional.matmul(torch.ones(2, 3), torch.ones(3, 2).bfloat16(), "[4,4,4,16]")
+
+
+def test_leading_dimensions_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"got \(3, 2, 8, 4\) and \(2, 2, 4, 8\)"):
+        dsq.functional.matmul(torch.ones(3, 2, 8, 4), torch.ones(2, 2, 4, 8), "[4,4,4,16]")

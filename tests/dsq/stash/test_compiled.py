@@ -104,19 +104,20 @@ def distance(a, b):
     return float((a - b).norm() / b.norm())
 
 
-CASES = [(name, "block.compile()") for name in MODELS]
-CASES += [("fused attention", "torch.compile(block)"), ("fused attention", "dynamic sizes")]
+CASES = [(name, "block.compile()", "bfp") for name in MODELS]
+CASES += [("fused attention", how, "bfp") for how in ("torch.compile(block)", "dynamic sizes")]
+CASES += [(name, "block.compile()", "mesa") for name in ("fused attention", "written attention", "graph breaks")]
 
 
-@pytest.mark.parametrize(("name", "how"), CASES)
-def test_bfp_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, how):
+@pytest.mark.parametrize(("name", "how", "policy"), CASES)
+def test_a_policy_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, how, policy):
     plain, eager, compiled = (made(name) for _ in range(3))
     compile_blocks(compiled, how)
     exact = gradient(plain)
     assert distance(gradient(compiled), exact) < 1e-6
     saved = max(1, stash_bytes(compiled) / stash_bytes(plain))  # of written attention the compiler saves more
     for model in (eager, compiled):
-        apply(model, "bfp")
+        apply(model, policy)
     error = distance(gradient(eager), exact)
     assert distance(gradient(compiled), exact) == pytest.approx(error, rel=0.2)  # other tensors are saved
     assert stash_bytes(compiled) <= 1.05 * saved * stash_bytes(eager)
@@ -197,5 +198,7 @@ def test_policies_on_a_compiled_model_are_refused():
 def test_policies_that_need_an_eager_model_refuse_compiled_blocks():
     model = made("fused attention")
     compile_blocks(model)
-    with pytest.raises(ValueError, match="'mesa' needs an eager model"):
-        apply(model, "mesa")
+    with pytest.raises(ValueError, match=r"'wtacrs' needs an eager model.* go bfp, gact, mesa"):
+        apply(model, "wtacrs")
+    with pytest.raises(ValueError, match=r"kinds must be all of matmul, .* over compiled blocks"):
+        apply(model, "mesa", kinds=("linear",))

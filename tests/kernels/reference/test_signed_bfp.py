@@ -37,15 +37,6 @@ def test_codes_and_steps_are_those_of_the_integer_statement(bits):
         assert [Fraction(value) for value in y_V.tolist()] == [code * step for code in codes]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_packed_is_half_a_bit_more_than_the_codes_and_gives_the_same_values(bits, dim):
-    x = torch.randn(64, 48)
-    packed = dsq.pack(x, SignedBFP(bits), dim)
-    assert packed.nbytes == 64 * 48 * (bits + 0.5) / 8
-    assert torch.equal(packed.unpack(), dsq.quantize(x, SignedBFP(bits), dim))
-
-
 def test_every_code_is_used():
     x = torch.randn(2000, 16)
     codes = dsq.pack(x, SignedBFP(2)).codes

@@ -52,15 +52,6 @@ def test_values_are_those_of_the_statement(bits):
     np.testing.assert_array_equal(y_BV.numpy(), np.array(expected, np.float32))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_packed_is_half_a_bit_more_than_the_codes_and_a_byte(bits, dim):
-    x = torch.randn(64, 48)
-    packed = dsq.pack(x, SignedNVInt(bits), dim)
-    assert packed.nbytes == 64 * 48 * (bits + 0.5) / 8 + 1
-    assert torch.equal(packed.unpack(), dsq.quantize(x, SignedNVInt(bits), dim))
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])
 def test_bfloat16_holds_every_value(bits):
     assert SignedNVInt(bits).exact_in_bfloat16

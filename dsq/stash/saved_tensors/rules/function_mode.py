@@ -43,7 +43,11 @@ class Replacement(NamedTuple):
 Rule = Callable[[Call], PackOne | Replacement | None]  # None: nothing to gain in this call
 
 
-class Rules(TorchFunctionMode):
+class ForwardMode(TorchFunctionMode):
+    """What a policy enters around a forward to see its operations; compiled graphs run without."""
+
+
+class Rules(ForwardMode):
     """While entered, calls of the functions in the table are made under their rules, whose packs ``form`` applies."""
 
     def __init__(

@@ -18,15 +18,15 @@ template <bool STOCHASTIC> constexpr int FRACTION_BITS = STOCHASTIC && LANES == 
 // What takes the values of a box with an ordinary exponent to codes (up, with the fraction) and back (step); or, where
 // values are rounded to nearest and wanted as values, to these at once: adding `shift`, whose last bit is the step,
 // rounds as the processor does, subtracting it leaves the rounded value, and `most` is the largest.
-template <bool STOCHASTIC, bool VALUES, class Ints, class Floats>
-INLINE void ordinary_factors(Ints exponent, int bits, Floats& up_or_shift, Floats& step_or_most) {
-  const Ints step = (exponent - (bits - 2)) << 23;
+template <bool STOCHASTIC, bool VALUES>
+INLINE void ordinary_factors(I exponent, int bits, F& up_or_shift, F& step_or_most) {
+  const I step = (exponent - (bits - 2)) << 23;
   if constexpr (VALUES && !STOCHASTIC) {
-    up_or_shift = (Floats)(step + (23 << 23 | 1 << 22));
-    step_or_most = (Floats)step * (float)((1 << (bits - 1)) - 1);
+    up_or_shift = (F)((U)step + (uint32_t)(23 << 23 | 1 << 22));  // the largest exponents, not ordinary, wrap around
+    step_or_most = (F)step * (float)((1 << (bits - 1)) - 1);
   } else {
-    up_or_shift = (Floats)((252 + bits + FRACTION_BITS<STOCHASTIC> - exponent) << 23);
-    step_or_most = (Floats)step;
+    up_or_shift = (F)((252 + bits + FRACTION_BITS<STOCHASTIC> - exponent) << 23);
+    step_or_most = (F)step;
   }
 }
 

@@ -1,5 +1,6 @@
 """The ledger, and the report of it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_a_ledger_has_one_row_a_run(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ValueError, match=r"other\.csv: is no ledger"):
         read_ledger(tmp_path / "other.csv")
+
+
+def test_processes_that_enter_rows_at_once_lose_none(tmp_path: Path) -> None:
+    """Threads here, whose locks differ as processes' do."""
+    ledger, names = tmp_path / "ledger.csv", [f"run{i}" for i in range(30)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: add_row(ledger, entry(name, 1.0, 0.3)), names))
+    assert sorted(row["run"] for row in read_ledger(ledger)) == sorted(names)
 
 
 def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

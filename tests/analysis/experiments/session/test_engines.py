@@ -1,6 +1,7 @@
 """Where runs run: a process here, or submitit's."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.experiments.session.engines import Job, LocalJob, run_here, submitit_engine
+from analysis.experiments.session.run_folder import RunFolder
 
 
 def ended(job: Job) -> int:
@@ -35,6 +37,14 @@ def test_stopping_ends_what_the_job_started(tmp_path: Path) -> None:
     os.close(lock)
 
 
+def test_stopping_ends_a_job_that_is_suspended(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        job = LocalJob(["sleep", "60"], {}, tmp_path / "log", lock.fileno())
+    os.killpg(job._process.pid, signal.SIGSTOP)
+    job.stop()
+    assert job.status() == -signal.SIGTERM
+
+
 def test_submitit_is_asked_for_where_it_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match="submitit is not installed here: pip install submitit"):
@@ -47,3 +57,10 @@ def test_submitit_runs_a_job(tmp_path: Path) -> None:
     job = engine([sys.executable, "-c", "print('here')"], {}, tmp_path / "log", 0)
     assert ended(job) == 0
     assert (tmp_path / "log").read_text() == "here\n"
+
+
+def test_a_killed_run_does_not_blame_the_last_line_of_its_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.write_text("update 3\n")
+    assert folder.failure(-9) == "killed by SIGKILL"
+    assert folder.failure(1) == "update 3"

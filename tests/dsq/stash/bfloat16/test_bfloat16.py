@@ -1,6 +1,5 @@
 """Saved tensors in bfloat16: half the bytes, gradients near the exact ones, and a model that is restored."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -28,8 +27,3 @@ def test_half_the_bytes_and_gradients_near_the_exact_ones():
     assert 0 < error < 0.01
     controller.remove()
     assert torch.equal(gradients(model, x), exact)
-
-
-def test_options_are_checked():
-    with pytest.raises(ValueError, match="smallest must be a whole number from 0, got -1"):
-        dsq.stash.apply(blocks()[0], "bfloat16", smallest=-1)

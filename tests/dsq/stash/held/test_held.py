@@ -4,12 +4,11 @@ The tolerance is 3 %, or OVERHEAD where that is more: what is no tensor, the nod
 saved tensors are kept in, is 0.1 MiB in the transformers here and 0.2 in the ResNet, whatever their tensors' widths.
 """
 
-import json
 from functools import cache
 
 import pytest
 
-from analysis.stash.allocator.counted import build, compiler, run
+from analysis.stash.allocator.counted import compiler, figures
 from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
@@ -24,14 +23,12 @@ CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
 
 
 @pytest.fixture(scope="session")
-def claims(tmp_path_factory):
+def claims():
     pytest.importorskip("transformers")
-    library = build(tmp_path_factory.mktemp("malloc"))
 
     @cache
     def of_model(model):
-        cases = [case for case in CASES if case.startswith(f"{model}/")]
-        return json.loads(run(library, ["-m", "tests.dsq.stash.held.cases", *cases]).splitlines()[-1])
+        return figures("tests.dsq.stash.held.cases", *(case for case in CASES if case.startswith(f"{model}/")))
 
     return of_model
 

@@ -287,15 +287,6 @@ def test_in_place_change_of_a_kept_tensor_is_an_error():
         y.sum().backward()
 
 
-def test_no_grad_and_inference():
-    model = seq(nn.Conv1d(2, 2, 1), nn.ReLU())
-    apply(model, "selective")
-    with torch.no_grad():
-        assert not model(torch.randn(1, 2, 3)).requires_grad
-    with torch.inference_mode():
-        model(torch.randn(1, 2, 3))
-
-
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.BatchNorm2d])
 def test_autocast(kind):
     plain = seq(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
@@ -308,23 +299,3 @@ def test_autocast(kind):
         ours, theirs = gradients(model, x, True), gradients(plain, x, True)
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None and b is None) or torch.equal(a, b)
-
-
-def test_inside_pytorchs_checkpoint():
-    """Its hooks count saved tensors, so rules must not act inside it; applied to the whole it is a plain segment."""
-    from torch.utils.checkpoint import checkpoint
-
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = seq(nn.Conv1d(2, 2, 3), nn.ReLU(), nn.Dropout(0.2), nn.Conv1d(2, 2, 3))
-
-        def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=False)
-
-    plain = Checkpointed()
-    model = copy.deepcopy(plain)
-    apply(model, "selective")
-    x = torch.randn(3, 2, 9)
-    for ours, theirs in zip(gradients(model, x, True), gradients(plain, x, True), strict=True):
-        assert torch.equal(ours, theirs)

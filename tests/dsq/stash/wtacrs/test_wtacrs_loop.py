@@ -1,8 +1,6 @@
 """WTA-CRS and all that a training loop may do: two forwards, freed memory, resumes, casts, copies, other policies."""
 
-import copy
 import gc
-import io
 
 import pytest
 import torch
@@ -89,66 +87,6 @@ def test_a_graph_thrown_away_takes_its_rows_with_it():
     assert not controller.sampler._shared._entries
 
 
-def test_batches_of_changing_shape():
-    model = attention()
-    controller = dsq.stash.apply(model, "wtacrs")
-    for samples, length in [(8, 12), (3, 20), (8, 5), (1, 2)]:
-        x = tokens(1, samples, length)
-        controller.remove()
-        exact = gradients(model, x)
-        controller = dsq.stash.apply(model, "wtacrs")
-        controller.set_sample_ids(range(samples))
-        sampled = gradients(model, x)
-        torch.testing.assert_close(sampled["input"], exact["input"])
-        torch.testing.assert_close(sampled["o.bias"], exact["o.bias"])
-
-
-def train(model: nn.Module, controller, steps: range) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in steps:
-        controller.set_sample_ids([step % 3 * 4 + i for i in range(4)])
-        optimizer.zero_grad()
-        model(tokens(step, 4, 12)).square().mean().backward()
-        optimizer.step()
-
-
-def test_a_resumed_run_equals_an_unbroken_one():
-    whole = attention()
-    train(whole, dsq.stash.apply(whole, "wtacrs", seed=1), range(8))
-
-    first = attention()
-    controller = dsq.stash.apply(first, "wtacrs", seed=1)
-    train(first, controller, range(5))
-    file = io.BytesIO()
-    torch.save({"model": first.state_dict(), "stash": controller.state_dict()}, file)
-    file.seek(0)
-    checkpointed = torch.load(file, weights_only=True)
-    second = attention(9)
-    second.load_state_dict(checkpointed["model"])
-    controller = dsq.stash.apply(second, "wtacrs", seed=2)
-    controller.load_state_dict(checkpointed["stash"])
-    train(second, controller, range(5, 8))
-    for name, p in whole.named_parameters():
-        assert torch.equal(p, second.get_parameter(name)), name
-
-
-def test_the_seed_decides_and_the_users_random_numbers_are_untouched():
-    x = tokens()
-
-    def draw(seed: int) -> Tensor:
-        model = attention()
-        dsq.stash.apply(model, "wtacrs", seed=seed)
-        torch.manual_seed(11)
-        g = gradients(model, x)["q.weight"]
-        assert torch.rand(()).item() == reference
-        return g
-
-    torch.manual_seed(11)
-    reference = torch.rand(()).item()
-    assert torch.equal(draw(0), draw(0))
-    assert not torch.equal(draw(0), draw(1))
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_under_checkpointing_the_recomputed_rows_are_the_ones_used(reentrant):
     """Rows, numbers and scales of different draws would be a wrong gradient: its mean must be the true one."""
@@ -211,13 +149,6 @@ def test_tied_and_shared_modules_and_the_state_dict():
     assert type(shared) is nn.Linear
     assert "_wtacrs" not in shared.__dict__
     assert all(torch.equal(g, exact[n]) for n, g in gradients(model, x).items())
-
-
-def test_a_copy_samples_too():
-    model, x = attention(), tokens()
-    dsq.stash.apply(model, "wtacrs")
-    twin = copy.deepcopy(model)
-    assert (29, 16) in {tuple(t.shape) for t in saved(twin, x)}
 
 
 @pytest.mark.parametrize("order", [("wtacrs", "bfp"), ("bfp", "wtacrs")])
