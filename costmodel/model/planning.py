@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
@@ -17,12 +16,21 @@ from costmodel.model.traffic import transfers
 from dsq.formats import DEFAULT, WIDEST, Identity, format_class
 from dsq.precision import Precision
 
-#: the setups that a plan compares unless told
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
 DSQ = format_class(DEFAULT)(WIDEST)
 LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
+#: the methods that a plan compares unless told
+USUAL = (
+    Method("fp32", FP32),
+    Method("bf16 autocast", AUTOCAST),
+    Method("bf16", BF16),
+    *(Method(f"dsq {level}", Setup(DSQ, level)) for level in LEVELS),
+    *(Method(f"bf16, {name}", BF16, stash=stash) for name, stash in POLICIES.items()),
+    Method("bf16, recompute", BF16, recompute=True),
+    Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
+)
 MOST_SEQUENCES = 2**20
 #: from one batch that is tried to the next, until one does not fit
 GROWTH = 6
@@ -41,20 +49,6 @@ class Step:
     def seconds(self) -> float:
         """Nothing overlapped."""
         return self.compute + self.packing + self.communication
-
-
-def usual_methods(zero: int, devices: int) -> list[Method]:
-    shared: dict[str, Any] = {"zero": zero, "devices": devices}
-    found = [
-        Method("fp32", FP32, **shared),
-        Method("bf16 autocast", AUTOCAST, **shared),
-        Method("bf16", BF16, **shared),
-    ]
-    found += [Method(f"dsq {level}", Setup(DSQ, level), **shared) for level in LEVELS]
-    found += [Method(f"bf16, {name}", BF16, stash=stash, **shared) for name, stash in POLICIES.items()]
-    found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
-    found.append(Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True, **shared))
-    return found
 
 
 def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
