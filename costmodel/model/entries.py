@@ -38,7 +38,7 @@ class Alike:
 
     kept: tuple[Kept, ...]
     entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
-    added: float  #: of a mask and bias, which every layer is given
+    added: float  #: of a bias of scores, which every layer is given
     made: float  #: of y, while it is made
     temporary: float  #: that its backward holds besides
     gradients: float
@@ -97,7 +97,7 @@ def entries_of(
 
 def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
     """What a recomputed layer keeps that reaches it at this operation: its own input, and what all layers of the stack
-    are given, the encoder's output, a mask and bias; each with a name."""
+    are given, the encoder's output, a bias of scores; each with a name."""
     stack = entry.layer.partition(".")[0]
     yield (entry.layer,), entry.alike.entering
     yield (stack, "added", entry.alike.added), entry.alike.added
@@ -127,7 +127,7 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, B
         size = policy.keeps(op, stored, plain, values) if policy and category != "stash" else plain
         if stored.written == BEFORE:
             entering = entering or size
-        added += size if stored.shape in ("mask", "bias") else 0
+        added += size if stored.shape == "bias" else 0  # masks are made before, or kept from step to step
         if stored.name == "y" and not stored.kept:
             made += plain
         if stored.name in _DURING_BACKWARD and category != "logits":

@@ -25,6 +25,7 @@ FLOPS_PER_MAC = 2
 CODED_FORWARD = 8
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
+TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused zero bias"), "scale")
 TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
