@@ -15,11 +15,10 @@ from typing import Any
 
 from costmodel.cli.format_options import template
 from costmodel.cli.run_history import LevelWork, RunHistory
+from costmodel.model.planning import FP32
 from costmodel.model.quantisation import Setup
-from dsq.formats import Identity
 from dsq.precision import Precision
 
-FLOAT_32 = Setup(Identity(), Precision(32, 32, 32, 32))
 NEEDED = ("score", "measure", "levels", "level_tokens", "format")
 
 
@@ -72,7 +71,7 @@ def load_runs(path: str, recipe: str | None, described: Mapping[str, Any]) -> tu
 
 def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
     if row["levels"] in ("", "none"):
-        return RunHistory((LevelWork(FLOAT_32, 1, 1),), {})
+        return RunHistory((LevelWork(FP32, 1, 1),), {})
     levels = re.findall(r"\[[^]]*\]", row["levels"])
     tokens = [int(float(count)) for count in row["level_tokens"].split()]
     if len(levels) != len(tokens):

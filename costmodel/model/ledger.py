@@ -1,5 +1,5 @@
 """The ledger of a training step: each tensor once, with its producer, its stored width, its readers and how long it is
-kept. Traffic (traffic.py), the stash and peak memory (memory.py) are sums over it.
+kept. Traffic (traffic.py), the stash and peak memory (entries.py, memory.py) are sums over it.
 
 A tensor is stored at one width, whoever reads it: an operation that wants another width converts on chip. What one
 operation writes for others (y, dx) and what it reads of others (x, dy) is stored at the container width `a`; a

@@ -12,11 +12,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from costmodel.model.entries import CATEGORIES, LedgerEntry, entries_of
 from costmodel.model.ledger import STATE_BITS
 from costmodel.model.operations import ENCODER_OUT, Gemm, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.stash import Stash
-from costmodel.model.steps import CATEGORIES, Step, steps_of
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
@@ -90,44 +90,44 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
 @lru_cache(maxsize=16)
 def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, Rows]:
     """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
-    steps = steps_of(workload, method.setup, method.stash, method.recompute)
-    kept = np.array([step.kept for step in steps])
+    entries = entries_of(workload, method.setup, method.stash, method.recompute)
+    kept = np.array([entry.kept for entry in entries])
     entering = kept.copy()  # what the forward leaves of each
-    starts = np.arange(len(steps))  # of each operation's layer, where the backward runs the layer again
-    for index, step in enumerate(steps):
-        if method.recompute and step.layer:
+    starts = np.arange(len(entries))  # of each operation's layer, where the backward runs the layer again
+    for index, entry in enumerate(entries):
+        if method.recompute and entry.layer:
             entering[index] = 0
-            entering[index, _ACTIVATIONS] = step.entering
-            if index and step.layer == steps[index - 1].layer:
+            entering[index, _ACTIVATIONS] = entry.entering
+            if index and entry.layer == entries[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
     left, held = (np.concatenate([none, rows.cumsum(axis=0)]) for rows in (entering, kept))
     backward = left[starts] + held[1:] - held[starts]
     rows = np.concatenate([left[1:], backward[::-1], none])
-    gradients = sum(step.alike.gradients for step in steps) * method.accumulates
-    extra = [(gradients, step.alike.made) for step in steps] + _beside(steps, method, gradients)
+    gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
+    extra = [(gradients, entry.alike.made) for entry in entries] + _beside(entries, method, gradients)
     rows[:, _GRADIENTS], rows[:, _TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
-    return tuple(step.op.name for step in steps), rows, left[-1]
+    return tuple(entry.op.name for entry in entries), rows, left[-1]
 
 
-def _beside(steps: list[Step], method: Method, gradients: float) -> list[tuple[float, float]]:
+def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> list[tuple[float, float]]:
     """Gradients of parameters, and what is there for a while, in each operation's backward, the last operation's
     first."""
     found = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     outputs: dict[str, float] = defaultdict(float)  # what a recomputed layer put out is there until its end
-    for step in steps if method.recompute else ():
-        outputs[step.layer] = max(outputs[step.layer], step.alike.stream) if step.layer else 0.0
-    for step in reversed(steps):
-        op, alike = step.op, step.alike
+    for entry in entries if method.recompute else ():
+        outputs[entry.layer] = max(outputs[entry.layer], entry.alike.stream) if entry.layer else 0.0
+    for entry in reversed(entries):
+        op, alike = entry.op, entry.alike
         if op.name.startswith("encoder."):
             encoder_gradient = 0.0
         stream = alike.stream or stream  # the gradient that passes by the branch
         if isinstance(op, Gemm) or op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
         gradients += 0 if method.accumulates else alike.gradients
-        beside = waiting + encoder_gradient + new + outputs[step.layer] + (stream if step.layer else 0.0)
+        beside = waiting + encoder_gradient + new + outputs[entry.layer] + (stream if entry.layer else 0.0)
         found.append((gradients, alike.temporary + beside))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             waiting += op.K * op.N * STATE_BITS / 8
@@ -138,7 +138,7 @@ def _beside(steps: list[Step], method: Method, gradients: float) -> list[tuple[f
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """What the whole model keeps from the forward for the backward, converted layers' stash included."""
-    return sum(sum(step.kept) for step in steps_of(workload, setup))
+    return sum(sum(entry.kept) for entry in entries_of(workload, setup))
 
 
 def _state(workload: Workload, method: Method) -> Rows:
@@ -157,5 +157,5 @@ def _state(workload: Workload, method: Method) -> Rows:
 
 def packed_values(workload: Workload, method: Method) -> list[float]:
     """Values of each tensor that the method's policy packs."""
-    steps = steps_of(workload, method.setup, method.stash, method.recompute)
-    return [values for step in steps for values in step.packed]
+    entries = entries_of(workload, method.setup, method.stash, method.recompute)
+    return [values for entry in entries for values in entry.packed]

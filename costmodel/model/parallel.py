@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware
+from costmodel.model.entries import in_layer
 from costmodel.model.memory import Memory, Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.planning import communication_bytes, step_time
 from costmodel.model.quantisation import Setup
-from costmodel.model.steps import in_layer
 
 #: tensor parallelism stays inside a node
 MOST_TENSOR = 8

@@ -2,27 +2,35 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
+from costmodel.model.entries import in_layer
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
 from costmodel.model.memory import Memory, Method, packed_values, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
-from costmodel.model.roofline import ZERO, floors
+from costmodel.model.roofline import step_floor
 from costmodel.model.stash import POLICIES
-from costmodel.model.steps import in_layer
 from costmodel.model.traffic import transfers
 from dsq.formats import DEFAULT, WIDEST, Identity, format_class
 from dsq.precision import DEFAULT_LEVELS, Precision
 
-#: the setups that a plan compares unless told
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
 DSQ = format_class(DEFAULT)(WIDEST)
 LEVELS = (Precision(16, 4, 4, 16), *DEFAULT_LEVELS)  # the paper's last, and ours
+#: the methods that a plan compares unless told
+USUAL = (
+    Method("fp32", FP32),
+    Method("bf16 autocast", AUTOCAST),
+    Method("bf16", BF16),
+    *(Method(f"dsq {level}", Setup(DSQ, level)) for level in LEVELS),
+    *(Method(f"bf16, {name}", BF16, stash=stash) for name, stash in POLICIES.items()),
+    Method("bf16, recompute", BF16, recompute=True),
+    Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
+)
 MOST_SEQUENCES = 2**20
 #: from one batch that is tried to the next, until one does not fit
 GROWTH = 6
@@ -43,24 +51,10 @@ class Step:
         return self.compute + self.packing + self.communication
 
 
-def usual_methods(zero: int, devices: int) -> list[Method]:
-    shared: dict[str, Any] = {"zero": zero, "devices": devices}
-    found = [
-        Method("fp32", FP32, **shared),
-        Method("bf16 autocast", AUTOCAST, **shared),
-        Method("bf16", BF16, **shared),
-    ]
-    found += [Method(f"dsq {level}", Setup(DSQ, level), **shared) for level in LEVELS]
-    found += [Method(f"bf16, {name}", BF16, stash=stash, **shared) for name, stash in POLICIES.items()]
-    found.append(Method("bf16, recompute", BF16, recompute=True, **shared))
-    found.append(Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True, **shared))
-    return found
-
-
 def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     """Raises ValueError where several devices have no link."""
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
-    total = sum(floors(moved, multiplied, hardware, method.setup.container_bits).values(), start=ZERO)
+    total = step_floor(moved, multiplied, hardware, method.setup.container_bits)
     seconds = float(total.seconds)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
@@ -88,9 +82,7 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
     layers = replace(workload, operations=tuple(op for op in again if in_layer(op)))
     moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
-    return float(
-        sum(floor.seconds for floor in floors(moved, multiplied, hardware, method.setup.container_bits).values())
-    )
+    return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 
 
 def communication_bytes(workload: Workload, method: Method) -> float:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from costmodel.hardware.hardware import Hardware, Rate
+from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import MatMul, matmuls
 from costmodel.model.energy import Energy, energy
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup, at_width
-from costmodel.model.roofline import ZERO, Floor, floors
+from costmodel.model.roofline import Floor, step_floor
 from costmodel.model.traffic import Transfer, transfers
 from dsq.formats import Format, Identity
 
@@ -41,7 +41,7 @@ class Contest:
     def times(self, hardware: Hardware) -> tuple[Floor, Floor]:
         """A step's time under the setup, and under the one that it is compared with."""
         mine, other = (
-            sum(floors(moved, listed, hardware, setup.container_bits).values(), start=ZERO)
+            step_floor(moved, listed, hardware, setup.container_bits)
             for setup, (moved, listed) in zip((self.setup, self.against), self._count(hardware), strict=True)
         )
         return mine, other
@@ -169,30 +169,25 @@ def _times(hardware: Hardware, name: str, factor: float) -> Hardware:
     return replace(hardware, **{name: getattr(hardware, name) * factor})
 
 
-def faster_units(hardware: Hardware, pairs: list[Pair], factor: float) -> Hardware:
-    """The hardware with a unit for each pair of operands, so many times as fast as what serves it now."""
+def faster_units(hardware: Hardware, pairs: list[Pair], factor: float, energy: float = 1) -> Hardware:
+    """The hardware with a unit for each pair of operands, so many times as fast as what serves it now, and a product at
+    `energy` times the energy."""
     changed = hardware
     for pair in pairs:
-        changed = _adding(changed, pair, hardware.rate(*pair), factor, 1)
+        now = hardware.rate(*pair)
+        unit = replace(
+            now.peak,
+            datatype=f"new {_widths(pair)}",
+            flops=now.flops * factor,
+            stated=0,  # it splits no wider codes
+            pj_per_mac=now.passes * now.peak.pj_per_mac * energy,
+            holds={pair[0].name: (pair[0].bits, pair[1].bits)},
+        )
+        place = changed.peaks.index(now.peak)  # of measured kernels the first that holds a product counts
+        changed = replace(changed, peaks=(*changed.peaks[:place], unit, *changed.peaks[place:]))
     return changed
 
 
 def thriftier_units(hardware: Hardware, pairs: list[Pair], factor: float) -> Hardware:
-    """The same, as fast as now, and a product at `factor` times the energy."""
-    changed = hardware
-    for pair in pairs:
-        changed = _adding(changed, pair, hardware.rate(*pair), 1, factor)
-    return changed
-
-
-def _adding(hardware: Hardware, pair: Pair, now: Rate, rate: float, energy: float) -> Hardware:
-    unit = replace(
-        now.peak,
-        datatype=f"new {_widths(pair)}",
-        flops=now.flops * rate,
-        stated=0,  # it splits no wider codes
-        pj_per_mac=now.passes * now.peak.pj_per_mac * energy,
-        holds={pair[0].name: (pair[0].bits, pair[1].bits)},
-    )
-    place = hardware.peaks.index(now.peak)  # of measured kernels the first that holds a product counts
-    return replace(hardware, peaks=(*hardware.peaks[:place], unit, *hardware.peaks[place:]))
+    """The same units, as fast as now, a product at `factor` times the energy."""
+    return faster_units(hardware, pairs, 1, factor)

@@ -25,6 +25,7 @@ FLOPS_PER_MAC = 2
 CODED_FORWARD = 8
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
+TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused zero bias"), "scale")
 TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
@@ -129,6 +130,11 @@ def floors(
         name = key(group)
         totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, longest)
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
+
+
+def step_floor(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, container: Bits) -> Floor:
+    """That of the whole step."""
+    return sum(floors(moved, listed, hardware, container).values(), start=ZERO)
 
 
 def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.operations import Operation, Workload
+from costmodel.model.planning import BF16
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import Floor
 from costmodel.paper import calibrated, published
 from costmodel.workloads.named import load_workload
-from dsq.formats import FixedPoint, Identity
+from dsq.formats import FixedPoint
 from dsq.precision import Precision
 
 TOLERANCE = 0.015
@@ -160,7 +161,7 @@ def _time_share(classes: dict[str, Floor], cls: str) -> float:
 
 
 def _classes(workload: Workload, hardware: Hardware) -> dict[str, Floor]:
-    return evaluate(workload, Setup(Identity(), Precision(16, 16, 16, 16)), hardware).classes
+    return evaluate(workload, BF16, hardware).classes
 
 
 def _module_class(op: Operation) -> str:

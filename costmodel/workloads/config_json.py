@@ -31,15 +31,15 @@ class ConfigJson:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.data.get(name, default)
-        if not isinstance(value, bool):
-            raise ValueError(f"config {self.where}: field {name} must be true or false, not {value!r}")
-        return value
+        return bool(self._typed(name, default, "true or false"))
 
     def text(self, name: str, default: str = "") -> str:
+        return str(self._typed(name, default, "text"))
+
+    def _typed(self, name: str, default: object, accepted: str) -> object:
         value = self.data.get(name, default)
-        if not isinstance(value, str):
-            raise ValueError(f"config {self.where}: field {name} must be text, not {value!r}")
+        if type(value) is not type(default):
+            raise ValueError(f"config {self.where}: field {name} must be {accepted}, not {value!r}")
         return value
 
     @property

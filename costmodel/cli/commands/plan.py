@@ -9,11 +9,11 @@ from pathlib import Path
 from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware
+from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.parallel import Plan, fitting, parallelisms
-from costmodel.model.planning import communication_bytes, largest_batch, packing_seconds, step_time, usual_methods
-from costmodel.model.steps import CATEGORIES
+from costmodel.model.planning import USUAL, communication_bytes, largest_batch, packing_seconds, step_time
 from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
@@ -36,10 +36,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     refuse_idle(arguments, ("micro_batches",), "without --gpus")
     if arguments.zero and devices == 1:
         raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
-    methods = usual_methods(arguments.zero, devices)
-    if arguments.precision:
-        alone = [_method(arguments, text) for text in arguments.precision]
-        methods = [replace(method, zero=arguments.zero, devices=devices) for method in alone]
+    methods = [replace(method, zero=arguments.zero, devices=devices) for method in _methods(arguments)]
 
     @cache
     def build(sequences: int) -> Workload:
@@ -70,9 +67,9 @@ def run(arguments: argparse.Namespace) -> Answer:
     )
 
 
-def _method(arguments: argparse.Namespace, precision: str) -> Method:
-    setup = setup_of(arguments, precision)
-    return Method(str(setup), setup)
+def _methods(arguments: argparse.Namespace) -> list[Method]:
+    setups = [setup_of(arguments, text) for text in arguments.precision]
+    return [Method(str(setup), setup) for setup in setups] or list(USUAL)
 
 
 def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardware, budget: float) -> Answer:
@@ -80,8 +77,7 @@ def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardwar
     gpus = whole_number("gpus", arguments.gpus, 1)
     micro_batches = whole_number("micro_batches", arguments.micro_batches, 1)
     refuse_idle(arguments, ("devices", "zero", "picture"), "with --gpus")
-    methods = [_method(arguments, text) for text in arguments.precision] or usual_methods(0, 1)
-    candidates = parallelisms(methods, gpus, micro_batches)
+    candidates = parallelisms(_methods(arguments), gpus, micro_batches)
     found = fitting(lambda shard: stages_of(arguments, shard), candidates, hardware, budget)
     shown = {"method": "", "devices": "", "peak_GB": ".2f", "step_ms": ",.1f", "sent_GB": ".2f", "tokens/s": ",.0f"}
     shown |= {"device_s/Mtoken": ".1f"}

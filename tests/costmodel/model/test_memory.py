@@ -9,15 +9,7 @@ import pytest
 from costmodel.hardware.hardware import Pass, load_hardware
 from costmodel.model.memory import Method, peak_memory, saved_bytes
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.planning import (
-    BF16,
-    FP32,
-    communication_bytes,
-    largest_batch,
-    packing_seconds,
-    step_time,
-    usual_methods,
-)
+from costmodel.model.planning import BF16, FP32, USUAL, communication_bytes, largest_batch, packing_seconds, step_time
 from costmodel.model.quantisation import Setup
 from costmodel.model.stash import POLICIES
 from costmodel.workloads.named import load_workload
@@ -65,7 +57,7 @@ def test_the_stash_is_what_converted_layers_keep_and_a_part_of_the_whole():
 
 def test_methods_keep_less():
     workload = load_workload("opt_1.3b").fusing_attention()
-    peaks = {method.name: peak_memory(workload, method).saved for method in usual_methods(0, 1)}
+    peaks = {method.name: peak_memory(workload, method).saved for method in USUAL}
     assert peaks["bf16, recompute"] < peaks["bf16, bfp 4"] < peaks["dsq [8,4,4,8]"] <= peaks["dsq [16,4,4,16]"]
     assert peaks["dsq [16,4,4,16]"] < peaks["bf16"] < peaks["fp32"]
 

@@ -38,7 +38,7 @@ class Alike:
 
     kept: tuple[Kept, ...]
     entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
-    added: float  #: of a mask and bias, which every layer is given
+    added: float  #: of a bias of scores, which every layer is given
     made: float  #: of y, while it is made
     temporary: float  #: that its backward holds besides
     gradients: float
@@ -46,8 +46,8 @@ class Alike:
 
 
 @dataclass
-class Step:
-    """One operation of the timeline."""
+class LedgerEntry:
+    """One operation of a step, and what it holds."""
 
     op: Operation
     layer: str  #: as "decoder.layers.3."; empty: it is in none
@@ -69,38 +69,40 @@ def in_layer(op: Operation) -> bool:
 
 
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
-def steps_of(workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False) -> list[Step]:
+def entries_of(
+    workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False
+) -> list[LedgerEntry]:
     widths = widths_of(setup)
     if recompute:
         workload = workload.recomputing_layers()
     alike: dict[str, Alike] = {}
     for group in workload.groups:
         alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
-    steps = []
+    entries = []
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
     for op in workload.operations:
-        step = Step(op, _layer(op.name), alike[op.name])
-        for kept in step.alike.kept:
+        entry = LedgerEntry(op, _layer(op.name), alike[op.name])
+        for kept in entry.alike.kept:
             if _new(op, kept, seen):
-                step.kept[kept.category] += kept.bytes
-                if kept.packed and not (recompute and step.layer):
-                    step.packed.append(kept.packed)
-        for what, size in _given(step) if recompute and step.layer else ():
+                entry.kept[kept.category] += kept.bytes
+                if kept.packed and not (recompute and entry.layer):
+                    entry.packed.append(kept.packed)
+        for what, size in _given(entry) if recompute and entry.layer else ():
             if size and what not in seen:
                 seen.add(what)
-                step.entering += size
-        steps.append(step)
-    return steps
+                entry.entering += size
+        entries.append(entry)
+    return entries
 
 
-def _given(step: Step) -> Iterator[tuple[tuple[object, ...], float]]:
+def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
     """What a recomputed layer keeps that reaches it at this operation: its own input, and what all layers of the stack
-    are given, the encoder's output, a mask and bias; each with a name."""
-    stack = step.layer.partition(".")[0]
-    yield (step.layer,), step.alike.entering
-    yield (stack, "added", step.alike.added), step.alike.added
-    if isinstance(step.op, Gemm) and step.op.input == ENCODER_OUT:
-        yield (stack, ENCODER_OUT), step.alike.entering
+    are given, the encoder's output, a bias of scores; each with a name."""
+    stack = entry.layer.partition(".")[0]
+    yield (entry.layer,), entry.alike.entering
+    yield (stack, "added", entry.alike.added), entry.alike.added
+    if isinstance(entry.op, Gemm) and entry.op.input == ENCODER_OUT:
+        yield (stack, ENCODER_OUT), entry.alike.entering
 
 
 def _new(op: Operation, kept: Kept, seen: set[tuple[object, ...]]) -> bool:
@@ -125,7 +127,7 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, B
         size = policy.keeps(op, stored, plain, values) if policy and category != "stash" else plain
         if stored.written == BEFORE:
             entering = entering or size
-        added += size if stored.shape in ("mask", "bias") else 0
+        added += size if stored.shape == "bias" else 0  # masks are made before, or kept from step to step
         if stored.name == "y" and not stored.kept:
             made += plain
         if stored.name in _DURING_BACKWARD and category != "logits":
