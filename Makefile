@@ -1,4 +1,4 @@
-# make demo    corpus, training from [4,3,3,16] to [16,4,4,16], BLEU, costs, picture: under 6 minutes on two CPU cores
+# make demo    corpus, training from [4,3,3,8] to [8,4,4,8], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)

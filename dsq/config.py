@@ -94,6 +94,11 @@ class DSQConfig:
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
         return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
 
+    @property
+    def follows_validation(self) -> bool:
+        """Whether levels begin at plateaus of a validation loss."""
+        return len(self.levels) > 1 and not self.rise_at
+
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them; ``from_dict`` reads them back."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

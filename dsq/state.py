@@ -44,6 +44,13 @@ def load_state_dict(
     return config, scheduler
 
 
+def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
+    """Convert ``model``, in place, as ``state`` says, at its level: to evaluate. Raises as ``load_state_dict``."""
+    config = _config(state)
+    _convert(model, config, "the state's config")
+    set_level(model, config, state["scheduler"]["level"])
+
+
 def _config(state: dict[str, Any]) -> DSQConfig:
     if not isinstance(state, dict) or set(state) != _KEYS:
         got = sorted(state) if isinstance(state, dict) else repr(state)

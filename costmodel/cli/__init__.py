@@ -1,4 +1,4 @@
-"""dsq-cost: main.py parses, commands/ answer with a Report that output.py prints, pictures/ draw.
+"""dsq-cost: main.py parses, commands/ give an Answer that output.py prints, pictures/ draw.
 
 main.py               the command line; one import for the command that was asked for
 query.py              what the arguments of every command describe: workload, hardware, precisions

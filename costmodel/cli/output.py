@@ -29,7 +29,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class Answer:
     """A command's answer. CSV holds `columns` where given, else the first section's records; JSON every section."""
 
     sections: list[Section]

@@ -5,30 +5,24 @@ holds dy and dx, adds its parameters' gradients and frees what was kept; then th
 rounds up and fragments, and libraries have workspaces: neither is counted.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
-from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
-from costmodel.model.quantisation import Bits, Setup
+from costmodel.model.ledger import STATE_BITS
+from costmodel.model.operations import ENCODER_OUT, Gemm, Workload
+from costmodel.model.quantisation import Setup
 from costmodel.model.stash import Stash
-from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
-from dsq.formats import WIDEST, Identity
+from costmodel.model.steps import CATEGORIES, Step, steps_of
+from costmodel.model.traffic import widths_of
+from dsq.formats import WIDEST
 
-#: in the order of tables and pictures
-CATEGORIES = ("parameters", "gradients", "optimiser", "activations", "stash", "logits", "temporary")
 _PARAMETERS, _GRADIENTS, _OPTIMISER, _ACTIVATIONS, _, _, _TEMPORARY = range(len(CATEGORIES))
 MOMENTS = 2
-LOSSES = ("loss", "loss of fp32")
-_LAYER = re.compile(r"^.*?\blayers\.\d+\.")
-#: what an operation's backward holds besides
-_DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "their sum")
+Rows = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -50,13 +44,14 @@ class Memory:
     """A step's memory: after each operation's forward, in its backward, and at the update."""
 
     operations: tuple[str, ...]  #: in order; the backward visits them in reverse
-    bytes: npt.NDArray[np.float64]  #: a row a moment, a column a category
+    bytes: Rows  #: a row a moment, a column a category
     saved: float  #: kept by the whole forward for the backward
 
     @cached_property
-    def totals(self) -> npt.NDArray[np.float64]:
+    def totals(self) -> Rows:
         """Bytes at each moment."""
-        return self.bytes.sum(axis=1)
+        totals: Rows = self.bytes.sum(axis=1)
+        return totals
 
     @cached_property
     def moment(self) -> int:
@@ -83,77 +78,47 @@ class Memory:
         return dict(zip(CATEGORIES, self.bytes[self.moment].round().tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A tensor that an operation keeps from the forward for the backward, as a policy may pack it."""
-
-    category: int  #: its place in CATEGORIES
-    bytes: float
-    packed: float  #: values that are packed; 0: kept as it is
-    known_by: str = ""  #: the operation's field that names it for others that keep it too; empty: none does
-    coded: bool = False  #: it is a stash, which layers with that input share
-
-
-@dataclass(frozen=True)
-class _Alike:
-    """Bytes that each operation of a group holds, whatever its neighbours keep already."""
-
-    kept: tuple[_Kept, ...]
-    entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
-    added: float  #: of a mask and bias, which every layer is given
-    made: float  #: of y, while it is made
-    temporary: float  #: that its backward holds besides
-    gradients: float
-    stream: float  #: of the residual stream, where this is a sum on it
-
-
-@dataclass
-class _Step:
-    """One operation of the timeline."""
-
-    op: Operation
-    layer: str  #: that is recomputed; empty: it is in none
-    alike: _Alike
-    kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
-    entering: float = 0  #: what a recomputed layer keeps of this operation: what the layer is given
-    packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
-
-
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
-    steps = _steps(workload, method.setup, method.stash, method.recompute)
-    count, state = len(steps), _state(workload, method)
+    names, rows, left = _alone(workload, replace(method, name="", in_flight=1, zero=0, devices=1))
+    rows = rows + _state(workload, method)
+    rows[len(names) : -1] += (method.in_flight - 1) * left
+    rows[:, _GRADIENTS] /= method.devices if method.zero >= 2 else 1
+    return Memory(names, rows, float(left.sum()))
+
+
+@lru_cache(maxsize=16)
+def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, Rows]:
+    """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
+    steps = steps_of(workload, method.setup, method.stash, method.recompute)
     kept = np.array([step.kept for step in steps])
     entering = kept.copy()  # what the forward leaves of each
-    starts = np.arange(count)  # of each operation's layer, where the backward runs the layer again
+    starts = np.arange(len(steps))  # of each operation's layer, where the backward runs the layer again
     for index, step in enumerate(steps):
-        if step.layer:
+        if method.recompute and step.layer:
             entering[index] = 0
             entering[index, _ACTIVATIONS] = step.entering
             if index and step.layer == steps[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
     left, held = (np.concatenate([none, rows.cumsum(axis=0)]) for rows in (entering, kept))
-    forward = left[1:]
-    backward = left[starts] + held[1:] - held[starts] + (method.in_flight - 1) * left[-1]
-    rows = np.concatenate([forward, backward[::-1], none]) + state
+    backward = left[starts] + held[1:] - held[starts]
+    rows = np.concatenate([left[1:], backward[::-1], none])
     gradients = sum(step.alike.gradients for step in steps) * method.accumulates
     extra = [(gradients, step.alike.made) for step in steps] + _beside(steps, method, gradients)
     rows[:, _GRADIENTS], rows[:, _TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
-    rows[:, _GRADIENTS] /= method.devices if method.zero >= 2 else 1
-    return Memory(tuple(step.op.name for step in steps), rows, float(left[-1].sum()))
+    return tuple(step.op.name for step in steps), rows, left[-1]
 
 
-def _beside(steps: list[_Step], method: Method, gradients: float) -> list[tuple[float, float]]:
+def _beside(steps: list[Step], method: Method, gradients: float) -> list[tuple[float, float]]:
     """Gradients of parameters, and what is there for a while, in each operation's backward, the last operation's
     first."""
     found = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     outputs: dict[str, float] = defaultdict(float)  # what a recomputed layer put out is there until its end
-    for step in steps:
-        if step.layer:
-            outputs[step.layer] = max(outputs[step.layer], step.alike.stream)
+    for step in steps if method.recompute else ():
+        outputs[step.layer] = max(outputs[step.layer], step.alike.stream) if step.layer else 0.0
     for step in reversed(steps):
         op, alike = step.op, step.alike
         if op.name.startswith("encoder."):
@@ -162,10 +127,8 @@ def _beside(steps: list[_Step], method: Method, gradients: float) -> list[tuple[
         if isinstance(op, Gemm) or op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
         gradients += 0 if method.accumulates else alike.gradients
-        passing = stream if in_layer(op) else 0.0
-        found.append(
-            (gradients, alike.temporary + waiting + encoder_gradient + new + outputs.get(step.layer, 0.0) + passing)
-        )
+        beside = waiting + encoder_gradient + new + outputs[step.layer] + (stream if step.layer else 0.0)
+        found.append((gradients, alike.temporary + beside))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             waiting += op.K * op.N * STATE_BITS / 8
         if isinstance(op, Gemm) and op.input == ENCODER_OUT and not encoder_gradient:
@@ -173,23 +136,12 @@ def _beside(steps: list[_Step], method: Method, gradients: float) -> list[tuple[
     return found
 
 
-@cache
-def _layer(name: str) -> str:
-    match = _LAYER.match(name)
-    return match[0] if match else ""
-
-
-def in_layer(op: Operation) -> bool:
-    """Whether it belongs to one of the alike layers, which recomputation runs again."""
-    return bool(_layer(op.name))
-
-
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """What the whole model keeps from the forward for the backward, converted layers' stash included."""
-    return sum(sum(step.kept) for step in _steps(workload, setup))
+    return sum(sum(step.kept) for step in steps_of(workload, setup))
 
 
-def _state(workload: Workload, method: Method) -> npt.NDArray[np.float64]:
+def _state(workload: Workload, method: Method) -> Rows:
     """What is there all the time, by category."""
     container = float(method.setup.container_bits)
     word, share = STATE_BITS / 8, method.devices
@@ -205,117 +157,5 @@ def _state(workload: Workload, method: Method) -> npt.NDArray[np.float64]:
 
 def packed_values(workload: Workload, method: Method) -> list[float]:
     """Values of each tensor that the method's policy packs."""
-    steps = _steps(workload, method.setup, method.stash, method.recompute)
+    steps = steps_of(workload, method.setup, method.stash, method.recompute)
     return [values for step in steps for values in step.packed]
-
-
-@lru_cache(maxsize=16)  # devices and ZeRO change nothing here
-def _steps(workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False) -> list[_Step]:
-    widths = widths_of(setup)
-    if recompute:
-        workload = workload.recomputing_layers()
-    alike: dict[str, _Alike] = {}
-    for group in workload.groups:
-        alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
-    steps = []
-    seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
-    for op in workload.operations:
-        step = _Step(op, _layer(op.name) if recompute else "", alike[op.name])
-        for kept in step.alike.kept:
-            if _new(op, kept, seen):
-                step.kept[kept.category] += kept.bytes
-                if kept.packed and not step.layer:
-                    step.packed.append(kept.packed)
-        for what, size in _given(step) if step.layer else ():
-            if size and what not in seen:
-                seen.add(what)
-                step.entering += size
-        steps.append(step)
-    return steps
-
-
-def _given(step: _Step) -> Iterator[tuple[tuple[object, ...], float]]:
-    """What a recomputed layer keeps that reaches it at this operation: its own input, and what all layers of the stack
-    are given, the encoder's output, a mask and bias; each with a name."""
-    stack = step.layer.partition(".")[0]
-    yield (step.layer,), step.alike.entering
-    yield (stack, "added", step.alike.added), step.alike.added
-    if isinstance(step.op, Gemm) and step.op.input == ENCODER_OUT:
-        yield (stack, ENCODER_OUT), step.alike.entering
-
-
-def _new(op: Operation, kept: _Kept, seen: set[tuple[object, ...]]) -> bool:
-    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
-    name = kept.known_by and getattr(op, kept.known_by).removesuffix(CAST)
-    if not name:
-        return True
-    key = (kept.coded, name, int(kept.bytes))
-    there = key in seen or key[:2] in seen
-    seen.add(key)
-    return not there
-
-
-def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> _Alike:
-    op = group.operation
-    kept: list[_Kept] = []
-    entering = added = made = temporary = packing = 0.0
-    for stored in tensors_of(group, setup):
-        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
-        values = plain * 8 / (float(widths[stored.width]) or 1)
-        category = _category(op, stored)
-        size = policy.keeps(op, stored, plain, values) if policy and category != "stash" else plain
-        if stored.written == BEFORE:
-            entering = entering or size
-        added += size if stored.shape in ("mask", "bias") else 0
-        if stored.name == "y" and not stored.kept:
-            made += plain
-        if stored.name in _DURING_BACKWARD and category != "logits":
-            temporary += plain
-        if stored.name == "log p":  # its gradient, and that of the logits
-            temporary += 2 * plain
-            made += plain  # the logits
-        if stored.kept and _needed(op, stored):
-            packed = size < plain
-            known_by = _known_by(op, stored, setup.autocast)
-            kept.append(
-                _Kept(CATEGORIES.index(category), size, values if packed else 0, known_by, stored.name == "stash")
-            )
-            if policy and packed:
-                temporary += plain / stored.times  # unpacked
-                made += plain
-                packing = max(packing, policy.packing_bytes(values))
-    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
-        temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
-    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
-        temporary += op.M * (op.K + op.N) * float(setup.container_bits) / 8
-    updated = op.trains and getattr(op, "kind", "") != "adam"
-    gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
-    stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0
-    return _Alike(tuple(kept), entering, added, made + packing, temporary, gradients, stream)
-
-
-def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
-    """Codes are multiplied as floats: where tensors are 16 bits wide, copies of both operands beyond scratch memory."""
-    return (
-        op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
-    )
-
-
-def _needed(op: Operation, stored: Stored) -> bool:
-    """A frozen layer needs its weight alone."""
-    return not (isinstance(op, Gemm) and stored.name == "x" and not (op.w_grad or op.on_chip))
-
-
-def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:
-    if stored.name == "y":
-        return "name"
-    shared = isinstance(op, Gemm) and stored.name in ("x", "stash")
-    return "input" if shared and not (autocast and op.stream) else ""  # autocast casts x for each that reads it
-
-
-def _category(op: Operation, stored: Stored) -> str:
-    if not isinstance(op, Gemm) and op.kind in LOSSES:
-        return "logits"
-    if stored.name == "w" and isinstance(op, Gemm) and op.weight:
-        return "parameters"  # autocast's copy
-    return "stash" if stored.width.startswith("q") else "activations"

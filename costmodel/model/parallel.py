@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.memory import Memory, Method, in_layer, peak_memory
+from costmodel.model.memory import Memory, Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.planning import communication_bytes, step_time
 from costmodel.model.quantisation import Setup
+from costmodel.model.steps import in_layer
 
 #: tensor parallelism stays inside a node
 MOST_TENSOR = 8
@@ -36,7 +37,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Parallelism:
     """How devices train: `method` says precision, stash, ZeRO and how many devices have each part of the model."""
 
     method: Method
@@ -55,9 +56,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a layout takes: figures of the device that holds, or works, most."""
+    """What a parallelism takes: figures of the device that holds, or works, most."""
 
-    layout: Layout
+    parallelism: Parallelism
     memory: Memory
     seconds: float
     sent: float  #: bytes that a device sends in a step
@@ -70,7 +71,7 @@ class Plan:
     @property
     def device_seconds(self) -> float:
         """A million tokens' cost."""
-        return 1e6 * self.layout.devices / self.tokens_per_second
+        return 1e6 * self.parallelism.devices / self.tokens_per_second
 
 
 def compute_seconds(stages: tuple[Workload, ...], method: Method, hardware: Hardware) -> float:
@@ -79,28 +80,28 @@ def compute_seconds(stages: tuple[Workload, ...], method: Method, hardware: Hard
     return max(step_time(stage, alone, hardware).seconds for stage in stages)
 
 
-def plan(stages: tuple[Workload, ...], layout: Layout, link: float, compute: float) -> Plan:
+def plan(stages: tuple[Workload, ...], parallelism: Parallelism, link: float, compute: float) -> Plan:
     """Memory and time of a step.
 
     stages: a device's operations of one micro-batch, of the first and the last stage. link: bytes a second to the other
     devices. compute: `compute_seconds` of the stages. Raises ValueError where several devices have no link.
     """
-    shard, micro = layout.shard, layout.micro_batches
-    if layout.devices > 1 and not link:
+    shard, micro = parallelism.shard, parallelism.micro_batches
+    if parallelism.devices > 1 and not link:
         raise ValueError("the hardware states no link: several devices need [link] gb_per_s in its file")
     in_flight = [min(shard.pipeline, micro), 1]
     memories = [
-        peak_memory(stage, replace(layout.method, in_flight=kept, accumulates=micro > 1))
+        peak_memory(stage, replace(parallelism.method, in_flight=kept, accumulates=micro > 1))
         for stage, kept in zip(stages, in_flight, strict=False)
     ]
-    bits = float(layout.method.setup.container_bits)
+    bits = float(parallelism.method.setup.container_bits)
     inside = max(_sent_inside(stage, shard, bits) for stage in stages)
-    gradients = max(communication_bytes(stage, layout.method) for stage in stages)
+    gradients = max(communication_bytes(stage, parallelism.method) for stage in stages)
     sent = micro * inside + gradients
     waiting = shard.pipeline - 1  # 1F1B: so many micro-batches' time stands idle (Narayanan et al., 2021, section 2.2)
     seconds = (micro + waiting) * (compute + (inside / link if inside else 0.0)) + (gradients / link if sent else 0.0)
-    tokens = stages[0].tokens * micro * layout.method.devices
-    return Plan(layout, max(memories, key=lambda memory: memory.peak), seconds, sent, tokens)
+    tokens = stages[0].tokens * micro * parallelism.method.devices
+    return Plan(parallelism, max(memories, key=lambda memory: memory.peak), seconds, sent, tokens)
 
 
 def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
@@ -113,7 +114,7 @@ def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
     return 2 * 2 * part * summed + (2 * between / shard.tensor if shard.pipeline > 1 else 0.0)
 
 
-def layouts(methods: list[Method], devices: int, micro_batches: int) -> Iterator[Layout]:
+def parallelisms(methods: list[Method], devices: int, micro_batches: int) -> Iterator[Parallelism]:
     """Every way to use so many devices: tensor parallel in a node, pipeline, the rest data parallel with each ZeRO."""
     for tensor in _divisors(devices):
         for pipeline in _divisors(devices // tensor):
@@ -123,21 +124,21 @@ def layouts(methods: list[Method], devices: int, micro_batches: int) -> Iterator
                 for method in methods:
                     for zero in range(4) if data > 1 else (0,):
                         if zero < 2 or pipeline == 1:  # gradients of micro-batches in a pipeline are summed whole
-                            yield Layout(replace(method, devices=data, zero=zero), shard, micro_batches)
+                            yield Parallelism(replace(method, devices=data, zero=zero), shard, micro_batches)
 
 
 def fitting(
     cut: Callable[[Shard], tuple[Workload, ...]],
-    candidates: Iterator[Layout],
+    candidates: Iterator[Parallelism],
     hardware: Hardware,
     budget: float,
 ) -> list[Plan]:
-    """The layouts whose memory fits, the cheapest a token first. What the model cannot be cut into is left out."""
+    """The ways whose memory fits, the cheapest a token first. What the model cannot be cut into is left out."""
     stages: dict[Shard, tuple[Workload, ...]] = {}
     seconds: dict[tuple[Shard, Setup, bool], float] = {}
     found = []
-    for layout in candidates:
-        shard, method = layout.shard, layout.method
+    for parallelism in candidates:
+        shard, method = parallelism.shard, parallelism.method
         if shard not in stages:
             try:
                 stages[shard] = cut(shard)
@@ -147,7 +148,7 @@ def fitting(
             key = (shard, method.setup, method.recompute)
             if key not in seconds:
                 seconds[key] = compute_seconds(stages[shard], method, hardware)
-            made = plan(stages[shard], layout, hardware.link, seconds[key])
+            made = plan(stages[shard], parallelism, hardware.link, seconds[key])
             if made.memory.peak <= budget:
                 found.append(made)
     return sorted(found, key=lambda made: (made.device_seconds, made.memory.peak))

@@ -6,13 +6,13 @@ from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
-from costmodel.model.estimate import evaluate
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
-from costmodel.model.memory import Memory, Method, in_layer, packed_values, peak_memory
+from costmodel.model.memory import Memory, Method, packed_values, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
-from costmodel.model.roofline import floors
+from costmodel.model.roofline import ZERO, floors
 from costmodel.model.stash import POLICIES
+from costmodel.model.steps import in_layer
 from costmodel.model.traffic import transfers
 from dsq.formats import DEFAULT, WIDEST, Identity, format_class
 from dsq.precision import Precision
@@ -59,8 +59,8 @@ def usual_methods(zero: int, devices: int) -> list[Method]:
 
 def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     """Raises ValueError where several devices have no link."""
-    estimate = evaluate(workload, method.setup, hardware)
-    total = estimate.total
+    moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
+    total = sum(floors(moved, multiplied, hardware, method.setup.container_bits).values(), start=ZERO)
     seconds = float(total.seconds)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
@@ -84,7 +84,8 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
     """Seconds of the forward of all layers, which recomputation runs again."""
-    layers = replace(workload, operations=tuple(op for op in workload.operations if in_layer(op)))
+    again = workload.recomputing_layers().operations
+    layers = replace(workload, operations=tuple(op for op in again if in_layer(op)))
     moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
     return float(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Setup:
         if self.box_axis not in BOX_AXES:
             raise ValueError(f"box_axis must be one of {', '.join(BOX_AXES)}, got {self.box_axis!r}")
 
-    @property
+    @cached_property
     def container_bits(self) -> Bits:
         """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if q0..q3 fit, else 32,
         unless told."""

@@ -1,15 +1,12 @@
-"""The operations of a transformer's training step, in order: matrix products and pointwise passes, from its shapes.
-
-Attention is written as its two batched products with a materialised softmax (see Workload.fusing_attention for the
-fused kernel).
-"""
+"""The operations of a transformer's training step, in order: matrix products and pointwise passes, from its shapes."""
 
 from dataclasses import replace
 from typing import Any
 
 from costmodel.model.ledger import BATCH
 from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
-from costmodel.workloads.shapes import Convolution, Experts, Head, Latent, Stack, Transformer
+from costmodel.workloads.attention import added_to_scores, attention
+from costmodel.workloads.shapes import Convolution, Experts, Head, Stack, Transformer
 
 
 def build(model: Transformer) -> Workload:
@@ -48,7 +45,7 @@ def _mark_stream(ops: list[Operation]) -> list[Operation]:
 
 def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
     tokens = model.sequences * length
-    ops = _embeddings(stack, model.sequences, length) + _added_to_scores(stack, model, length)
+    ops = _embeddings(stack, model.sequences, length) + added_to_scores(stack, model, length)
     for layer in range(stack.layers):
         ops += _layer(stack, layer, model, length)
     if stack.final_norm:
@@ -77,19 +74,6 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
         ops.append(Gemm(wide, tokens, width, stack.d, bias=True, quantised=stack.converted, input=f"{wide}.x"))
     if stack.extra_parameters:
         ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
-    return ops
-
-
-def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
-    """What is made once for the scores of all layers: a mask of each window, T5's zeros for cross-attention."""
-    ops: list[Operation] = [
-        Pointwise(f"{stack.name}.mask{window or ''}", "mask", model.sequences * length, length, cls="attention")
-        for window in sorted(set(stack.windows or (0,)))
-        if stack.causal or window
-    ]
-    if stack.position_bias and stack.cross:
-        rows = stack.heads * length
-        ops.append(Pointwise(f"{stack.name}.cross_bias", "zero bias", rows, model.source_length, cls="attention"))
     return ops
 
 
@@ -124,16 +108,16 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
 
     window = stack.windows[layer % len(stack.windows)] if stack.windows else 0
     own = (length, f"{prefix}.self_attn.x", stack.d)
-    attention = _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window)
+    inside = attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window)
     if stack.position_bias and layer == 0:
         size = (length * length, stack.heads, "attention", stack.position_bias * stack.heads)
-        attention.insert(0, Pointwise(f"{prefix}.self_attn.position_bias", "position bias", *size))
-    sublayer("self_attn", attention)
+        inside.insert(0, Pointwise(f"{prefix}.self_attn.position_bias", "position bias", *size))
+    sublayer("self_attn", inside)
     if stack.cross:
         assert model.encoder is not None
         memory = (model.source_length, ENCODER_OUT, model.encoder.d)
         cross = replace(stack, causal=False)
-        sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+        sublayer("encoder_attn", attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
     if stack.experts and layer not in stack.experts.dense_layers:
         sublayer("mlp", _experts(prefix, stack, stack.experts, tokens))
     else:
@@ -154,119 +138,6 @@ def _norm(name: str, tokens: int, width: int, stack: Stack) -> Pointwise:
     rms = "late rms" if stack.casts_late else "rms"
     kind, parameters = (rms, width) if stack.rms else ("norm", width * (1 + stack.norm_bias))
     return Pointwise(name, kind, tokens, width, parameters=parameters)
-
-
-def _attention(
-    prefix: str,
-    stack: Stack,
-    sequences: int,
-    query_length: int,
-    key_length: int,
-    key_input: str,
-    key_width: int,
-    window: int = 0,
-) -> list[Operation]:
-    heads, kv_heads, crosses = stack.heads, stack.kv_heads or stack.heads, key_input == ENCODER_OUT
-    head_dim = stack.head_dim or stack.d // heads
-    value_dim = head_dim
-    queries, keys = sequences * query_length, sequences * key_length
-    query_input = f"{prefix}.x"
-    # grouped-query attention: the heads that share keys are rows of one product
-    batch, rows = sequences * kv_heads, query_length * (heads // kv_heads)
-
-    def linear(name: str, rows: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
-        own: dict[str, Any] = {"bias": bias, "quantised": stack.converted, "transposed": stack.transposed}
-        return Gemm(f"{prefix}.{name}", rows, width, outputs, input=source, **own)
-
-    pairs = heads // kv_heads * _pairs(query_length, key_length, stack.causal, window)
-
-    def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
-        size = rows, width, outputs, batch
-        own: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
-        own |= {"fused_once": crosses and bool(stack.position_bias)}
-        return Gemm(f"{prefix}.{name}", *size, "attention", **own)
-
-    ops: list[Operation] = []
-    if stack.latent:
-        head_dim, value_dim = stack.latent.plain + stack.latent.rotary, stack.latent.value
-        ops += _latent_projections(prefix, stack, stack.latent, queries)
-    else:
-        bias = stack.qkv_bias
-        fused = linear("qkv_proj", queries, stack.d, (heads + 2 * kv_heads) * head_dim, query_input, bias)
-        ops += (
-            [fused]
-            if stack.fused_qkv
-            else [
-                linear("q_proj", queries, stack.d, heads * head_dim, query_input, bias),
-                linear("k_proj", keys, key_width, kv_heads * head_dim, key_input, bias and stack.key_bias),
-                linear("v_proj", keys, key_width, kv_heads * head_dim, key_input, bias),
-            ]
-        )
-    for name, tokens, count in (("q_norm", queries, heads), ("k_norm", keys, kv_heads)):
-        if stack.qk_norm:
-            rows_, width = (tokens * count, head_dim) if stack.qk_norm == "head" else (tokens, count * head_dim)
-            ops.append(Pointwise(f"{prefix}.{name}", "rms", rows_, width, parameters=width))
-    turned = stack.latent.rotary if stack.latent else round(stack.rotary * head_dim)
-    for name, tokens, count in (("q_rotary", queries, heads), ("k_rotary", keys, 1 if stack.latent else kv_heads)):
-        if turned:
-            ops.append(Pointwise(f"{prefix}.{name}", "rotary", tokens * count, turned))
-    if stack.heads_copied and stack.fused_qkv:
-        ops.append(Pointwise(f"{prefix}.qkv_split", "split", queries, (heads + 2 * kv_heads) * head_dim))
-    copies = {  # keys, which are turned over, and values for every head, where heads share them
-        name: [Pointwise(f"{prefix}.{name}_heads", kind, tokens * heads, width, cls="attention")]
-        for name, kind, tokens, width in (
-            ("q", "heads", queries, head_dim),
-            ("k", "transposed", keys, head_dim),
-            ("v", "heads", keys, value_dim),
-            ("context", "heads", queries, value_dim),
-        )
-        if stack.heads_copied
-    }
-    scores = (batch * rows, key_length, "attention")
-    learned = stack.position_bias and not crosses
-    mask, bias = sequences * bool(stack.causal or window), heads * bool(stack.position_bias)
-    added = {"mask": mask * query_length * key_length, "bias": bias * query_length * key_length}
-    context = f"{prefix}.context" + (" (copy)" if stack.context_copied else "")
-    dropout = [Pointwise(f"{prefix}.dropout", "dropout", *scores)]
-    dropout = dropout if stack.attention_dropout else []
-    ops += [
-        *(copy for name in ("q", "k", "v") for copy in copies.get(name, [])),
-        product("scores", head_dim, key_length),
-        Pointwise(f"{prefix}.scale", "bias" if learned else "scale", *scores, **added),
-        Pointwise(f"{prefix}.softmax", "softmax", *scores),
-        *dropout,
-        product("context", key_length, value_dim, "" if dropout else f"{prefix}.softmax"),
-        *copies.get("context", []),
-        linear("out_proj", queries, heads * value_dim, stack.d, context, stack.out_bias),
-    ]
-    return ops
-
-
-def _pairs(queries: int, keys: int, causal: bool, window: int) -> int:
-    """Pairs of a query and a key that it sees, of one head; 0: all of them."""
-    if not causal and not window:
-        return 0
-    seen = min(window or keys, keys)
-    causal_pairs = seen * (seen + 1) // 2 + (queries - seen) * seen
-    return causal_pairs if causal else 2 * causal_pairs - queries  # the same to the other side; itself once
-
-
-def _latent_projections(prefix: str, stack: Stack, latent: Latent, tokens: int) -> list[Operation]:
-    ops: list[Operation] = []
-
-    def linear(name: str, width: int, outputs: int, source: str, bias: bool = False) -> None:
-        ops.append(Gemm(f"{prefix}.{name}", tokens, width, outputs, input=source, bias=bias, quantised=stack.converted))
-
-    def narrowed(name: str, rank: int, more: int) -> str:
-        linear(f"{name}_a_proj", stack.d, rank + more, f"{prefix}.x", stack.qkv_bias)
-        ops.append(Pointwise(f"{prefix}.{name}_a_norm", "rms", tokens, rank, parameters=rank))
-        return f"{prefix}.{name}_a_norm"
-
-    source = narrowed("q", latent.query_rank, 0) if latent.query_rank else f"{prefix}.x"
-    linear("q_b_proj", latent.query_rank or stack.d, stack.heads * (latent.plain + latent.rotary), source)
-    source = narrowed("kv", latent.key_rank, latent.rotary)
-    linear("kv_b_proj", latent.key_rank, stack.heads * (latent.plain + latent.value), source)
-    return ops
 
 
 def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> list[Operation]:

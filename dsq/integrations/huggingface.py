@@ -9,10 +9,12 @@ how it was trained:
     model = restore(AutoModelForCausalLM.from_pretrained(folder))
 """
 
+import warnings
 from typing import Any, TypeVar
 
 from torch import nn
 from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import (
     ExportableState,
     TrainerCallback,
@@ -22,9 +24,8 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
-from dsq.conversion import convert, set_level
 from dsq.precision import DEFAULT_LEVELS, parse_levels
-from dsq.state import DynamicPrecision
+from dsq.state import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
 #: the key of config.json
@@ -38,9 +39,7 @@ def restore(model: Model) -> Model:
     saved = getattr(getattr(model, "config", None), _KEY, None)
     if saved is None:
         raise ValueError(f"config.json of the model has no {_KEY!r}: PrecisionCallback writes it; use dsq.convert")
-    config = DSQConfig.from_dict(saved["config"])
-    convert(model, config)
-    set_level(model, config, saved["scheduler"]["level"])
+    convert_at(model, saved)
     return model
 
 
@@ -49,15 +48,19 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
     Args:
         levels: the schedule as text, "[4,3,3,8] [8,4,4,8]"; default: that of DSQConfig.
+        monitor: the evaluation loss; "eval_NAME_loss" where there are several sets.
         options: the other fields of DSQConfig, as plain values.
     Raises:
         ValueError: as DSQConfig does.
     """
 
-    def __init__(self, levels: str = " ".join(map(str, DEFAULT_LEVELS)), **options: Any) -> None:
+    def __init__(
+        self, levels: str = " ".join(map(str, DEFAULT_LEVELS)), monitor: str = "eval_loss", **options: Any
+    ) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
-        self._args = {"levels": levels, **options}
+        self.monitor = monitor
+        self._args = {"levels": levels, "monitor": monitor, **options}
 
     def add_to(self, trainer: Trainer) -> None:
         """In place of ``callbacks=[...]``: before the loggers, so that TensorBoard, W&B and others get ``metrics()``.
@@ -69,11 +72,15 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Convert the model, at the level of the checkpoint that the trainer resumes from."""
-        callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
-        saved = callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        """Convert the model, at the level of the checkpoint that the trainer resumes from.
+
+        Warns where the level follows evaluations and there will be none.
+        """
+        if self.config.follows_validation and args.eval_strategy == "no":
+            text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
+            warnings.warn(text, stacklevel=2)
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
-        if saved:
+        if saved := self._saved_in(state):
             self.dynamic.load_state_dict(saved)
         self._note()
 
@@ -85,11 +92,26 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Take note of the evaluation's loss. Raises ValueError where the evaluation gave none."""
         metrics: dict[str, float] = kwargs["metrics"]
-        if "eval_loss" not in metrics:
-            raise ValueError(f"the evaluation must give eval_loss for the level to follow, got {sorted(metrics)}")
+        if self.monitor not in metrics:
+            if self.monitor != "eval_loss":  # the evaluation of another set
+                return
+            losses = ", ".join(repr(name) for name in metrics if name.endswith("loss")) or "nothing"
+            raise ValueError(f"monitor must be an evaluation's loss, got 'eval_loss' where there is {losses}")
         if self.dynamic is not None:  # else it is an evaluation before training
-            self.dynamic.step(metrics["eval_loss"])
+            self.dynamic.step(metrics[self.monitor])
             self._note()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Where the trainer went back to its best checkpoint, go back to the level of that."""
+        if not args.load_best_model_at_end or state.best_model_checkpoint is None:
+            return
+        assert self.dynamic is not None
+        best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}")
+        if saved := self._saved_in(best):  # else it is of a run without the callback
+            convert_at(self.dynamic.model, saved)
+            self._note(saved)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add ``DynamicPrecision.metrics`` to what is logged."""
@@ -102,9 +124,15 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         """What the trainer writes into its checkpoints."""
         return {"args": self._args, "attributes": {"saved": self.dynamic.state_dict() if self.dynamic else None}}
 
-    def _note(self) -> None:
-        """Let config.json say where the schedule stands."""
+    def _saved_in(self, state: TrainerState) -> dict[str, Any] | None:
+        """What the callback wrote into the checkpoint that ``state`` is of."""
+        callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
+        saved: dict[str, Any] | None = callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        return saved
+
+    def _note(self, state: dict[str, Any] | None = None) -> None:
+        """Let config.json say where the schedule stands, or stood."""
         assert self.dynamic is not None
         config = getattr(self.dynamic.model, "config", None)
         if config is not None:
-            setattr(config, _KEY, self.dynamic.state_dict())
+            setattr(config, _KEY, state or self.dynamic.state_dict())

@@ -9,13 +9,14 @@ Where ModelCheckpoint saves every N steps and N falls on a validation, Lightning
 when it resumes: that loss is lost. Save at the end of the validation, which is its default, or between validations.
 """
 
+import warnings
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from dsq.config import DSQConfig
-from dsq.state import DynamicPrecision
+from dsq.state import DynamicPrecision, convert_at
 
 
 class PrecisionCallback(Callback):
@@ -40,11 +41,21 @@ class PrecisionCallback(Callback):
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint."""
+        """Take the level of the checkpoint. Warns where the level follows validations and there will be none."""
         assert self.dynamic is not None
+        if self.config.follows_validation and not trainer.enable_validation:
+            text = "the level cannot rise without validations: give fit a val_dataloader, or DSQConfig(rise_at=...)"
+            warnings.warn(text, stacklevel=2)
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
         self._updates = trainer.global_step
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Convert the module where no training did and a checkpoint says how; the same before tests and predictions."""
+        if self.dynamic is None and self._saved:
+            convert_at(pl_module, self._saved)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

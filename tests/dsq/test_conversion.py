@@ -57,7 +57,7 @@ def test_set_level_moves_every_layer():
     config = dsq.DSQConfig()
     net = dsq.convert(model(), config)
     dsq.set_level(net, config, 1)
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[16,4,4,16]"}
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[8,4,4,8]"}
 
 
 def test_a_layer_takes_its_input_by_the_name_it_had():

@@ -371,3 +371,21 @@ def test_matmul_follows_the_layer_beside_it():
     assert torch.equal(dsq.functional.matmul(q, k.mT, config.at(0)), net(x))
     net.eval()
     torch.testing.assert_close(net(x), net.q(x).unflatten(-1, (2, 16)).transpose(1, 2) @ net.k(x)[:, None].mT)
+
+
+def test_eight_bits_of_q3_hardly_add_to_the_error_of_gradients():
+    x, w = torch.randn(512, 256), torch.randn(128, 256)
+    dy = torch.randn(512, 128) * torch.exp(2 * torch.randn(512, 1))  # tokens of unlike gradients
+
+    def gradients(precision):
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        y = F.linear(*leaves) if precision is None else dsq.functional.linear(*leaves, None, precision)
+        return torch.autograd.grad(y, leaves, dy)
+
+    def errors(precision):
+        return [
+            (q - exact).norm() / exact.norm() for q, exact in zip(gradients(precision), gradients(None), strict=True)
+        ]
+
+    for narrow, wide in zip(errors("[4,4,4,8]"), errors("[4,4,4,16]"), strict=True):
+        assert 0.05 < wide < narrow < 1.02 * wide

@@ -5,12 +5,12 @@ import json
 from importlib import import_module
 from typing import Any
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.hardware.hardware import load_hardware
 from dsq.command.files import check_writable, write_text
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     if not arguments.file.endswith(".toml"):
         raise ValueError(f"hardware file {arguments.file} must end in .toml, for --hardware to know it")
     check_writable(arguments.file)
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> Report:
         f"DRAM {hardware.bandwidth / 1e9:.1f} GB/s (copy); a product takes operations / rate + values of operands and "
         "result x ns per value + us per call; pack: bits are the code's, backward is unpacking.",
     ]
-    return Report(
+    return Answer(
         [
             Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, shown),
             Section("pass", "Passes", measured["pass"], passes),

@@ -3,7 +3,7 @@
 import argparse
 
 from costmodel.cli.measured_runs import MeasuredSetup, load_runs
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.estimate import Estimate, evaluate
@@ -13,7 +13,7 @@ from costmodel.model.operations import Workload
 COLUMNS = {"time": "ms", "dram": "dram_MB", "arithmetic": "arithmetic", "stash": "stash_MB"}
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
     setups, measure = load_runs(arguments.ledger, arguments.recipe, vars(arguments))
     unit = setup_of(arguments, arguments.relative_to)
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> Report:
         times_note(hardware),
     ]
     title = f"{arguments.ledger}; {heading(workload, hardware)}"
-    return Report([Section("setups", title, records, shown)], notes, facts(workload, hardware) | {"wanted": wanted})
+    return Answer([Section("setups", title, records, shown)], notes, facts(workload, hardware) | {"wanted": wanted})
 
 
 def _record(

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import (
     check_paper,
     facts,
@@ -24,7 +24,7 @@ from costmodel.paper.run_cost import shares as shares_of
 from dsq.precision import check_rise_at
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     if bool(arguments.precision) == bool(arguments.history):
         raise ValueError("give one or more precisions, or --history FILE, and not both")
     history, excluded, shares = None, "", _shares(arguments)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> Report:
         if not history.workload:
             notes.append(f"the history names no workload: costed as {workload.name}.")
         notes += [excluded] if excluded else []
-    return Report([Section("estimates", title, records, shown)], notes, known)
+    return Answer([Section("estimates", title, records, shown)], notes, known)
 
 
 def _shares(arguments: argparse.Namespace) -> list[float]:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import check_paper, facts, hardware_of, heading, setup_of, workload_of
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
@@ -11,7 +11,7 @@ from costmodel.paper import calibrated
 from dsq.arguments import pattern
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     workload, setup = workload_of(arguments), setup_of(arguments, arguments.precision)
     matched = pattern("operation", arguments.operation or "")
     if arguments.profile == "paper":
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> Report:
         "total: of the layers alike together, all their reads; a: the container width of tensors that no "
         "quantiser touches. --json and --csv also have bytes, exponents, and how often the tile model reads each.",
     ]
-    return Report([Section("tensors", heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
+    return Answer([Section("tensors", heading(workload, hardware), records, shown)], notes, facts(workload, hardware))
 
 
 def _record(transfer: Transfer, whole: float) -> Record:
@@ -54,7 +54,7 @@ def _short(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most // 3 - 1]}..{name[-(most - most // 3 - 1) :]}"
 
 
-def _explain_paper(workload: Workload, setup: Setup) -> Report:
+def _explain_paper(workload: Workload, setup: Setup) -> Answer:
     totals = calibrated.tensor_totals(workload, setup)
     whole = sum(float(total.bytes) for total in totals)
     tensors: list[Record] = [
@@ -82,4 +82,4 @@ def _explain_paper(workload: Workload, setup: Setup) -> Report:
     ]
     notes += [f"{matmul.name}: {matmul.source}" for matmul in calibrated.MATMULS]
     notes += [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
-    return Report(sections, notes, facts(workload))
+    return Answer(sections, notes, facts(workload))

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.memory import CATEGORIES, Method, peak_memory
+from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
-from costmodel.model.parallel import Plan, fitting, layouts
+from costmodel.model.parallel import Plan, fitting, parallelisms
 from costmodel.model.planning import communication_bytes, largest_batch, packing_seconds, step_time, usual_methods
+from costmodel.model.steps import CATEGORIES
 from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
@@ -24,7 +25,7 @@ GIGA = 1e9
 PICTURED = "bf16"
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
     devices = whole_number("devices", arguments.devices, 1)
     budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> Report:
     shown |= {"largest_batch": ","} if sized else {}
     times = {"method": "", "step_ms": ",.1f", "compute_ms": ",.1f", "packing_ms": ",.1f", "communication_ms": ",.1f"}
     times |= {"bound": "", "tokens/s": ",.0f"}
-    return Report(
+    return Answer(
         [
             Section("methods", heading(workload, hardware), records, shown),
             Section("time", "Time of a step", [{name: record[name] for name in times} for record in records], times),
@@ -74,19 +75,19 @@ def _method(arguments: argparse.Namespace, precision: str) -> Method:
     return Method(str(setup), setup)
 
 
-def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardware, budget: float) -> Report:
+def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardware, budget: float) -> Answer:
     """The cheapest ways to use --gpus devices that fit."""
     gpus = whole_number("gpus", arguments.gpus, 1)
     micro_batches = whole_number("micro_batches", arguments.micro_batches, 1)
     refuse_idle(arguments, ("devices", "zero", "picture"), "with --gpus")
     methods = [_method(arguments, text) for text in arguments.precision] or usual_methods(0, 1)
-    candidates = layouts(methods, gpus, micro_batches)
+    candidates = parallelisms(methods, gpus, micro_batches)
     found = fitting(lambda shard: stages_of(arguments, shard), candidates, hardware, budget)
     shown = {"method": "", "devices": "", "peak_GB": ".2f", "step_ms": ",.1f", "sent_GB": ".2f", "tokens/s": ",.0f"}
     shown |= {"device_s/Mtoken": ".1f"}
     cheapest: dict[str, Plan] = {}
     for plan in found:
-        cheapest.setdefault(plan.layout.method.name, plan)
+        cheapest.setdefault(plan.parallelism.method.name, plan)
     records = [_plan_record(plan) for plan in cheapest.values()]
     notes = [
         f"{len(found)} ways fit in {budget / GIGA:,.1f} GB; the cheapest of each method, the cheapest a token first. "
@@ -95,11 +96,11 @@ def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardwar
     if not found:
         notes = [f"No way to use {gpus} devices fits in {budget / GIGA:,.1f} GB: more devices, or fewer --sequences"]
     section = Section("plans", heading(workload, hardware), records, shown)
-    return Report([section], notes, facts(workload, hardware) | {"budget_bytes": budget, "gpus": gpus})
+    return Answer([section], notes, facts(workload, hardware) | {"budget_bytes": budget, "gpus": gpus})
 
 
 def _plan_record(plan: Plan) -> Record:
-    record: Record = {"method": plan.layout.method.name, "devices": str(plan.layout)}
+    record: Record = {"method": plan.parallelism.method.name, "devices": str(plan.parallelism)}
     record |= {"peak_GB": plan.memory.peak / GIGA, "peak_at": plan.memory.cause, "step_ms": plan.seconds * 1e3}
     record |= {"sent_GB": plan.sent / GIGA, "tokens/s": plan.tokens_per_second}
     return record | {"device_s/Mtoken": plan.device_seconds}

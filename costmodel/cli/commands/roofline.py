@@ -2,7 +2,7 @@
 
 import argparse
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, floor_record, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import matmuls
@@ -11,7 +11,7 @@ from costmodel.model.traffic import transfers
 from dsq.command.files import write_whole
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
     setups = [setup_of(arguments, text) for text in arguments.precision]
     key = operation_kind if arguments.per_operation else operation_class
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> Report:
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     shown = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
     shown |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
-    return Report(
+    return Answer(
         [Section("classes", heading(workload, hardware), records, shown)],
         [
             *notes,

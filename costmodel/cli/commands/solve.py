@@ -2,7 +2,7 @@
 
 import argparse
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.model.energy import Energy
 from costmodel.model.requirements import (
@@ -16,7 +16,7 @@ from costmodel.model.requirements import (
 from costmodel.model.roofline import Floor
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
     setup, against = setup_of(arguments, arguments.precision), setup_of(arguments, arguments.relative_to)
     if not arguments.gain > 0:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> Report:
         notes.append(f"energy: DRAM and multiply-accumulates alone, estimated. {hardware.sources['energy']}")
     else:
         notes.append(f"{hardware.name} states no energy: dram_pj_per_byte, and pj_per_mac of each peak.")
-    return Report(sections, notes, facts(workload, hardware))
+    return Answer(sections, notes, facts(workload, hardware))
 
 
 _NOW = {"setup": "", "ms": ",.1f", "compute_ms": ",.1f", "dram_ms": ",.1f", "bound": "", "gain": ".2f"}

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.model.sweep import OBJECTIVES, front, grid, parse_range, sweep
 from dsq.command.files import write_whole
@@ -14,7 +14,7 @@ MAX_CONFIGURATIONS = 500_000
 FRONT_ROWS = 20
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
     objectives = [name.strip() for name in arguments.objectives.split(",")]
     if not set(objectives) <= set(OBJECTIVES) or len(set(objectives)) < 2:
@@ -61,4 +61,4 @@ def run(arguments: argparse.Namespace) -> Report:
     shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e"}
     section = Section("front", f"No bit is free: {heading(workload, hardware)}", records, shown)
     known = facts(workload, hardware) | {"format": name, "objectives": objectives, "configurations": count}
-    return Report([section], notes, known, columns=vars(precision) | columns | {"front": kept})
+    return Answer([section], notes, known, columns=vars(precision) | columns | {"front": kept})

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 from operator import attrgetter
 
-from costmodel.cli.output import Record, Report, Section
+from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import hardware_facts, hardware_of, refuse_idle, times_note
 from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated, published, tables
@@ -15,7 +15,7 @@ from dsq.precision import Precision
 TABLES = (1, 6, 7)
 
 
-def run(arguments: argparse.Namespace) -> Report:
+def run(arguments: argparse.Namespace) -> Answer:
     chosen = tuple(arguments.table or TABLES)
     unknown = [number for number in chosen if number not in TABLES]
     if unknown:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> Report:
         sections.append(_section("table_7", title, bounds, _BOUND))
         notes += [*_bound_notes(bounds), times_note(hardware)]
         facts = hardware_facts(hardware)
-    return Report(sections, notes, facts)
+    return Answer(sections, notes, facts)
 
 
 #: column -> (attribute of the entry, format spec; None: not shown to people)

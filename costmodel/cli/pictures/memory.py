@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, new_figure, save
-from costmodel.model.memory import CATEGORIES, Memory
+from costmodel.model.memory import Memory
+from costmodel.model.steps import CATEGORIES
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own
 COLOURS = {

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dsq.stash.gact.allocation import allocate
-from dsq.stash.gact.codecs import EXACT, Codec
+from dsq.stash.gact.codecs import EXACT, CodeFamily
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BitPlan:
     """The average, the code, and what was measured: sensitivities by number of tensors, layouts by key of input."""
 
     bits: float
-    codec: Codec
+    codec: CodeFamily
     measured: dict[int, Sensitivities] = field(default_factory=dict)
     layouts: dict[str, SavedSizes] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ EXACT = 32  #: the width that stands for "kept as it is"
 
 
 @dataclass(frozen=True)
-class Codec:
+class CodeFamily:
     """A family of codes by bits a value, rounded stochastically."""
 
     #: (N,) values, bits, seed -> code
@@ -35,7 +35,7 @@ def _bfp(values_N: Tensor, bits: int, seed: int) -> Code:
 
 CODECS = {
     # step = range / (2^b - 1)
-    "affine": Codec(_affine, lambda bits: (2.0**bits - 1) ** -2, tuple(range(1, 9))),
+    "affine": CodeFamily(_affine, lambda bits: (2.0**bits - 1) ** -2, tuple(range(1, 9))),
     # step = 2^(E - (b - 2))
-    "bfp": Codec(_bfp, lambda bits: 4.0 ** (2 - bits), tuple(range(2, 9))),
+    "bfp": CodeFamily(_bfp, lambda bits: 4.0 ** (2 - bits), tuple(range(2, 9))),
 }

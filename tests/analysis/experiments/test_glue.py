@@ -30,7 +30,7 @@ def test_the_recipe_trains_on_pairs(tmp_path: Path, capsys: pytest.CaptureFixtur
     small = ["--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32", "--max-epoch", "1", "--batch-size", "16"]
     given = ["--data", tmp_path, "--task", "toy", "--out", tmp_path / "run", "--vocab", 40, *small, "--cpu"]
     assert glue.main([str(word) for word in given]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["[4,4,4,16]", "4"]
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["[4,4,4,8]", "4"]
 
 
 def test_fine_tunes_a_roberta_with_its_own_subwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

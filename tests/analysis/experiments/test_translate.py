@@ -83,8 +83,8 @@ def test_the_recipe_from_raw_text_to_results(corpus, tmp_path, capsys):
     assert 0 < results["costs"]["paper"]["dram"] < results["costs"]["first-principles"]["dram"] < 1
     assert [update for update, _ in results["valid_loss"]] == [1, 2, 3, 4, 5, 6]
     assert [line.split()[:2] for line in level_table(results).splitlines()[-2:]] == [
-        ["[4,4,4,16]", "2"],
-        ["[16,4,4,16]", "4"],
+        ["[4,4,4,8]", "2"],
+        ["[8,4,4,8]", "4"],
     ]
     assert level_table(results) in summary(results)
     assert "valid loss" in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_communication_and_step():
         step_time(workload, eight, load_hardware("laptop-cpu"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "vit", "whisper", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "whisper", "mixtral"])
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (python -m analysis.memory.check): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")
@@ -112,6 +112,20 @@ def test_prediction_against_what_malloc_counted(name):
     for record in compare(name, held):
         assert abs(record["off"]) < 0.05, record
         assert abs(record["peak_off"]) < 0.10, record
+
+
+def test_a_zero_bias_unfuses_recomputed_cross_attention():
+    """T5's, with 2 heads, 8 queries and 4 keys: each stack keeps the bias that its recomputed layers are given."""
+    encoder = Stack("encoder", 2, 16, 2, 32, position_bias=5)
+    sides = {"encoder": encoder, "decoder": replace(encoder, name="decoder", cross=True)}
+    model = Transformer("t5", Head("none"), **sides, sequences=3, source_length=4, target_length=8)
+    plain = replace(model, **{name: replace(stack, position_bias=0) for name, stack in sides.items()})
+    biased, plain = (build(shapes).fusing_attention() for shapes in (model, plain))
+    kept = [op.name for op in biased.recomputing_layers().gemms if not (op.weight or op.on_chip)]
+    assert {name.split(".")[3] for name in kept if name.startswith("decoder")} == {"self_attn", "encoder_attn"}
+    again = Method("", FP32, recompute=True)
+    more = peak_memory(biased, again).saved - peak_memory(plain, again).saved
+    assert more == 4 * 2 * (4 * 4 + 8 * 8 + 8 * 4)  # the encoder's, the decoder's and the zeros
 
 
 def test_packing_takes_what_was_measured():

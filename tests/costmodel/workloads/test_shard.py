@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.model.memory import CATEGORIES, Method, peak_memory
+from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Gemm, Workload
 from costmodel.model.parallel import Shard
 from costmodel.model.planning import BF16
+from costmodel.model.steps import CATEGORIES
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.shard import stages

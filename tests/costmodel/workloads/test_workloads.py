@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.model.planning import FP32
+from costmodel.model.traffic import transfers
 from costmodel.workloads import families, workload_file
 from costmodel.workloads.named import WORKLOADS, load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
@@ -202,6 +204,18 @@ def test_causal_and_sliding_attention_of_a_fused_kernel():
 
     assert scores(plain) == 32 * 5 * 5 * 128
     assert scores(fused) == 32 * pairs * 128
+
+
+def test_a_mask_is_made_once_for_each_window_and_read_by_every_layer():
+    """In fp32, of 2 sequences of 8 tokens; a fused kernel needs none."""
+    stack = Stack("decoder", 3, 16, 2, 32, causal=True, windows=(4, 0))
+    workload = build(Transformer("masked", Head("none"), decoder=stack, sequences=2, target_length=8))
+    mask = 2 * 8 * 8 * 4
+    moved = transfers(workload, FP32, float("inf"))
+    assert sum(t.total for t in moved if t.group.names[0].startswith("decoder.mask")) == 2 * mask
+    assert sum(t.total for t in moved if t.tensor == "mask") == 3 * mask
+    fused = transfers(workload.fusing_attention(), FP32, float("inf"))
+    assert not [t for t in fused if "mask" in t.tensor + t.group.names[0]]
 
 
 def test_frozen_layers_are_neither_updated_nor_kept_for():

@@ -86,6 +86,63 @@ def test_hugging_face(plain, tmp_path):
     same(plain, model, dynamic)
 
 
+def short_run(folder, callback, **arguments):
+    """Four updates of Hugging Face's Trainer with two sets for its evaluations."""
+    transformers = pytest.importorskip("transformers")
+    model, sets = Net(), {"a": Rows(BATCH, 2), "b": Rows(BATCH, 3)}
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=HALF, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True, disable_tqdm=True,
+        **({"save_strategy": "no"} | arguments),
+    )  # fmt: skip
+    rows = Rows(BATCH * HALF, 1)
+    transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=sets, callbacks=[callback]).train()
+    return callback.dynamic.scheduler
+
+
+def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
+    pytest.importorskip("accelerate")
+    from dsq.integrations.huggingface import PrecisionCallback
+
+    evaluations = {"eval_strategy": "steps", "eval_steps": EVERY}
+    scheduler = short_run(tmp_path, PrecisionCallback(**OPTIONS, monitor="eval_b_loss"), **evaluations)
+    assert [work.updates for work in scheduler.work] == [HALF, 0]
+    assert scheduler.level == 1
+    with pytest.raises(ValueError, match="got 'eval_loss' where there is 'eval_a_loss'"):
+        short_run(tmp_path, PrecisionCallback(**OPTIONS), **evaluations)
+
+
+def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
+    pytest.importorskip("accelerate")
+    from dsq.integrations.huggingface import PrecisionCallback
+
+    callback = PrecisionCallback(**OPTIONS, monitor="eval_b_loss")
+    scheduler = short_run(
+        tmp_path, callback, eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=EVERY,
+        load_best_model_at_end=True, metric_for_best_model="eval_b_loss", greater_is_better=True,
+    )  # fmt: skip
+    assert scheduler.level == 1  # the first evaluation's loss was the greatest
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(callback.dynamic.model).values()} == {
+        "[4,4,4,16]"
+    }
+
+
+def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
+    pytest.importorskip("accelerate")
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations import huggingface
+    from dsq.integrations.lightning import PrecisionCallback
+
+    with pytest.warns(UserWarning, match="cannot rise without evaluations"):
+        short_run(tmp_path, huggingface.PrecisionCallback(**OPTIONS))
+    short_run(tmp_path, huggingface.PrecisionCallback(OPTIONS["levels"], rise_at=[2]))
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    callback, module = PrecisionCallback(config()), lightning.LightningModule()
+    module.net = Net()
+    callback.setup(trainer, module, "fit")
+    with pytest.warns(UserWarning, match="cannot rise without validations"):
+        callback.on_train_start(trainer, module)
+
+
 def lightning_run(folder, updates, resume=None, logger=False):
     lightning = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -125,6 +182,18 @@ def test_lightning(plain, tmp_path):
     lightning_run(tmp_path / "broken", HALF)
     model, dynamic, _ = lightning_run(tmp_path / "broken", UPDATES, next((tmp_path / "broken").glob("*.ckpt")))
     same(plain, model, dynamic)
+
+
+def test_lightning_converts_a_module_that_it_only_tests(plain):
+    pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    callback, model = PrecisionCallback(config()), Net()
+    callback.on_test_start(None, model)
+    assert not dsq.converted(model)  # no checkpoint said how
+    callback.load_state_dict(plain[1].state_dict())
+    callback.on_test_start(None, model)
+    assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,179 @@
+"""What each operation of a training step keeps, makes and holds for a while, in bytes: the ledger's tensors, each owned
+by one operation, as a policy of dsq.stash may pack them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+
+from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
+from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
+from costmodel.model.quantisation import Bits, Setup
+from costmodel.model.stash import Stash
+from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from dsq.formats import WIDEST, Identity
+
+#: in the order of tables and pictures
+CATEGORIES = ("parameters", "gradients", "optimiser", "activations", "stash", "logits", "temporary")
+LOSSES = ("loss", "loss of fp32")
+_LAYER = re.compile(r"^.*?\blayers\.\d+\.")
+#: what an operation's backward holds besides
+_DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "their sum")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that an operation keeps from the forward for the backward, as a policy may pack it."""
+
+    category: int  #: its place in CATEGORIES
+    bytes: float
+    packed: float  #: values that are packed; 0: kept as it is
+    known_by: str = ""  #: the operation's field that names it for others that keep it too; empty: none does
+    coded: bool = False  #: it is a stash, which layers with that input share
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Bytes that each operation of a group holds, whatever its neighbours keep already."""
+
+    kept: tuple[Kept, ...]
+    entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
+    added: float  #: of a mask and bias, which every layer is given
+    made: float  #: of y, while it is made
+    temporary: float  #: that its backward holds besides
+    gradients: float
+    stream: float  #: of the residual stream, where this is a sum on it
+
+
+@dataclass
+class Step:
+    """One operation of the timeline."""
+
+    op: Operation
+    layer: str  #: as "decoder.layers.3."; empty: it is in none
+    alike: Alike
+    kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
+    entering: float = 0  #: what a recomputed layer keeps of this operation: what the layer is given
+    packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
+
+
+@cache
+def _layer(name: str) -> str:
+    match = _LAYER.match(name)
+    return match[0] if match else ""
+
+
+def in_layer(op: Operation) -> bool:
+    """Whether it belongs to one of the alike layers, which recomputation runs again."""
+    return bool(_layer(op.name))
+
+
+@lru_cache(maxsize=16)  # devices and ZeRO change nothing here
+def steps_of(workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False) -> list[Step]:
+    widths = widths_of(setup)
+    if recompute:
+        workload = workload.recomputing_layers()
+    alike: dict[str, Alike] = {}
+    for group in workload.groups:
+        alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
+    steps = []
+    seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
+    for op in workload.operations:
+        step = Step(op, _layer(op.name), alike[op.name])
+        for kept in step.alike.kept:
+            if _new(op, kept, seen):
+                step.kept[kept.category] += kept.bytes
+                if kept.packed and not (recompute and step.layer):
+                    step.packed.append(kept.packed)
+        for what, size in _given(step) if recompute and step.layer else ():
+            if size and what not in seen:
+                seen.add(what)
+                step.entering += size
+        steps.append(step)
+    return steps
+
+
+def _given(step: Step) -> Iterator[tuple[tuple[object, ...], float]]:
+    """What a recomputed layer keeps that reaches it at this operation: its own input, and what all layers of the stack
+    are given, the encoder's output, a mask and bias; each with a name."""
+    stack = step.layer.partition(".")[0]
+    yield (step.layer,), step.alike.entering
+    yield (stack, "added", step.alike.added), step.alike.added
+    if isinstance(step.op, Gemm) and step.op.input == ENCODER_OUT:
+        yield (stack, ENCODER_OUT), step.alike.entering
+
+
+def _new(op: Operation, kept: Kept, seen: set[tuple[object, ...]]) -> bool:
+    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
+    name = kept.known_by and getattr(op, kept.known_by).removesuffix(CAST)
+    if not name:
+        return True
+    key = (kept.coded, name, int(kept.bytes))
+    there = key in seen or key[:2] in seen
+    seen.add(key)
+    return not there
+
+
+def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> Alike:
+    op = group.operation
+    kept: list[Kept] = []
+    entering = added = made = temporary = packing = 0.0
+    for stored in tensors_of(group, setup):
+        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
+        values = plain * 8 / (float(widths[stored.width]) or 1)
+        category = _category(op, stored)
+        size = policy.keeps(op, stored, plain, values) if policy and category != "stash" else plain
+        if stored.written == BEFORE:
+            entering = entering or size
+        added += size if stored.shape in ("mask", "bias") else 0
+        if stored.name == "y" and not stored.kept:
+            made += plain
+        if stored.name in _DURING_BACKWARD and category != "logits":
+            temporary += plain
+        if stored.name == "log p":  # its gradient, and that of the logits
+            temporary += 2 * plain
+            made += plain  # the logits
+        if stored.kept and _needed(op, stored):
+            packed = size < plain
+            known_by = _known_by(op, stored, setup.autocast)
+            kept.append(
+                Kept(CATEGORIES.index(category), size, values if packed else 0, known_by, stored.name == "stash")
+            )
+            if policy and packed:
+                temporary += plain / stored.times  # unpacked
+                made += plain
+                packing = max(packing, policy.packing_bytes(values))
+    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
+        temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
+        temporary += op.M * (op.K + op.N) * float(setup.container_bits) / 8
+    updated = op.trains and getattr(op, "kind", "") != "adam"
+    gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
+    stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0
+    return Alike(tuple(kept), entering, added, made + packing, temporary, gradients, stream)
+
+
+def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
+    """Codes are multiplied as floats: where tensors are 16 bits wide, copies of both operands beyond scratch memory."""
+    return (
+        op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
+    )
+
+
+def _needed(op: Operation, stored: Stored) -> bool:
+    """A frozen layer needs its weight alone."""
+    return not (isinstance(op, Gemm) and stored.name == "x" and not (op.w_grad or op.on_chip))
+
+
+def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:
+    if isinstance(op, Gemm) and stored.name in ("x", "stash"):
+        return "" if autocast and op.stream else "input"  # autocast casts x for each that reads it
+    return "name" if stored.name == "y" else ""
+
+
+def _category(op: Operation, stored: Stored) -> str:
+    if not isinstance(op, Gemm) and op.kind in LOSSES:
+        return "logits"
+    if stored.name == "w" and isinstance(op, Gemm) and op.weight:
+        return "parameters"  # autocast's copy
+    return "stash" if stored.width.startswith("q") else "activations"
