@@ -16,7 +16,7 @@ from dsq.command.table import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
 
-LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
+LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]", "[16,4,4,16]")
 FORMATS = ("bfp", "sbfp", "snvint")
 
 

@@ -14,13 +14,13 @@ from costmodel.model.roofline import step_floor
 from costmodel.model.stash import POLICIES
 from costmodel.model.traffic import transfers
 from dsq.formats import DEFAULT, WIDEST, Identity, format_class
-from dsq.precision import Precision
+from dsq.precision import DEFAULT_LEVELS, Precision
 
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
 DSQ = format_class(DEFAULT)(WIDEST)
-LEVELS = (Precision(16, 4, 4, 16), Precision(2, 2, 2, 16))
+LEVELS = (Precision(16, 4, 4, 16), *DEFAULT_LEVELS)  # the paper's last, and ours
 #: the methods that a plan compares unless told
 USUAL = (
     Method("fp32", FP32),
