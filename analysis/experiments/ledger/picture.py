@@ -63,7 +63,7 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> dict[str, l
     axes.set_xlabel(_COSTS[cost])
     axes.set_xscale("log")
     for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        ticks(FuncFormatter(lambda value, _: f"{value:.2g}"))
+        ticks(FuncFormatter(lambda value, _: f"{value:.1g}" if f"{value:.1g}"[-1] in "12346" else ""))  # room for each
     axes.margins(x=0.15, y=0.2)
     axes.grid()
     return points
