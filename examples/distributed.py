@@ -52,7 +52,7 @@ def main(engine: str = "none", steps: int = 60, validate_every: int = 10) -> dic
     rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if engine != "none" else (0, 1)
     torch.manual_seed(1)
     model: nn.Module = Net()
-    config = dsq.DSQConfig(levels="[4,4,4,16] [16,4,4,16]", patience=1, threshold=0.5)
+    config = dsq.DSQConfig(levels="[4,4,4,8] [8,4,4,8]", patience=1, threshold=0.5)
     dynamic = dsq.DynamicPrecision(model, config)
     if engine == "ddp":
         model = DistributedDataParallel(model)
