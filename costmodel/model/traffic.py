@@ -25,7 +25,7 @@ from costmodel.model.ledger import (
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
 from costmodel.model.quantisation import Bits, Setup, by_width, nbytes, scale_bytes
 from costmodel.model.tiles import reads, tile_edge
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Identity
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,12 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
 
 def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits]) -> tuple[Bits, Bits]:
     """Bytes of one such tensor, and the part of them that is no codes."""
-    packed = stored.width.startswith("q")
-    template: Format = setup.format if packed else Identity()
-    layout = setup.layout(*_shape(group, stored), stored.boxes)
+    outer, rows, columns = _shape(group, stored)
     bits = widths[stored.width]
-    if not packed:
-        return layout.outer * layout.rows * layout.columns * bits // 8, 0
-    return nbytes(template, bits, layout), scale_bytes(template, bits, layout)
+    if not stored.width.startswith("q"):
+        return outer * rows * columns * bits // 8, 0
+    layout = setup.layout(outer, rows, columns, stored.boxes)
+    return nbytes(setup.format, bits, layout), scale_bytes(setup.format, bits, layout)
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> Bits:
