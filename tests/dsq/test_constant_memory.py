@@ -1,4 +1,4 @@
-"""10,000 training steps of each policy hold as much memory as 5,000."""
+"""20,000 training steps of each policy hold as much memory as 10,000."""
 
 import gc
 import json
@@ -12,8 +12,9 @@ from torch import nn
 import dsq
 from analysis.stash.allocator.counted import Count, compiler, figures
 
-STEPS = 10_000
-SETTLED = 5_000  #: bfloat16 holds 16 KB more by then than after 2,000 steps, and 1 KB more after 10,000
+STEPS = 20_000
+SETTLED = 10_000  #: a model without a policy, too, comes to hold 15 KB more, once, in its first 7,500 steps
+BYTES_A_STEP = 4  #: what is held goes up and down by 20 KB; an object that each step left behind would take 16 and more
 POLICIES: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "bfp": {"rounding": "stochastic"},
@@ -52,10 +53,10 @@ def bytes_after(policy: str) -> tuple[int, int]:
 @pytest.mark.soak
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_ten_thousand_steps_hold_what_five_thousand_do(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_thousand_steps_more_hold_nothing_more(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONMALLOC", "malloc")  # Python's own objects are counted too
     before, after = figures(__spec__.name, policy)
-    assert after - before < STEPS - SETTLED  # less than a byte a step
+    assert after - before < BYTES_A_STEP * (STEPS - SETTLED)
 
 
 if __name__ == "__main__":
