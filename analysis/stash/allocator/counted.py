@@ -1,5 +1,6 @@
 """Processes in which every malloc is counted (Linux with glibc and a C compiler)."""
 
+import atexit
 import ctypes
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,15 @@ def run(library: Path, arguments: list[str]) -> str:
 
 def figures(module: str, *arguments: object) -> Any:
     """What ``python -m module arguments``, counted, prints last: a line of JSON."""
-    with tempfile.TemporaryDirectory() as folder:
-        printed = run(build(Path(folder)), ["-m", module, *map(str, arguments)])
-    return json.loads(printed.splitlines()[-1])
+    return json.loads(run(_built(), ["-m", module, *map(str, arguments)]).splitlines()[-1])
+
+
+@cache
+def _built() -> Path:
+    """The counting malloc, compiled once a process and gone with it."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return build(Path(folder))
 
 
 class Count:
