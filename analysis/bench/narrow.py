@@ -5,12 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
-from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, step_of
+from analysis.bench.step import BATCH, LENGTH, PRECISIONS, WIDTH, converted, step_of
 from analysis.models import encoder
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
-
-PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]", "[16,4,4,16]")
 
 
 def races(rounds: int) -> Iterator[Race]:

@@ -63,10 +63,16 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> dict[str, l
     axes.set_xlabel(_COSTS[cost])
     axes.set_xscale("log")
     for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        ticks(FuncFormatter(lambda value, _: f"{value:.1g}" if f"{value:.1g}"[-1] in "12346" else ""))  # room for each
+        ticks(FuncFormatter(_tick))
     axes.margins(x=0.15, y=0.2)
     axes.grid()
     return points
+
+
+def _tick(value: float, _: int) -> str:
+    """Names those of a decade that have room."""
+    text = f"{value:.1g}"
+    return text if text[-1] in "12346" else ""
 
 
 def _label(axes: Axes, points: dict[str, list[Point]], taken: list[Bbox]) -> None:
