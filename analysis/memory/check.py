@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from analysis.memory.methods import LINEARS, METHODS, Method
+from analysis.memory.methods import LINEARS, METHODS, CheckedMethod
 from analysis.memory.models import NAMES, checked_model
 from analysis.stash.allocator import counted
 from costmodel.model.memory import peak_memory
@@ -72,7 +72,7 @@ def compare(name: str, held: dict[str, Any]) -> list[Record]:
     return [_record(name, method, workload, held[method.name]) for method in METHODS if method.name in held]
 
 
-def _record(name: str, method: Method, workload: Workload, held: dict[str, int]) -> Record:
+def _record(name: str, method: CheckedMethod, workload: Workload, held: dict[str, int]) -> Record:
     workload = workload.freezing(LINEARS) if method.frozen else workload
     memory = peak_memory(workload, replace(method.predicted, accumulates=True))  # gradients are there before
     between = float(memory.totals[-1])

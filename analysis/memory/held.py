@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import dsq
-from analysis.memory.methods import METHODS, Method
+from analysis.memory.methods import METHODS, CheckedMethod
 from analysis.memory.models import FAIRSEQ, LARGE, checked_model
 from analysis.stash.allocator.held import step_bytes
 
@@ -23,7 +23,7 @@ ONLY = {
 }
 
 
-def attached(model: nn.Module, method: Method) -> nn.Module:
+def attached(model: nn.Module, method: CheckedMethod) -> nn.Module:
     if method.frozen:
         for module in model.modules():
             if isinstance(module, (nn.Linear, Conv1D)):
@@ -35,7 +35,7 @@ def attached(model: nn.Module, method: Method) -> nn.Module:
     return model
 
 
-def forward(loss: Callable[[], Tensor], method: Method) -> Callable[[], Tensor]:
+def forward(loss: Callable[[], Tensor], method: CheckedMethod) -> Callable[[], Tensor]:
     def run() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16) if method.autocast else nullcontext():
             return loss()

@@ -11,7 +11,7 @@ from dsq.precision import Precision
 
 
 @dataclass(frozen=True)
-class Method:
+class CheckedMethod:
     """How a model runs (the first fields), and what is predicted (the last)."""
 
     name: str
@@ -29,29 +29,31 @@ LINEARS = r"^(?!.*experts).*(_proj|fc\d|router|dense|output_projection)$"
 BLOCKS = r"\D*\.\d+"
 
 
-def _dsq(levels: str) -> Method:
+def _dsq(levels: str) -> CheckedMethod:
     setup = Setup(DSQ, Precision.parse(levels))
-    return Method(f"dsq {levels}", memory.Method("", setup), levels=levels)
+    return CheckedMethod(f"dsq {levels}", memory.Method("", setup), levels=levels)
 
 
 METHODS = (
-    Method("fp32", memory.Method("", FP32)),
-    Method("bf16 autocast", memory.Method("", AUTOCAST), autocast=True),
+    CheckedMethod("fp32", memory.Method("", FP32)),
+    CheckedMethod("bf16 autocast", memory.Method("", AUTOCAST), autocast=True),
     _dsq("[16,4,4,16]"),
     _dsq("[2,2,2,16]"),
-    Method("bfp 4", memory.Method("", FP32, stash=POLICIES["bfp 4"]), policy="bfp", options={"bits": 4}),
-    Method(
+    CheckedMethod("bfp 4", memory.Method("", FP32, stash=POLICIES["bfp 4"]), policy="bfp", options={"bits": 4}),
+    CheckedMethod(
         "gact 4",
         memory.Method("", FP32, stash=POLICIES["gact 4"]),
         policy="gact",
         options={"bits": 4, "adapt_interval": None},
     ),
-    Method("mesa", memory.Method("", FP32, stash=POLICIES["mesa"]), policy="mesa"),
-    Method(
+    CheckedMethod("mesa", memory.Method("", FP32, stash=POLICIES["mesa"]), policy="mesa"),
+    CheckedMethod(
         "wtacrs 0.3", memory.Method("", FP32, stash=POLICIES["wtacrs 0.3"]), policy="wtacrs", options={"ratio": 0.3}
     ),
-    Method("checkpoint", memory.Method("", FP32, recompute=True), policy="checkpoint", options={"segments": BLOCKS}),
-    Method(
+    CheckedMethod(
+        "checkpoint", memory.Method("", FP32, recompute=True), policy="checkpoint", options={"segments": BLOCKS}
+    ),
+    CheckedMethod(
         "selective, frozen",
         memory.Method("", FP32, stash=POLICIES["selective"]),
         policy="selective",

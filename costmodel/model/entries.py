@@ -22,7 +22,7 @@ _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "their sum")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """A tensor that an operation keeps from the forward for the backward, as a policy may pack it."""
 
     category: int  #: its place in CATEGORIES
@@ -36,7 +36,7 @@ class Kept:
 class Alike:
     """Bytes that each operation of a group holds, whatever its neighbours keep already."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptTensor, ...]
     entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
     added: float  #: of a bias of scores, which every layer is given
     made: float  #: of y, while it is made
@@ -105,7 +105,7 @@ def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
         yield (stack, ENCODER_OUT), entry.alike.entering
 
 
-def _new(op: Operation, kept: Kept, seen: set[tuple[object, ...]]) -> bool:
+def _new(op: Operation, kept: KeptTensor, seen: set[tuple[object, ...]]) -> bool:
     """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
     name = kept.known_by and getattr(op, kept.known_by).removesuffix(CAST)
     if not name:
@@ -118,7 +118,7 @@ def _new(op: Operation, kept: Kept, seen: set[tuple[object, ...]]) -> bool:
 
 def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> Alike:
     op = group.operation
-    kept: list[Kept] = []
+    kept: list[KeptTensor] = []
     entering = added = made = temporary = packing = 0.0
     for stored in tensors_of(group, setup):
         plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
@@ -139,7 +139,7 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, B
             packed = size < plain
             known_by = _known_by(op, stored, setup.autocast)
             kept.append(
-                Kept(CATEGORIES.index(category), size, values if packed else 0, known_by, stored.name == "stash")
+                KeptTensor(CATEGORIES.index(category), size, values if packed else 0, known_by, stored.name == "stash")
             )
             if policy and packed:
                 temporary += plain / stored.times  # unpacked
