@@ -24,7 +24,7 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
-from dsq.precision import DEFAULT_LEVELS, parse_levels
+from dsq.precision import DEFAULT_LEVELS, levels_text, parse_levels
 from dsq.state import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -54,9 +54,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         ValueError: as DSQConfig does.
     """
 
-    def __init__(
-        self, levels: str = " ".join(map(str, DEFAULT_LEVELS)), monitor: str = "eval_loss", **options: Any
-    ) -> None:
+    def __init__(self, levels: str = levels_text(DEFAULT_LEVELS), monitor: str = "eval_loss", **options: Any) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self.monitor = monitor
