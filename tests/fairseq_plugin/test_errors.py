@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
@@ -41,6 +42,17 @@ def test_a_file_that_is_no_checkpoint(capsys, data: Path, tmp_path: Path, conten
     expected = f"checkpoint {junk} cannot be read"
     assert expected in refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path, "--restore-file", junk)
     assert expected in refusal(capsys, "generate", data, "--path", junk)
+
+
+def test_a_checkpoint_runs_no_code(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
+    state, ran = torch.load(trained / "checkpoint_last.pt", weights_only=True), tmp_path / "ran"
+    code = f"__import__('pathlib').Path({str(ran)!r}).touch() or [(64, 3)]"
+    vars(state["cfg"]["model"]).update(_name="fconv", arch="fconv", encoder_layers=code)
+    vars(state["cfg"]["model"]).update(encoder_embed_path=None, decoder_embed_path=None)
+    torch.save(state, tmp_path / "checkpoint.pt")
+    said = refusal(capsys, "generate", data, "--path", tmp_path / "checkpoint.pt")
+    assert "a value must be made of numbers and lists" in said
+    assert not ran.exists()
 
 
 def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -> None:
