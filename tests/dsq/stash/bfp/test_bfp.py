@@ -80,13 +80,6 @@ def test_views_share_a_code_and_come_back_in_their_shapes():
     torch.testing.assert_close(gradient(model, x), exact, rtol=1e-3, atol=1e-2)
 
 
-def test_a_tensor_saved_by_three_consumers_is_packed_once():
-    model = nn.ModuleDict({"q": nn.Linear(WIDTH, 8), "k": nn.Linear(WIDTH, 8), "v": nn.Linear(WIDTH, 8)})
-    model.forward = lambda x: sum(layer(x).sum() for layer in model.values())
-    apply(model, "bfp")
-    assert stash(model, torch.randn(ROWS, WIDTH)) == packed_bytes(ROWS * WIDTH)
-
-
 @pytest.mark.parametrize("functional", [True, False])
 def test_relu_and_dropout_masks_are_exact(functional):
     class Both(nn.Module):
@@ -187,13 +180,6 @@ def test_stochastic_rounding_is_seeded_by_the_step():
     theirs.load_state_dict({"forwards": 1})
     assert torch.equal(gradient(twin, x), second)
     assert ours.state_dict() == theirs.state_dict() == {"forwards": 2}
-
-
-def test_freed_memory_that_is_used_again_is_not_mistaken_for_shared():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
-    exact = gradient(model, torch.ones(64, 64))
-    apply(model, "bfp", bits=16)
-    torch.testing.assert_close(gradient(model, torch.ones(64, 64)), exact, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("pair", ["selective", "checkpoint"])
