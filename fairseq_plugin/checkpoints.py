@@ -41,7 +41,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def checked(load: Callable) -> Callable:
-    """``load``, of a checkpoint's file, which refuses one that is damaged or none, and names one to go on from."""
+    """``load`` of a file, which refuses a damaged checkpoint, or what is none, and names one to go on from."""
 
     @functools.wraps(load)
     def load_whole(path: str, *args: Any, **kwargs: Any) -> Any:

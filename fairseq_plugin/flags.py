@@ -225,7 +225,7 @@ def _reader(option: dataclasses.Field) -> Callable[[str], Any]:
 
 
 def quiet(call: Callable, *args: Any, **kwargs: Any) -> Any:
-    """``call`` without its warnings: argparse reads a flag twice, and the run's one DSQConfig warns by itself."""
+    """``call`` without its warnings: argparse reads a flag twice, and the DSQConfig of the run warns once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call(*args, **kwargs)

@@ -26,7 +26,7 @@ from unittest import mock
 from fairseq_plugin import literals, startup
 
 startup.apply()
-logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it speaks when it is imported
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it logs when it is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -34,7 +34,7 @@ def _hashable_dataclass(cls=None, /, **options):
 
 
 class _FairseqImport:
-    """A finder that finds nothing; the first import of fairseq passes it on the way."""
+    """A finder that finds nothing, but sees the first import of fairseq."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:

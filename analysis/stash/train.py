@@ -18,6 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,6 @@ from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import as_csv, table
-from dsq.stash.policy import Controller
 from dsq.stash.wtacrs.controller import WTACRS
 
 PROG = "python -m analysis.stash.train"
@@ -98,12 +99,9 @@ def read(folder: Path, task: str) -> tuple[Sentences, Sentences, int, int]:
     seen = Counter(word for text in texts[0] for word in text)
     number = {word: index + 1 for index, word in enumerate(word for word, count in seen.items() if count >= 3)}
     classes = {label: index for index, label in enumerate(sorted(set(tables[0].labels)))}
-    train, dev = (
-        Sentences(
-            [[number.get(word, 0) for word in text] for text in split], [classes[label] for label in table.labels]
-        )
-        for split, table in zip(texts, tables, strict=True)
-    )
+    words = [[[number.get(word, 0) for word in text] for text in split] for split in texts]
+    labels = [[classes[label] for label in table.labels] for table in tables]
+    train, dev = map(Sentences, words, labels)
     return train, dev, len(number) + 1, len(classes)
 
 
@@ -113,17 +111,16 @@ def _texts(split: LabelledSentences) -> list[list[str]]:
 
 
 def train(
-    model: nn.Module, data: Sentences, steps: int, size: int, rate: float, seed: int, sampled: Controller | None
+    model: nn.Module, data: Sentences, steps: int, size: int, rate: float, seed: int, sampled: WTACRS | None
 ) -> float:
-    """A plain loop; returns its seconds. `sampled`: a wtacrs controller to tell the samples of each batch, or None."""
+    """A plain loop; returns its seconds. ``sampled`` is told the samples of each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
     model.train()
     began = time.perf_counter()
-    for number, (samples, words, labels) in enumerate(_epochs(data, size, seed)):
-        if number == steps:
-            break
-        if isinstance(sampled, WTACRS):
+    epochs = chain.from_iterable(data.batches(size, 1000 * seed + epoch) for epoch in count_from(0))
+    for samples, words, labels in islice(epochs, steps):
+        if sampled:
             sampled.set_sample_ids(samples)
         loss = F.cross_entropy(model(words), labels)
         optimizer.zero_grad()
@@ -132,13 +129,6 @@ def train(
         optimizer.step()
         schedule.step()
     return time.perf_counter() - began
-
-
-def _epochs(data: Sentences, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    epoch = 0
-    while True:
-        yield from data.batches(size, 1000 * seed + epoch)
-        epoch += 1
 
 
 @torch.no_grad()
@@ -155,11 +145,12 @@ def run(name: str, seed: int, args: argparse.Namespace, data: tuple[Sentences, S
     torch.manual_seed(seed)
     model = Classifier(words, classes, args.width, args.blocks)
     controllers = {policy: stash.apply(model, policy, **options) for policy, options in RUNS[name]}
-    seconds = train(model, train_set, args.steps, args.batch, args.lr, seed, controllers.get("wtacrs"))
+    sampled = controllers.get("wtacrs")
+    assert sampled is None or isinstance(sampled, WTACRS)
+    seconds = train(model, train_set, args.steps, args.batch, args.lr, seed, sampled)
     model.train()
     batch, labels = torch.randint(words, (args.batch, 24)), torch.randint(classes, (args.batch,))
-    sampled = controllers.get("wtacrs")
-    if isinstance(sampled, WTACRS):
+    if sampled:
         sampled.set_sample_ids(None)
     kept = stash.measure(lambda: F.cross_entropy(model(batch), labels)).nbytes
     percent = accuracy(model, dev)
@@ -172,19 +163,10 @@ def means(rows: pd.DataFrame) -> str:
     fp32 = rows[rows["run"] == "fp32"].set_index("seed")["accuracy"]
     lines = []
     for name, group in rows.groupby("run", sort=False):
-        lost = group.set_index("seed")["accuracy"] - fp32 if len(fp32) else None
-        lines.append(
-            {
-                "run": name,
-                "accuracy, %": group["accuracy"].mean(),
-                "lowest": group["accuracy"].min(),
-                "highest": group["accuracy"].max(),
-                "minus fp32": None if lost is None else lost.mean(),
-                "spread": None if lost is None else lost.std(),
-                "stash, MiB": group["stash_bytes"].mean() / 2**20,
-                "seconds": group["seconds"].mean(),
-            }
-        )
+        accuracy, lost = group["accuracy"], group.set_index("seed")["accuracy"] - fp32  # NaN without fp32
+        line = {"run": name, "accuracy, %": accuracy.mean(), "lowest": accuracy.min(), "highest": accuracy.max()}
+        line |= {"minus fp32": lost.mean(), "spread": lost.std(), "stash, MiB": group["stash_bytes"].mean() / 2**20}
+        lines.append(line | {"seconds": group["seconds"].mean()})
     return table(lines, {name: "" if name == "run" else ".2f" for name in lines[0]}, markdown=True)
 
 

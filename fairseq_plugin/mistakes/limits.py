@@ -115,7 +115,7 @@ LIMITS = {name: check for check, names in _ACCEPTED for name in names.split()}
 
 
 def strict(get_parser: Callable[..., argparse.ArgumentParser]) -> Callable[..., argparse.ArgumentParser]:
-    """``get_parser``, of fairseq's commands, with a parser that refuses what is out of its range by InputError."""
+    """fairseq's ``get_parser``, whose parser raises InputError for values that no run can use."""
 
     @functools.wraps(get_parser)
     def get(*args: Any, **kwargs: Any) -> argparse.ArgumentParser:
