@@ -73,7 +73,7 @@ def _of_a_file(error: OSError, command: str) -> str | None:
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Whether it is about --save-dir or --destdir. Of one that cannot be made, as in /proc, Python says it is missing."""
+    """Whether it is about --save-dir or --destdir. One that cannot be made, as in /proc, is "not found"."""
     if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
         return True
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
