@@ -169,10 +169,10 @@ def affine_pack(
     each group is one run, in its own range. kernels/reference/affine.py has the equations.
     """
     _check_types(x.dtype)
-    _check_groups(bits, groups)
-    if x.numel() == 0:
+    if x.numel() == 0:  # of no group, perhaps
         none = x.new_zeros(groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
         return AffineCodes(x.new_empty(0, dtype=torch.uint8), none, none)
+    _check_groups(bits, groups)
     if ranges is not None:
         wide = torch.promote_types(x.dtype, torch.float32)
         ranges = ranges[0].to(wide).contiguous(), ranges[1].to(wide).contiguous()
@@ -185,6 +185,8 @@ def affine_pack(
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
     """The ``count`` values, (count,)."""
     _check_types(dtype)
+    if count == 0:
+        return packed.codes.new_empty(0, dtype=dtype)
     _check_groups(bits, groups)
     _check_ranges(packed.low, packed.step, groups)
     codes = packed.codes
