@@ -11,6 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -72,13 +73,14 @@ PLACES = (((257,), -1), ((7, 33), 0), ((64, 128), 1), ((3, 18, 40), 1), ((150, 4
 def packing() -> Iterator[Case]:
     for fmt, (shape, dim), dtype, seed in product(FORMATS, PLACES, DTYPES, (None, 7)):
         name = f"{fmt!r}/{shape} dim {dim}/{dtype}/seed {seed}"
-        yield name, lambda f=fmt, s=shape, d=dim, t=dtype, r=seed: _pack(torch.randn(s).to(t), f, d, r)
+        yield name, partial(_pack, fmt, shape, dim, dtype, seed)
 
 
-def _pack(x: Tensor, fmt: Any, dim: int, seed: int | None) -> Found:
-    how = ("nearest", 0) if seed is None else ("stochastic", seed)
-    packed = dsq.pack(x, fmt, dim, *how)
-    found = {"quantize": dsq.quantize(x, fmt, dim, *how), "codes": packed.codes, "scales": packed.scales}
+def _pack(fmt: Any, shape: tuple[int, ...], dim: int, dtype: torch.dtype, seed: int | None) -> Found:
+    x = torch.randn(shape).to(dtype)
+    how: dict[str, Any] = {} if seed is None else {"rounding": "stochastic", "seed": seed}
+    packed = dsq.pack(x, fmt, dim, **how)
+    found = {"quantize": dsq.quantize(x, fmt, dim, **how), "codes": packed.codes, "scales": packed.scales}
     return found | {"nbytes": packed.nbytes, "unpack": packed.unpack(), "as bfloat16": packed.unpack(torch.bfloat16)}
 
 
@@ -96,10 +98,10 @@ SIZES = (((33,), 48, 40), ((2, 17), 70, 31), ((128,), 128, 64), ((1,), 16, 16), 
 def linears() -> Iterator[Case]:
     for how, levels, style, size in product(product(*HOW.values()), LEVELS, STYLES, SIZES):
         options = dict(zip(HOW, how, strict=True), levels=levels) | style
-        yield f"{levels}/{style}/{size}/{' '.join(how)}", lambda o=options, s=size: _linear(o, *s)
+        yield f"{levels}/{style}/{size}/{' '.join(how)}", partial(_linear, options, *size)
     for levels, dtype, autocast in product(LEVELS[:5], DTYPES, (False, True)):
         name = f"{levels}/{dtype}{', autocast' * autocast}"
-        yield name, lambda o={"levels": levels}, t=dtype, a=autocast: _linear(o, (130,), 256, 192, t, a)
+        yield name, partial(_linear, {"levels": levels}, (130,), 256, 192, dtype, autocast)
 
 
 def _linear(
@@ -141,7 +143,7 @@ TRAININGS += [{"box_axis": "last", "box": 8}, {"exclude": "linear1|fc1", "eval_f
 def training() -> Iterator[Case]:
     for model, options, autocast in product(("blocks", "torch encoder"), TRAININGS, (False, True)):
         name = f"{model}/{options}{', autocast' * autocast}"
-        yield name, lambda m=model, o=options, a=autocast: _train(m, o, a)
+        yield name, partial(_train, model, options, autocast)
 
 
 def _train(name: str, options: dict[str, Any], autocast: bool) -> Found:
@@ -184,7 +186,7 @@ TOGETHER: list[Policies] = [
 
 def stashes() -> Iterator[Case]:
     for model, policies in product(MODELS, ALONE + TOGETHER):
-        yield f"{model}/{policies}", lambda m=model, p=policies: _stash(m, p)
+        yield f"{model}/{policies}", partial(_stash, model, policies)
 
 
 def _stash(name: str, policies: Policies) -> Found:
