@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from costmodel.model.memory import Method, peak_memory
-from costmodel.model.planning import BF16
+from costmodel.model.quantisation import BF16
 from costmodel.workloads.named import opt_1_3b
 from costmodel.workloads.transformer import build
 from tests.costmodel.workloads.test_shard import a_layer

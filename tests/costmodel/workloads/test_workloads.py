@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.model.planning import FP32
+from costmodel.model.quantisation import FP32
 from costmodel.model.traffic import transfers
 from costmodel.workloads import families, workload_file
 from costmodel.workloads.named import WORKLOADS, load_workload

@@ -9,31 +9,13 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import in_layer
 from costmodel.model.memory import Memory, Method, peak_memory, state
 from costmodel.model.operations import Workload
-from costmodel.model.planning import communication_bytes, step_time
+from costmodel.planning.step import communication_bytes, step_time
+from costmodel.workloads.shard import Shard
 
 #: tensor parallelism stays inside a node
 MOST_TENSOR = 8
 #: layers whose output tensor parallelism sums over the devices
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Into how many parts a model is cut."""
-
-    tensor: int = 1  #: heads and MLP widths
-    pipeline: int = 1  #: layers
-    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
-
-    @property
-    def devices(self) -> int:
-        return self.tensor * self.pipeline
-
-    def __str__(self) -> str:
-        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
-        parts += ["SP"] if self.sequence else []
-        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
-        return " ".join(parts)
 
 
 @dataclass(frozen=True)
