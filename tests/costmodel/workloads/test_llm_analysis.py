@@ -40,8 +40,8 @@ def test_each_term_of_a_layer():
 
 @pytest.mark.parametrize("sequences, theirs, printed", [(1, 31.4, 29.2), (2, 38.5, 35.8)])
 def test_the_whole(sequences, theirs, printed):
-    """In GB, and as it prints them, 1024^3 bytes as "G". Beside the terms above the ledger has PyTorch's fp32 copy of softmax's result, logits, and 18 bytes for
-    every parameter, the tables' too."""
+    """In GB, and as it prints them, 1024^3 bytes as "G". Beside the terms above the ledger has PyTorch's fp32 copy of
+    softmax's result, logits, and 18 bytes for every parameter, the tables' too."""
     parameters = 20 * IN_LAYERS + 2 * WORDS * H
     whole = parameters + sequences * LAYERS * THEIR_LAYER
     assert whole == pytest.approx(theirs * 1e9, rel=0.002)
