@@ -136,6 +136,7 @@ def cheapest(
             except ValueError:
                 stages[shard] = ()
         if stages[shard]:
+            # policies of which no packing was measured take the same time
             timed = replace(method, name="", devices=1, zero=0, stash=method.stash if hardware.passes else None)
             if (shard, timed) not in seconds:
                 seconds[shard, timed] = compute_seconds(stages[shard], timed, hardware)
