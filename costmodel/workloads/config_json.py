@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+#: what ends as a bare model's class does, and is another
+_NOT_BARE = ("HeadModel", "HeadsModel", "EncoderModel")
+
 
 @dataclass(frozen=True)
 class ConfigJson:
@@ -53,7 +56,7 @@ class ConfigJson:
     def head(self, *known: str) -> str:
         """The first of these that ends the model class's name; empty: the config names none. Raises for another."""
         found = next((end for end in known if self.architecture.endswith(end)), "")
-        if self.architecture and not found:
+        if self.architecture and (not found or (found == "Model" and self.architecture.endswith(_NOT_BARE))):
             accepted = f"classes that end in {', '.join(known)} are described, not {self.architecture!r}"
             raise ValueError(f"config {self.where}: field architectures: {accepted}")
         return found

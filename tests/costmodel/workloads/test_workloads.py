@@ -271,6 +271,7 @@ def test_bad_workload_is_named(arguments, message):
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
         ({"architectures": "BertModel"}, "field architectures must be a list"),
         ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
+        ({"architectures": ["BertLMHeadModel"]}, "are described, not 'BertLMHeadModel'"),
     ],
 )
 def test_bad_config_names_the_field(change, message):
