@@ -1,8 +1,7 @@
-"""Bytes of a training step, counted in a process of its own for each (analysis.stash.allocator).
+"""Bytes of the steps that step.py and gpt.py time, counted in a process of its own for each (analysis.stash.allocator).
 
-Six blocks, forward and backward: what the layers stash, by dsq.stash.measure; and what malloc holds at the end of the
-forward, and at most, above what it holds between steps. GPT-2 of gpt.py, forward, backward and Adam: what malloc holds
-between steps, and at most in one.
+Six blocks, forward and backward: what malloc holds at the end of the forward, and at most, above what it holds between
+steps. GPT-2, forward, backward and Adam: what malloc holds between steps, and at most in one.
 """
 
 import json
@@ -12,7 +11,8 @@ from pathlib import Path
 import torch
 
 import dsq
-from analysis.bench.gpt import CONTESTANTS, TOKENS, step_of
+from analysis.bench import gpt
+from analysis.bench.step import BATCH, LENGTH, WIDTH
 from analysis.models import encoder
 from analysis.stash.allocator.counted import Count, figures
 from analysis.stash.allocator.held import step_bytes
@@ -20,18 +20,20 @@ from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 
 MIB = 2**20
-BATCH, LENGTH, WIDTH = 16, 128, 512
-PRECISIONS = ("[32,32,32,32]", "[16,4,4,16]", "[4,4,4,16]", "[2,2,2,16]")
+PLAIN = ("fp32", "bf16 autocast")
+LEVELS = ("[16,4,4,16]", "[4,4,4,8]", "[2,2,2,8]")
+PACKED = "whole stash packed"
 SEQUENCES = ("1", "4")  #: of GPT-2's batch
 
 
 def run(out: Path) -> None:
     """Print a table of each model and write both to ``out``/stash.csv."""
-    blocks = [_row(f"six blocks, {BATCH} x {LENGTH} tokens", precision) for precision in PRECISIONS]
-    gpt = [_row(f"GPT-2 124M, {n} x {TOKENS} tokens", name, n) for n in SEQUENCES for name in CONTESTANTS]
-    for rows in (blocks, gpt):
-        print(table(rows, dict.fromkeys(rows[0], ".0f") | {"model": "", "setup": ""}), end="\n\n")
-    write_text(out / "stash.csv", as_csv(blocks + gpt))
+    setups = [*PLAIN, *LEVELS, *(f"{levels}, {PACKED}" for levels in LEVELS)]
+    blocks = [_row(f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens", setup) for setup in setups]
+    gpts = [_row(f"GPT-2 124M, {n} x {gpt.TOKENS} tokens", name, n) for n in SEQUENCES for name in gpt.CONTESTANTS]
+    for rows in (blocks, gpts):
+        print(table(rows, dict.fromkeys(rows[0], ".1f") | {"model": "", "setup": ""}), end="\n\n")
+    write_text(out / "stash.csv", as_csv(blocks + gpts, ".1f"))
     print(f"written: {out / 'stash.csv'}")
 
 
@@ -39,18 +41,26 @@ def _row(model: str, setup: str, *sequences: str) -> dict[str, str | float]:
     return {"model": model, "setup": setup} | figures("analysis.bench.stash", setup, *sequences)
 
 
-def of_blocks(precision: str) -> dict[str, float]:
-    """MiB of a step of six blocks at ``precision``, in a counted process."""
+def of_blocks(setup: str) -> dict[str, float]:
+    """MiB of a step of six blocks, in a counted process."""
     torch.manual_seed(0)
-    model, x = dsq.convert(encoder(sdpa=True), dsq.DSQConfig(levels=precision)), torch.randn(BATCH, LENGTH, WIDTH)
-    held = step_bytes(lambda: model(x).sum())
-    stash = dsq.stash.measure(lambda: model(x).sum()).nbytes
-    return {"stash MiB": stash / MIB, "held MiB": held.stash / MIB, "peak MiB": held.peak / MIB}
+    model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
+    levels, _, packed = setup.partition(", ")
+    if setup not in PLAIN:
+        dsq.convert(model, dsq.DSQConfig(levels=levels, stash="all" if packed else "linears"))
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=setup == PLAIN[1]):
+            y: torch.Tensor = model(x)
+        return y.float().square().mean()
+
+    held = step_bytes(loss)
+    return {"held MiB": held.stash / MIB, "peak MiB": held.peak / MIB}
 
 
 def of_gpt(contestant: str, sequences: int) -> dict[str, float]:
     """MiB of the second step of a contestant of gpt.py, in a counted process."""
-    step, count = step_of(contestant, sequences), Count()
+    step, count = gpt.step_of(contestant, sequences), Count()
     step()
     between = count.live()
     count.reset_peak()
