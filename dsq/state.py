@@ -48,7 +48,8 @@ def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
     """Convert ``model``, in place, as ``state`` says, at its level: to evaluate. Raises as ``load_state_dict``."""
     config, scheduler = _config(state), state["scheduler"]
     _convert(model, config, "the state's config")
-    set_level(model, config, scheduler.get("level") if isinstance(scheduler, dict) else None)
+    level: Any = scheduler.get("level") if isinstance(scheduler, dict) else None
+    set_level(model, config, level)
 
 
 def _config(state: dict[str, Any]) -> DSQConfig:
