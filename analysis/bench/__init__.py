@@ -1,4 +1,4 @@
-"""Benchmarks that anyone can run: ``python -m analysis.bench kernels|product|step|narrow|tiny|gpt|policies|stash|cost``.
+"""Benchmarks for anyone: ``python -m analysis.bench kernels|product|step|narrow|tiny|gpt|policies|stash|cost``.
 
 kernels.py        quantise, pack and unpack against copying, and against other packages (peers.py)
 product.py        one product of matrices by each kernel
