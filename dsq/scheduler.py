@@ -1,6 +1,7 @@
 """When to raise the precision: at a plateau of the validation loss (DSQ, section 6), or after given updates."""
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -65,6 +66,9 @@ class PrecisionScheduler:
             total = whole_number("total_updates", total_updates, 1)
             # as decimals: in floats 0.07 of 100 updates is more than 7
             self.rise_at = tuple(math.ceil(Fraction(str(moment)) * total) for moment in self.rise_at)
+        if total_updates is not None and self.rise_at and self.rise_at[-1] >= total_updates:
+            text = f"rise_at: the run has {total_updates} updates, and none after {self.rise_at[-1]}: no level follows"
+            warnings.warn(text, stacklevel=2)
         check_plateau(patience, threshold)
         self.patience = patience
         self.threshold = threshold

@@ -46,9 +46,10 @@ def load_state_dict(
 
 def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
     """Convert ``model``, in place, as ``state`` says, at its level: to evaluate. Raises as ``load_state_dict``."""
-    config = _config(state)
+    config, scheduler = _config(state), state["scheduler"]
     _convert(model, config, "the state's config")
-    set_level(model, config, state["scheduler"]["level"])
+    level: Any = scheduler.get("level") if isinstance(scheduler, dict) else None
+    set_level(model, config, level)
 
 
 def _config(state: dict[str, Any]) -> DSQConfig:

@@ -36,7 +36,7 @@ class PrecisionCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module, before it is wrapped or sharded."""
-        if stage == "fit" and self.dynamic is None:
+        if stage == "fit" and (self.dynamic is None or self.dynamic.model is not pl_module):
             updates = trainer.estimated_stepping_batches if self.config.rise_at else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
 
@@ -48,6 +48,7 @@ class PrecisionCallback(Callback):
             warnings.warn(text, stacklevel=2)
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
+            self._saved = {}
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

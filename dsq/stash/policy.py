@@ -180,6 +180,8 @@ def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def check_parameters(policy: str, model: nn.Module, saved: Mapping[str, tuple[int, ...]]) -> None:
     """ValueError where a policy's state is of a model with other parameters than this one."""
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"state of policy {policy!r} must have the shapes of the parameters, got {saved!r}")
     ours = parameter_shapes(model)
     for name in ours | dict(saved):
         here, there = ours.get(name, "none"), saved.get(name, "none")

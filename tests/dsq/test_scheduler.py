@@ -98,6 +98,11 @@ def test_with_rise_at_the_updates_alone_decide():
     assert [(work.updates, work.tokens) for work in scheduler.work] == [(3, 30), (2, 20), (2, 20)]
 
 
+def test_a_level_after_the_last_update_is_warned_of():
+    with pytest.warns(UserWarning, match="the run has 10 updates, and none after 10: no level follows"):
+        dsq.PrecisionScheduler(LEVELS, rise_at=(3, 10), total_updates=10)
+
+
 def test_rise_at_in_fractions_of_the_run_and_after_several_updates_at_once():
     scheduler = dsq.PrecisionScheduler(LEVELS, rise_at=(0.2, 0.85), total_updates=10)
     assert scheduler.rise_at == (2, 9)

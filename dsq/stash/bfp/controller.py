@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from dsq.arguments import whole_number
 from dsq.formats import BFP, Format
 from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
@@ -82,7 +83,7 @@ class Bfp(Controller):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self.name, state, ("forwards",))
-        self.forwards = state["forwards"]
+        self.forwards = whole_number("forwards", state["forwards"], 0)
 
 
 class Encode:

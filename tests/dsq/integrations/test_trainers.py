@@ -155,6 +155,23 @@ def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
         callback.on_train_start(trainer, module)
 
 
+def test_a_callback_of_lightning_serves_one_module_after_another():
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    callback, modules = PrecisionCallback(config()), [lightning.LightningModule() for _ in range(2)]
+    for module in modules:
+        module.net = Net()
+        callback.setup(trainer, module, "fit")
+        assert dsq.converted(module)
+        assert callback.dynamic.model is module
+        callback.dynamic.record(3)
+        work = callback.dynamic.scheduler.work
+        callback.setup(trainer, module, "fit")  # goes on
+        assert callback.dynamic.scheduler.work is work
+
+
 def lightning_run(folder, updates, resume=None, logger=False):
     lightning = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.callbacks import ModelCheckpoint
