@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from analysis.models import encoder
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
 from dsq.formats import DEFAULT
+from dsq.kernels.cpu.attention import pytorch_attention
+from dsq.linear import Quantised
 
 BATCH, LENGTH, WIDTH = 8, 128, 512
 NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH = 16, 64, 128
@@ -53,12 +56,15 @@ def converted(model: nn.Module, **options: str) -> nn.Module:
 
 
 def step_of(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Call:
-    """Forward, backward of a mean of squares, gradients dropped."""
+    """Forward, backward of a mean of squares, gradients dropped; a model without quantised layers has PyTorch's
+    attention."""
+    attention = nullcontext if any(isinstance(m, Quantised) for m in model.modules()) else pytorch_attention
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            y = model(x)
-        y.float().square().mean().backward()
+        with attention():
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                y = model(x)
+            y.float().square().mean().backward()
         model.zero_grad()
 
     return step

@@ -1,6 +1,7 @@
 // What Python calls (abi.h): addresses become pointers, and the call goes on to where the work is done.
 #include "api.h"
 
+#include "attention.h"
 #include "codec/codec.h"
 #include "gemm/gemm.h"
 #include "linear.h"
@@ -29,6 +30,14 @@ int dsq_has_gemm(int gemm) {
   if (gemm == GEMM_INTEGER) return gemm_integer_usable();
 #endif
   return gemm == GEMM_TORCH;
+}
+
+int dsq_attention_usable(void) {
+#ifdef DSQ_X86
+  return attention_usable();
+#else
+  return 0;
+#endif
 }
 
 void dsq_use_threads(address run, address number) { use_threads((OpenMpParallel)run, (OpenMpThreadNumber)number); }
@@ -113,6 +122,16 @@ void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, add
 void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address codes, address scales,
                          address dx, address dw, address scratch, int threads, uint64_t seed) {
   linear_backward(*desc, At{dy}, At{w}, At{codes}, At{scales}, At{dx}, At{dw}, At{scratch}, threads, seed);
+}
+
+int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward) { return attention_scratch(*desc, backward); }
+
+void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
+  attention_forward(*desc, *tensors, At{scratch}, threads);
+}
+
+void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
+  attention_backward(*desc, *tensors, At{scratch}, threads);
 }
 
 #endif
