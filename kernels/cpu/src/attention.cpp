@@ -29,7 +29,7 @@ struct Strided {
 
 // c (rows x 16 vectors) = a (rows x depth) b (depth x 16 vectors), added to what is there where `add`.
 template <int rows, int vectors>
-void tile(Strided a, const float* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add) {
+void attention_tile(Strided a, const float* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add) {
   __m512 sum[rows][vectors];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++)
@@ -53,7 +53,9 @@ void tile(Strided a, const float* b, int64_t b_stride, int64_t depth, float* c, 
 }
 
 typedef void (*Tile)(Strided, const float*, int64_t, int64_t, float*, int64_t, bool);
-template <int rows> constexpr Tile TILES_OF[VECTORS] = {tile<rows, 1>, tile<rows, 2>, tile<rows, 3>, tile<rows, 4>};
+template <int rows>
+constexpr Tile TILES_OF[VECTORS] = {attention_tile<rows, 1>, attention_tile<rows, 2>, attention_tile<rows, 3>,
+                                    attention_tile<rows, 4>};
 constexpr const Tile* TILES[ROWS] = {TILES_OF<1>, TILES_OF<2>, TILES_OF<3>, TILES_OF<4>, TILES_OF<5>, TILES_OF<6>};
 
 // c (rows x columns, whole vectors) = a b, or c + a b.
