@@ -20,6 +20,8 @@ NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH = 16, 64, 128
 PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")
 #: those that are timed with every other saved tensor packed too
 PACKED = ("[4,4,4,16]", "[16,4,4,16]", "[4,4,4,8]")
+#: those that are timed under autocast too
+MIXED = ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")
 
 
 def races(rounds: int) -> Iterator[Race]:
@@ -43,7 +45,10 @@ def races(rounds: int) -> Iterator[Race]:
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
     calls = {"bf16 autocast": step_of(model, x, autocast=True)}
     for precision in PRECISIONS:
-        calls[f"dsq {DEFAULT} {precision}"] = step_of(converted(model, levels=precision), x)
+        quantised = converted(model, levels=precision)
+        calls[f"dsq {DEFAULT} {precision}"] = step_of(quantised, x)
+        if precision in MIXED:
+            calls[f"dsq {DEFAULT} {precision}, autocast"] = step_of(quantised, x, autocast=True)
         if precision in PACKED:
             packed = converted(model, levels=precision, stash="all")
             calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x)
