@@ -1,9 +1,9 @@
 """PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
 
-On CPUs of other makers than Intel PyTorch multiplies there in 256-bit units, by MKL; in bfloat16 it makes a oneDNN
-primitive for each small product. ``install`` puts these kernels in the place of PyTorch's, which is how all that calls
-F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the order of
-sums. What they do not serve goes on to PyTorch's: masks, dropout, other dtypes, a head for each thread wanting.
+PyTorch multiplies there by MKL, in 256-bit units on CPUs of other makers than Intel, and in bfloat16 by a primitive of
+oneDNN that it makes for each small product. ``install`` puts these kernels in the place of PyTorch's, so that all that
+calls F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the rounding
+of sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
 
 Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 """
@@ -28,7 +28,7 @@ _installed = True
 
 @contextmanager
 def pytorch_attention() -> Iterator[None]:
-    """PyTorch's own kernels, while inside: what plain models are timed with."""
+    """PyTorch's own kernels, while inside: what plain models are timed with. For all threads."""
     global _installed
     before, _installed = _installed, False
     try:
