@@ -2,8 +2,8 @@
 
 PyTorch multiplies there by MKL, in 256-bit units on CPUs of other makers than Intel, and in bfloat16 by a primitive of
 oneDNN that it makes for each small product. ``install`` puts these kernels in the place of PyTorch's, so that all that
-calls F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the rounding
-of sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
+calls F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the
+rounding of sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
 
 Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 """
