@@ -32,14 +32,6 @@ int dsq_has_gemm(int gemm) {
   return gemm == GEMM_TORCH;
 }
 
-int dsq_attention_usable(void) {
-#ifdef DSQ_X86
-  return attention_usable();
-#else
-  return 0;
-#endif
-}
-
 void dsq_use_threads(address run, address number) { use_threads((OpenMpParallel)run, (OpenMpThreadNumber)number); }
 
 void dsq_quantize(const CodecDesc* desc, address x, address out, int threads, uint64_t seed) {
@@ -124,6 +116,12 @@ void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, 
   linear_backward(*desc, At{dy}, At{w}, At{codes}, At{scales}, At{dx}, At{dw}, At{scratch}, threads, seed);
 }
 
+#endif
+
+#ifdef DSQ_X86
+
+int dsq_attention_usable() { return attention_usable(); }
+
 int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward) { return attention_scratch(*desc, backward); }
 
 void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
@@ -133,5 +131,9 @@ void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* te
 void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
   attention_backward(*desc, *tensors, At{scratch}, threads);
 }
+
+#else
+
+int dsq_attention_usable() { return 0; }
 
 #endif
