@@ -77,7 +77,7 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """y (B, H, L, D) and the logarithm of each query's sum of exponentials (B, H, L)."""
-        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask):
+        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
             given = q_BHLD, k_BHSD, v_BHSD, dropout_p, is_causal
             return self._forward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
         o_BHLD = _like_heads(q_BHLD)
@@ -102,7 +102,7 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """The gradients of q, k and v."""
-        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask):
+        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
             given = dy_BHLD, q_BHLD, k_BHSD, v_BHSD, y_BHLD, lse_BHL, dropout_p, is_causal
             return self._backward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
         dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
@@ -140,9 +140,9 @@ class AttentionKernels:
         return desc, self._library.c.dsq_attention_scratch(desc, "dq" in names)
 
 
-def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None) -> bool:
-    """Whether the kernels take these."""
-    plain = _installed and attn_mask is None and dropout_p == 0 and q.dtype in _DTYPES
+def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:
+    """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
+    plain = _installed and attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
     alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[:2] == k.shape[:2]
     rows = q.stride(3) == k.stride(3) == v.stride(3) == 1
     return plain and alike and rows and q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()

@@ -97,9 +97,15 @@ def test_what_is_not_finite_reaches_its_row_and_no_other(bad):
 
 
 @pytest.mark.parametrize(
-    "options", [{"attn_mask": torch.ones(40, 40).tril().bool()}, {"scale": 0.3}, {"is_causal": True, "scale": 0.3}],
-    ids=["mask", "scale", "causal, scale"],
-)  # fmt: skip
+    "options",
+    [
+        {"attn_mask": torch.ones(40, 40).tril().bool()},
+        {"scale": 0.3},
+        {"scale": -30.0},
+        {"is_causal": True, "scale": 0.3},
+    ],
+    ids=str,
+)
 def test_options_mean_what_they_do_in_pytorch(options):
     given = inputs((2, 2, 40, 40, 24))
     found = results(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
