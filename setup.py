@@ -32,6 +32,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     SOURCES["simd/avx512.cpp"] = AVX512
     SOURCES["gemm/bfloat16.cpp"] = [*AVX512, "-mavx512bf16"]
     SOURCES["gemm/integer.cpp"] = [*AVX512, "-mavx512vnni"]
+    SOURCES["attention.cpp"] = AVX512
     SOURCES["linear.cpp"] = []
 CPU = Path("kernels", "cpu")
 SRC = CPU / "src"

@@ -98,6 +98,11 @@ class MatMul:
         """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
 
+    def transposed(self) -> "MatMul":
+        """Of the same matrices, the transpose of the product."""
+        a, b = (replace(x, transposed=not x.transposed) for x in (self.b, self.a))
+        return replace(self, a=a, b=b)
+
     def boxes_match(self) -> bool:
         """Whether both operands have boxes of one length that run along the contraction, or one scale each."""
         a, b = self.a, self.b

@@ -8,6 +8,7 @@ under autocast. Random weights and tokens, no dropout, which would cost all alik
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import dsq
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.race import Race, race
+from dsq.kernels.cpu.attention import pytorch_attention
 
 TOKENS, VOCABULARY = 512, 50257
 AUTOCAST = "bf16 autocast"
@@ -39,12 +41,14 @@ def races(rounds: int) -> Iterator[Race]:
 
 
 def step_of(name: str, sequences: int) -> Callable[[], None]:
-    """Forward, backward and a step of Adam, gradients dropped."""
+    """Forward, backward and a step of Adam, gradients dropped; plain contestants have PyTorch's attention."""
     loss, model = training(name, sequences)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    attention = pytorch_attention if CONTESTANTS[name][0] is None else nullcontext
 
     def step() -> None:
-        loss().backward()
+        with attention():
+            loss().backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -11,12 +12,16 @@ from analysis.models import encoder
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
 from dsq.formats import DEFAULT
+from dsq.kernels.cpu.attention import pytorch_attention
+from dsq.linear import Quantised
 
 BATCH, LENGTH, WIDTH = 8, 128, 512
 NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH = 16, 64, 128
 PRECISIONS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")
 #: those that are timed with every other saved tensor packed too
 PACKED = ("[4,4,4,16]", "[16,4,4,16]", "[4,4,4,8]")
+#: those that are timed under autocast too
+MIXED = ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")
 
 
 def races(rounds: int) -> Iterator[Race]:
@@ -40,7 +45,10 @@ def races(rounds: int) -> Iterator[Race]:
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
     calls = {"bf16 autocast": step_of(model, x, autocast=True)}
     for precision in PRECISIONS:
-        calls[f"dsq {DEFAULT} {precision}"] = step_of(converted(model, levels=precision), x)
+        quantised = converted(model, levels=precision)
+        calls[f"dsq {DEFAULT} {precision}"] = step_of(quantised, x)
+        if precision in MIXED:
+            calls[f"dsq {DEFAULT} {precision}, autocast"] = step_of(quantised, x, autocast=True)
         if precision in PACKED:
             packed = converted(model, levels=precision, stash="all")
             calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x)
@@ -53,12 +61,15 @@ def converted(model: nn.Module, **options: str) -> nn.Module:
 
 
 def step_of(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Call:
-    """Forward, backward of a mean of squares, gradients dropped."""
+    """Forward, backward of a mean of squares, gradients dropped; a model without quantised layers has PyTorch's
+    attention."""
+    attention = nullcontext if any(isinstance(m, Quantised) for m in model.modules()) else pytorch_attention
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            y = model(x)
-        y.float().square().mean().backward()
+        with attention():
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                y = model(x)
+            y.float().square().mean().backward()
         model.zero_grad()
 
     return step

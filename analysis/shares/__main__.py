@@ -29,12 +29,13 @@ from dsq.command.table import as_csv, table
 PROG = "python -m analysis.shares"
 #: group -> what "library symbol" has in it; the first that matches counts
 GROUPS = {
+    "our attention": r"_native.*(attention|head<|exponentials|copy_in|copy_out|transpose_in)",
     "our GEMMs": r"_native.*(microkernel|tile<|dsq_gemm)",
     "our GEMMs' panels": r"_native.*(panel|pack_[ab]|pack<|multiply<)",
     "quantise and pack": r"_native",
-    "GEMMs of MKL": r"mkl_blas",  # attention's, too
+    "GEMMs of MKL": r"mkl_blas",  # of PyTorch's attention, too
     "GEMMs of oneDNN": r"brgemm|jit_.*gemm",
-    "attention's rest": r"flash_attention|_exp|softmax",
+    "PyTorch's attention but for GEMMs": r"flash_attention|_exp|softmax",
     "LayerNorm": r"LayerNorm|RowwiseMoments",
     "GELU": r"jit_uni|[Gg]elu",
     "adding, copying, summing": r"libtorch_cpu.*(VectorizedLoop|vectorized|sum|fill|copy|cpu_kernel)|memmove|memset",

@@ -17,6 +17,7 @@ CONTESTANTS: dict[str, tuple[bool, dict[str, str]]] = {
     "bf16 autocast": (True, {}),
     "[4,4,4,16]": (False, {"levels": "[4,4,4,16]"}),
     "[4,4,4,8]": (False, {"levels": "[4,4,4,8]"}),
+    "[4,4,4,8], autocast": (True, {"levels": "[4,4,4,8]"}),
     "[16,4,4,16]": (False, {"levels": "[16,4,4,16]"}),
     "[4,4,4,16], whole stash": (False, {"levels": "[4,4,4,16]", "stash": "all"}),
 }

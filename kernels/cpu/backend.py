@@ -1,6 +1,7 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
 from dsq.kernels.backend import Backend
+from dsq.kernels.cpu import attention
 from dsq.kernels.cpu.affine import AffineKernels
 from dsq.kernels.cpu.codec import FORMATS, CodecKernels
 from dsq.kernels.cpu.gemm import gemms
@@ -10,8 +11,9 @@ from dsq.kernels.cpu.masks import MaskKernels
 
 
 def load() -> Backend:
-    """The kernels of the best instruction set of this machine. Raises ImportError where they were not built, and
-    RuntimeError where they were built from another abi.h."""
+    """The kernels of the best instruction set of this machine, PyTorch's fused attention from now on among them. Raises
+    ImportError where they were not built, and RuntimeError where they were built from another abi.h."""
+    attention.install(library())
     return backend(next(iter(library().instruction_sets())))
 
 

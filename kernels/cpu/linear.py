@@ -39,7 +39,7 @@ class LinearKernels:
         if by_torch and matmuls.output.result is not None:
             return None
         shape_TK, stash = _matrix(x_shape), matmuls.stash
-        output, room = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, False, stochastic)
+        output, room = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, stochastic)
         fields: dict[str, Any] = {"output": output}
         code_shape: tuple[int, ...] = ()
         scale_shape: tuple[int, ...] = ()
@@ -111,20 +111,22 @@ class LinearKernels:
                 (dtypes.y, dtypes.w, dtypes.x),
                 shape_TN,
                 w_shape,
-                False,
                 stochastic,
             )
+        matmul, as_stored = matmuls.weight_gradient, False
         if x_shape is not None:
-            dw_shape = (shape_TN[1], x_shape[1])
-            fields["weight_gradient"], more = self._matmul(
-                matmuls.weight_gradient,
-                gemms[1],
-                (dtypes.y, dtypes.x, dtypes.w),
-                shape_TN,
-                x_shape,
-                True,
-                stochastic,
-            )
+            assert matmul.a.format is not None
+            # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
+            # int16, codes of x are multiplied faster as b
+            as_stored = w_shape is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
+            if as_stored:
+                dw_shape = (x_shape[1], shape_TN[1])
+                operands = (dtypes.x, dtypes.y, dtypes.w), x_shape, shape_TN, stochastic
+                fields["weight_gradient"], more = self._matmul(matmul.transposed(), gemms[1], *operands, packed="a")
+            else:
+                dw_shape = (shape_TN[1], x_shape[1])
+                operands = (dtypes.y, dtypes.x, dtypes.w), shape_TN, x_shape, stochastic
+                fields["weight_gradient"], more = self._matmul(matmul, gemms[1], *operands, packed="b")
             room = max(room, more)
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
 
@@ -144,7 +146,7 @@ class LinearKernels:
                 *(desc, dy.data_ptr(), w_address, codes_address, scales_address, dx_address, dw_address),
                 *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
-            return dx, dw
+            return dx, dw.t() if as_stored and dw is not None else dw
 
         return call
 
@@ -155,12 +157,12 @@ class LinearKernels:
         dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
         a_shape: torch.Size,
         b_shape: torch.Size,
-        packed: bool,
         stochastic: bool,
+        packed: str = "",
     ) -> tuple[dict[str, Any], int]:
         """The fields of a MatMulDesc, and the bytes of scratch memory that it takes.
 
-        ``dtypes``: of a, b and the result. ``packed``: b comes as codes.
+        ``dtypes``: of a, b and the result. ``packed``: which of "a" and "b" comes as codes.
         """
         arena = Arena()
         a_dtype, b_dtype, dtype = dtypes
@@ -168,9 +170,9 @@ class LinearKernels:
         a_axis, b_axis = matmul.contracted()
         rows, depth, columns = a_shape[1 - a_axis], a_shape[a_axis], b_shape[1 - b_axis]
         fields = {
-            "a": self._operand(matmul.a, a_dtype, values, a_shape, gemm, False, arena, stochastic)
+            "a": self._operand(matmul.a, a_dtype, values, a_shape, gemm, packed == "a", arena, stochastic)
             | {"across": a_axis == 0},
-            "b": self._operand(matmul.b, b_dtype, values, b_shape, gemm, packed, arena, stochastic)
+            "b": self._operand(matmul.b, b_dtype, values, b_shape, gemm, packed == "b", arena, stochastic)
             | {"across": b_axis == 0},
             "rows": rows,
             "columns": columns,

@@ -77,6 +77,25 @@ typedef struct {
   MatMulDesc input_gradient, weight_gradient;
 } LinearBackwardDesc;
 
+/* From a batch to the next, from a head to the next and from a row to the next, in values; columns lie side by side. */
+typedef struct {
+  int64_t batch, head, row;
+} HeadStrides;
+
+/* Attention of `queries` to `keys`, vectors of `width` values; causal: query i sees keys 0 to i. */
+typedef struct {
+  int64_t batches, heads, queries, keys, width;
+  HeadStrides q, k, v, o, lse, d_o, dq, dk, dv;
+  float scale;
+  int32_t causal;
+  int32_t dtype;  /* FLOAT32 or BFLOAT16; of lse FLOAT32 */
+} AttentionDesc;
+
+/* lse, a number a row: the logarithm of the sum of its exponentials. From d_o on, of the backward. */
+typedef struct {
+  address q, k, v, o, lse, d_o, dq, dk, dv;
+} AttentionTensors;
+
 /* What this library was built from: the digest of this file, and the sizes and offsets that the C++ compiler gives the
    structs above (abi.py lists them). These two never change. */
 const char* dsq_abi_digest(void);
@@ -126,3 +145,10 @@ void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, add
 /* dx = dy w, unless dx is 0; dw = dy^T x from the packed x, unless dw is 0. */
 void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address codes, address scales,
                          address dx, address dw, address scratch, int threads, uint64_t seed);
+
+/* Whether this machine has the instructions, and PyTorch's own kernel may be slower. */
+int dsq_attention_usable(void);
+/* o and lse from q, k and v; then the gradients. `scratch` has the floats that ..._scratch asks for, for each thread. */
+int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward);
+void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads);
+void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads);

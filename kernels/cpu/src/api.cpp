@@ -1,6 +1,7 @@
 // What Python calls (abi.h): addresses become pointers, and the call goes on to where the work is done.
 #include "api.h"
 
+#include "attention.h"
 #include "codec/codec.h"
 #include "gemm/gemm.h"
 #include "linear.h"
@@ -114,5 +115,25 @@ void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, 
                          address dx, address dw, address scratch, int threads, uint64_t seed) {
   linear_backward(*desc, At{dy}, At{w}, At{codes}, At{scales}, At{dx}, At{dw}, At{scratch}, threads, seed);
 }
+
+#endif
+
+#ifdef DSQ_X86
+
+int dsq_attention_usable() { return attention_usable(); }
+
+int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward) { return attention_scratch(*desc, backward); }
+
+void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
+  attention_forward(*desc, *tensors, At{scratch}, threads);
+}
+
+void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
+  attention_backward(*desc, *tensors, At{scratch}, threads);
+}
+
+#else
+
+int dsq_attention_usable() { return 0; }
 
 #endif

@@ -5,19 +5,19 @@
 
 namespace {
 
-// A quantised operand: values, or codes with their scales.
-struct Quantized {
-  const uint8_t *data, *scales;
+// An operand: values, or codes with their scales.
+struct Given {
+  const uint8_t* data;
+  const uint8_t* scales = nullptr;
 };
 
-// The operand as the GEMM takes it, in scratch memory unless it comes so. `data` holds values, or codes with `scales`.
-Quantized quantized(const OperandDesc& operand, bool as_codes, const uint8_t* data, const uint8_t* scales,
-                    uint8_t* scratch, int threads, uint64_t seed) {
-  if (as_codes && operand.packed) return {data, scales};
+// The operand as the GEMM takes it, in scratch memory unless it comes so.
+Given quantized(const OperandDesc& operand, bool as_codes, Given x, uint8_t* scratch, int threads, uint64_t seed) {
+  if (as_codes && operand.packed) return x;
   uint8_t *const out = scratch + operand.offset, *const out_scales = scratch + operand.scales_offset;
-  if (as_codes) pack_tensor(operand.codec, data, out, out_scales, threads, seed + operand.seed);
-  else if (operand.packed) unpack_tensor(operand.codec, data, scales, out, threads);
-  else quantize_tensor(operand.codec, data, out, threads, seed + operand.seed);
+  if (as_codes) pack_tensor(operand.codec, x.data, out, out_scales, threads, seed + operand.seed);
+  else if (operand.packed) unpack_tensor(operand.codec, x.data, x.scales, out, threads);
+  else quantize_tensor(operand.codec, x.data, out, threads, seed + operand.seed);
   return {out, out_scales};
 }
 
@@ -27,12 +27,12 @@ bool quantises_in_tiles(const CodecDesc& p) {
   return !p.stochastic && p.box && TILE_COLUMNS % p.box == 0 && p.scales != SIGNED_E4M3;
 }
 
-// out = quantised(a) quantised(b) + bias, quantised if so asked. `a` is values; `b` is values, or codes with scales.
-void matmul(const MatMulDesc& desc, const uint8_t* a, const uint8_t* b, const uint8_t* b_scales, const float* bias,
-            uint8_t* out, uint8_t* scratch, int threads, uint64_t seed) {
+// out = quantised(a) quantised(b) + bias, quantised if so asked. Each is values, or codes with scales.
+void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t* out, uint8_t* scratch, int threads,
+            uint64_t seed) {
   const bool as_codes = desc.gemm == GEMM_INTEGER;
-  const Quantized left = quantized(desc.a, as_codes, a, nullptr, scratch, threads, seed);
-  const Quantized right = quantized(desc.b, as_codes, b, b_scales, scratch, threads, seed);
+  const Given left = quantized(desc.a, as_codes, a, scratch, threads, seed);
+  const Given right = quantized(desc.b, as_codes, b, scratch, threads, seed);
   uint32_t* panels = (uint32_t*)(scratch + desc.panels_offset);
   const GemmSize size{desc.rows, desc.columns, desc.depth};
   const CodecDesc& codec = desc.result;
@@ -56,11 +56,14 @@ void matmul(const MatMulDesc& desc, const uint8_t* a, const uint8_t* b, const ui
 void linear_forward(const LinearForwardDesc& desc, const uint8_t* x, const uint8_t* w, const float* bias,
                     uint8_t* y, uint8_t* codes, uint8_t* scales, uint8_t* scratch, int threads, uint64_t seed) {
   if (codes) pack_tensor(desc.stash, x, codes, scales, threads, seed + desc.stash_seed);
-  matmul(desc.output, x, w, nullptr, bias, y, scratch, threads, seed);
+  matmul(desc.output, {x}, {w}, bias, y, scratch, threads, seed);
 }
 
 void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const uint8_t* w, const uint8_t* codes,
                      const uint8_t* scales, uint8_t* dx, uint8_t* dw, uint8_t* scratch, int threads, uint64_t seed) {
-  if (dx) matmul(desc.input_gradient, dy, w, nullptr, nullptr, dx, scratch, threads, seed);
-  if (dw) matmul(desc.weight_gradient, dy, codes, scales, nullptr, dw, scratch, threads, seed);
+  const Given gradient{dy}, x{codes, scales};
+  const bool transposed = desc.weight_gradient.a.packed;
+  if (dx) matmul(desc.input_gradient, gradient, {w}, nullptr, dx, scratch, threads, seed);
+  if (dw)
+    matmul(desc.weight_gradient, transposed ? x : gradient, transposed ? gradient : x, nullptr, dw, scratch, threads, seed);
 }

@@ -8,8 +8,9 @@ import dsq
 Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
 
 
-def test_it_is_a_linear_layer_of_the_transposed_weight():
-    config = dsq.DSQConfig(levels="[4,4,4,16]")
+@pytest.mark.parametrize("levels", ["[4,4,4,16]", "[4,4,4,8]", "[2,2,2,8]"])
+def test_it_is_a_linear_layer_of_the_transposed_weight(levels):
+    config = dsq.DSQConfig(levels=levels)
     net, linear = Conv1D(48, 32), torch.nn.Linear(32, 48)
     linear.weight.data, linear.bias.data = net.weight.data.t().contiguous(), net.bias.data
     names = list(net.state_dict())
@@ -25,3 +26,10 @@ def test_it_is_a_linear_layer_of_the_transposed_weight():
         results.append((y, x.grad, layer.bias.grad, layer.weight.grad if layer is linear else layer.weight.grad.t()))
     assert all(map(torch.equal, *results))
     assert type(dsq.unconvert(net)) is Conv1D
+
+
+def test_at_8_bits_the_weight_s_gradient_is_not_copied():
+    net, made = dsq.convert(Conv1D(48, 32), dsq.DSQConfig(levels="[4,4,4,8]")), []
+    net.weight.register_hook(lambda gradient: made.append(gradient.data_ptr()))
+    net(torch.randn(16, 32, requires_grad=True)).sum().backward()
+    assert made == [net.weight.grad.data_ptr()]

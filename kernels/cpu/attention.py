@@ -1,0 +1,159 @@
+"""PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
+
+PyTorch multiplies there by MKL, in 256-bit units on CPUs of other makers than Intel, and in bfloat16 by a primitive of
+oneDNN that it makes for each small product. ``install`` puts these kernels in the place of PyTorch's, so that all that
+calls F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the
+rounding of sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
+
+Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsq.kernels.cpu.library import Library
+from dsq.kernels.cpu.scratch import scratch
+
+_FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
+_DTYPES = (torch.float32, torch.bfloat16)
+_installed = True
+
+
+@contextmanager
+def pytorch_attention() -> Iterator[None]:
+    """PyTorch's own kernels, while inside: what plain models are timed with. For all threads."""
+    global _installed
+    before, _installed = _installed, False
+    try:
+        yield
+    finally:
+        _installed = before
+
+
+@cache
+def install(library: Library) -> Any:
+    """Serve PyTorch's operators with ``library``, in this process from now on; nothing where it would not be faster.
+
+    The result holds the registrations, which end with it.
+    """
+    if not library.c.dsq_attention_usable():
+        return None
+    kernels = AttentionKernels(library)
+    operators = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced
+        operators.impl(_FORWARD, kernels.forward, "CPU", with_keyset=True)
+        operators.impl(f"{_FORWARD}_backward", kernels.backward, "CPU", with_keyset=True)
+    return operators
+
+
+class AttentionKernels:
+    """The operators with PyTorch's signatures, after the dispatcher's keys; those of ``library``, or PyTorch's."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._forward, self._backward = (
+            torch.library.get_kernel(f"aten::{name}", "CPU") for name in (_FORWARD, f"{_FORWARD}_backward")
+        )
+        self._prepared = lru_cache(maxsize=4096)(self._prepare)
+
+    def forward(
+        self,
+        keys: torch._C.DispatchKeySet,
+        q_BHLD: Tensor,
+        k_BHSD: Tensor,
+        v_BHSD: Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        """y (B, H, L, D) and the logarithm of each query's sum of exponentials (B, H, L)."""
+        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
+            given = q_BHLD, k_BHSD, v_BHSD, dropout_p, is_causal
+            return self._forward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
+        o_BHLD = _like_heads(q_BHLD)
+        lse_BHL = torch.empty(*o_BHLD.transpose(1, 2).shape[:3], dtype=torch.float32, device="cpu").transpose(1, 2)
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD, "lse": lse_BHL}
+        self._run(self._library.c.dsq_attention_forward, tensors, is_causal, scale)
+        return o_BHLD, lse_BHL
+
+    def backward(
+        self,
+        keys: torch._C.DispatchKeySet,
+        dy_BHLD: Tensor,
+        q_BHLD: Tensor,
+        k_BHSD: Tensor,
+        v_BHSD: Tensor,
+        y_BHLD: Tensor,
+        lse_BHL: Tensor,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        """The gradients of q, k and v."""
+        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
+            given = dy_BHLD, q_BHLD, k_BHSD, v_BHSD, y_BHLD, lse_BHL, dropout_p, is_causal
+            return self._backward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
+        dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": _rows(y_BHLD), "lse": lse_BHL}
+        tensors |= {"d_o": _rows(dy_BHLD), "dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
+        self._run(self._library.c.dsq_attention_backward, tensors, is_causal, scale)
+        return dq_BHLD, dk_BHSD, dv_BHSD
+
+    def _run(self, run: Any, tensors: dict[str, Tensor], causal: bool, scale: float | None) -> None:
+        q, k = tensors["q"], tensors["k"]
+        scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+        strides = tuple(x.stride() for x in tensors.values())
+        desc, floats = self._prepared(tuple(tensors), strides, q.shape, k.shape[2], q.dtype, causal, scale)
+        threads = torch.get_num_threads()
+        memory = scratch(4 * floats * threads)
+        addresses = self._library.new("AttentionTensors", {name: x.data_ptr() for name, x in tensors.items()})
+        run(desc, addresses, memory.data_ptr(), threads)
+
+    def _prepare(
+        self,
+        names: tuple[str, ...],
+        strides: tuple[tuple[int, ...], ...],
+        shape: torch.Size,
+        keys: int,
+        dtype: torch.dtype,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Any, int]:
+        """AttentionDesc *, and the floats of scratch memory that a thread takes."""
+        batches, heads, queries, width = shape
+        fields: dict[str, Any] = {name: stride[:3] for name, stride in zip(names, strides, strict=True)}
+        fields |= {"batches": batches, "heads": heads, "queries": queries, "keys": keys, "width": width}
+        fields |= {"scale": scale, "causal": causal, "dtype": self._library.dtypes()[dtype]}
+        desc = self._library.new("AttentionDesc", fields)
+        return desc, self._library.c.dsq_attention_scratch(desc, "dq" in names)
+
+
+def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:
+    """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
+    plain = _installed and attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
+    alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[:2] == k.shape[:2]
+    rows = q.stride(3) == k.stride(3) == v.stride(3) == 1
+    return plain and alike and rows and q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
+
+
+def _like_heads(x_BHLD: Tensor) -> Tensor:
+    """A new tensor of this shape, in memory (B, L, H, D), which layers that come next read."""
+    batches, heads, rows, width = x_BHLD.shape
+    return torch.empty(batches, rows, heads, width, dtype=x_BHLD.dtype, device="cpu").transpose(1, 2)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x`` with the values of a row side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,129 @@
+"""Fused attention by the compiled kernels against its equations in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.kernels.cpu.attention import install, pytorch_attention
+from dsq.kernels.cpu.library import LIBRARY, library
+
+if not LIBRARY.exists() or install(library()) is None:
+    pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
+
+#: batches, heads, queries, keys, features of a head
+SHAPES = [(2, 3, 37, 53, 20), (1, 4, 128, 128, 64), (2, 2, 200, 200, 16), (1, 2, 33, 2500, 65), (3, 1, 1, 1, 1)]
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, spread: float = 1) -> list[Tensor]:
+    """q, k, v and dy, as projections give them: heads side by side in memory."""
+    batches, heads, queries, keys, width = shape
+    generator = torch.Generator().manual_seed(0)
+    rows = (queries, keys, keys, queries)
+    made = [torch.randn(batches, n, heads, width, generator=generator).transpose(1, 2) for n in rows]
+    return [(spread * x).to(dtype).detach() for x in made]
+
+
+def equations(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def results(function, *given: Tensor) -> list[Tensor]:
+    """y, and the gradients of q, k and v."""
+    *qkv, dy = (x.requires_grad_() for x in given)
+    y = function(*qkv)
+    return [y, *torch.autograd.grad(y, qkv, dy.detach())]
+
+
+@pytest.mark.parametrize("spread", [1, 8])  # with 8 most weights are next to 0
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)], ids=str)
+def test_result_and_gradients_are_those_of_the_equations(dtype, tolerance, shape, causal, spread):
+    given = inputs(shape, dtype, spread)
+    found = results(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), *given)
+    expected = results(lambda *x: equations(*x, causal), *(x.double() for x in given))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        # errors grow with the scores; dq and dk of a single key are 0, but for rounding
+        assert (one - other).norm() <= tolerance * spread**2 * max(other.norm(), expected[0].norm())
+
+
+def test_it_is_these_kernels_that_answer_and_pytorch_s_while_asked_for():
+    q, k, v, _ = inputs((2, 4, 96, 96, 64))
+    ours = F.scaled_dot_product_attention(q, k, v)
+    with pytorch_attention():
+        theirs = F.scaled_dot_product_attention(q, k, v)
+    assert not ours.equal(theirs)
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_number_of_threads_alters_no_bit():
+    given, threads, found = inputs((2, 3, 70, 70, 32)), torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 6):
+            torch.set_num_threads(number)
+            found.append(results(F.scaled_dot_product_attention, *given))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_a_gradient_with_strides_of_its_own():
+    q, k, v, dy = inputs((1, 2, 40, 40, 24))
+    expected = results(F.scaled_dot_product_attention, q, k, v, dy)
+    found = results(F.scaled_dot_product_attention, q, k, v, dy.mT.contiguous().mT)
+    assert all(map(torch.equal, expected, found))
+    one = torch.ones(()).expand(q.shape)
+    expected = results(F.scaled_dot_product_attention, q, k, v, one.contiguous())
+    assert all(map(torch.equal, expected, results(F.scaled_dot_product_attention, q, k, v, one)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_reaches_its_row_and_no_other(bad):
+    q, k, v, _ = inputs((1, 2, 40, 40, 24))
+    q[0, 1, 7, 3] = bad
+    y = F.scaled_dot_product_attention(q, k, v)
+    broken = torch.zeros(y.shape[:3], dtype=torch.bool)
+    broken[0, 1, 7] = True
+    assert torch.equal(y.isnan().any(-1), broken)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_mask": torch.ones(40, 40).tril().bool()},
+        {"scale": 0.3},
+        {"scale": -30.0},
+        {"is_causal": True, "scale": 0.3},
+    ],
+    ids=str,
+)
+def test_options_mean_what_they_do_in_pytorch(options):
+    given = inputs((2, 2, 40, 40, 24))
+    found = results(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
+    with pytorch_attention():
+        expected = results(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_kernels_do_not_take_goes_to_pytorch():
+    q, k, v, dy = inputs((2, 4, 40, 40, 24))
+    cases = {
+        "float64": [x.double() for x in (q, k, v, dy)],
+        "columns apart": [x.mT.contiguous().mT for x in (q, k, v, dy)],
+        "no key": [q, k[:, :, :0], v[:, :, :0], dy],
+    }
+    for given in cases.values():
+        found = results(F.scaled_dot_product_attention, *given)
+        with pytorch_attention():
+            expected = results(F.scaled_dot_product_attention, *given)
+        assert all(one.equal(other) or other.isnan().all() for one, other in zip(found, expected, strict=True))
