@@ -1,4 +1,4 @@
-"""Stash policies on an encoder whose blocks are compiled by inductor one by one: bytes and time (CPU).
+"""Stash policies on an encoder that inductor compiles, block by block or in one graph: bytes and time (CPU).
 
     python -m analysis.stash.compiled_blocks [--only bytes] [--blocks 4]
 
@@ -36,6 +36,8 @@ SETUPS = (
     "compiled",
     BASELINE,
     "compiled, bfp",
+    "one graph",
+    "one graph, bfp",
     "eager, gact",
     "compiled, gact",
     "eager, mesa",
@@ -59,9 +61,10 @@ def training(setup: str, blocks: int) -> tuple[nn.Module, Callable[[], Tensor]]:
     if mode == "compiled":
         for block in list(model.children())[:blocks]:
             block.compile()
+    run = torch.compile(model, fullgraph=True) if mode == "one graph" else model
     if policy:
-        stash.apply(model, policy, **OPTIONS[policy])
-    return model, lambda: model(x).square().mean()
+        stash.apply(run, policy, **OPTIONS[policy])
+    return model, lambda: run(x).square().mean()
 
 
 def count_bytes(args: argparse.Namespace) -> dict[str, Any]:
