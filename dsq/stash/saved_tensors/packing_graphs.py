@@ -47,16 +47,16 @@ class Packing(CustomPartitionerFn):
     ) -> tuple[GraphModule, GraphModule]:
         forward, backward = self.divide(gm, joint_inputs, **options)
         boundary = _Boundary(forward, backward, options["num_fwd_outputs"])
+        boundary.save_decisions()
         for tensor in filter(self._wanted, boundary.saved.copy()):
             boundary.pack(tensor, self.format)
         boundary.close()
         return forward, backward
 
     def _wanted(self, node: Node) -> bool:
-        value = node.meta.get("val")
-        if node.op == "placeholder" or MARK in node.meta or not isinstance(value, Tensor):
+        if node.op == "placeholder" or MARK in node.meta or not _is_float(node):
             return False
-        return value.is_floating_point() and bool(value.numel() > self.few)
+        return bool(node.meta["val"].numel() > self.few)
 
     def uuid(self) -> Any:  # of the cache of compiled graphs
         own = self.divide.uuid() if isinstance(self.divide, CustomPartitionerFn) else None
@@ -74,6 +74,22 @@ class _Boundary:
         self.output = forward.graph.output_node()
         self.saved: list[Node] = list(self.output.args[0][results:])  # type: ignore[arg-type, index]
         self.inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+
+    def save_decisions(self) -> None:
+        """Save what the backward would compare again (the mask of a ReLU): rounded values would decide otherwise."""
+        known = {node.name: node for node in self.forward.graph.nodes}
+        first = self.saved[0]
+        for node in list(self.backward.graph.nodes):
+            value, inputs = node.meta.get("val"), node.all_input_nodes
+            if node.op != "call_function" or not isinstance(value, Tensor) or value.dtype != torch.bool:
+                continue
+            if not any(map(_is_float, inputs)) or any(x.name not in known for x in inputs):
+                continue
+            with self.forward.graph.inserting_before(self.output):
+                given = self.forward.graph.node_copy(node, lambda x: known[x.name])
+            self.saved.insert(self.saved.index(first), given)
+            node.replace_all_uses_with(self._input(given, before=self.inputs[first.name]))
+            self.backward.graph.erase_node(node)
 
     def pack(self, x: Node, fmt: str) -> None:
         """Save codes and scales of ``x`` in its place; boxes over neighbours in memory."""
@@ -124,6 +140,11 @@ class _Boundary:
         node.meta, node.target = copy(saved.meta), node.name  # its argument's name: no other node's
         self.inputs[node.name] = node
         return node
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Node:

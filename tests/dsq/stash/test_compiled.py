@@ -133,8 +133,10 @@ def test_a_policy_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, ho
     assert stash_bytes(compiled) <= 1.05 * saved * stash_bytes(eager)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "graph breaks"])
+WHOLE = [(name, False) for name in MODELS if name != "graph breaks"] + [("fused attention", True)]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), WHOLE)
 def test_one_graph_of_a_whole_model_packs_what_eager_mode_packs(name, dynamic):
     plain, eager, model = (made(name) for _ in range(3))
     compiled = torch.compile(model, backend=DIVIDED, fullgraph=True, dynamic=dynamic)
