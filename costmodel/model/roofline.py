@@ -139,7 +139,7 @@ def step_floor(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, 
 
 def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:
     kind = TIMED_AS.get(op.kind, op.kind)
-    return all((kind, int(bits), phase) in hardware.passes for bits in np.unique(container))
+    return bool(np.all(by_width(container, lambda bits: (kind, bits, phase) in hardware.passes)))
 
 
 def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits) -> Bits:

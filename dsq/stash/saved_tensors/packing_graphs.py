@@ -77,8 +77,9 @@ class _Boundary:
 
     def save_decisions(self) -> None:
         """Save what the backward would compare again (the mask of a ReLU): rounded values would decide otherwise."""
-        known = {node.name: node for node in self.forward.graph.nodes}
-        first = self.saved[0]
+        if not self.saved:
+            return
+        known, first = {node.name: node for node in self.forward.graph.nodes}, self.saved[0]
         for node in list(self.backward.graph.nodes):
             value, inputs = node.meta.get("val"), node.all_input_nodes
             if node.op != "call_function" or not isinstance(value, Tensor) or value.dtype != torch.bool:
