@@ -4,8 +4,8 @@
 
 boundaries  GPT-2 of transformers: 12 blocks, 256 wide, one sequence of 2,048 tokens; all but the first row checkpoint
             every block
-compiled    4 pre-LN blocks, 256 wide, 4 heads of fused attention, 4 sequences of 256 tokens, compiled by inductor one by
-            one or in one graph
+compiled    4 pre-LN blocks, 256 wide, 4 heads of fused attention, 4 sequences of 256 tokens, compiled one
+            by one or in one graph, by inductor
 
 Random weights and inputs. Bytes and errors come from one process in which every malloc is counted
 (analysis.stash.allocator).
@@ -79,7 +79,7 @@ def compiled(setup: str, blocks: int) -> Training:
     if mode == "compiled":
         for block in list(model.children())[:blocks]:
             block.compile()
-    run = torch.compile(model, fullgraph=True) if mode == "one graph" else model
+    run: Any = torch.compile(model, fullgraph=True) if mode == "one graph" else model
     if policy:
         dsq.stash.apply(run, policy, **POLICIES[policy])
     return model, lambda: run(x).square().mean()

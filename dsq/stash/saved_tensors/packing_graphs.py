@@ -73,7 +73,7 @@ class _Boundary:
         self.forward, self.backward, self.results = forward, backward, results
         self.output = forward.graph.output_node()
         self.saved: list[Node] = list(self.output.args[0][results:])  # type: ignore[arg-type, index]
-        self.inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+        self.inputs: dict[str, Node] = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
 
     def save_decisions(self) -> None:
         """Save what the backward would compare again (the mask of a ReLU): rounded values would decide otherwise."""
@@ -150,7 +150,7 @@ def _is_float(node: Node) -> bool:
 
 def _call(function: Callable[..., Any], *args: Any) -> Node:
     """``function(*args)`` where the graph of its first argument inserts nodes."""
-    node = args[0].graph.call_function(function, args)
+    node: Node = args[0].graph.call_function(function, args)
     values: Any = torch.fx.node.map_arg(args, lambda arg: arg.meta["val"])
     fake = next(value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, Tensor))
     with fake.fake_mode:  # type: ignore[attr-defined]
