@@ -12,8 +12,10 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
-from costmodel.model.parallel import Plan, cheapest, parallelisms
-from costmodel.model.planning import USUAL, communication_bytes, largest_batch, packing_seconds, step_time
+from costmodel.planning.batch import largest_batch
+from costmodel.planning.methods import USUAL
+from costmodel.planning.parallel import Plan, cheapest, parallelisms
+from costmodel.planning.step import communication_bytes, packing_seconds, step_time
 from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number

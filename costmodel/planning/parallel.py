@@ -9,31 +9,13 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import in_layer
 from costmodel.model.memory import Memory, Method, peak_memory, state
 from costmodel.model.operations import Workload
-from costmodel.model.planning import communication_bytes, step_time
+from costmodel.planning.step import communication_bytes, step_time
+from costmodel.workloads.shard import Shard
 
 #: tensor parallelism stays inside a node
 MOST_TENSOR = 8
 #: layers whose output tensor parallelism sums over the devices
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Into how many parts a model is cut."""
-
-    tensor: int = 1  #: heads and MLP widths
-    pipeline: int = 1  #: layers
-    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
-
-    @property
-    def devices(self) -> int:
-        return self.tensor * self.pipeline
-
-    def __str__(self) -> str:
-        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
-        parts += ["SP"] if self.sequence else []
-        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
-        return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -154,6 +136,7 @@ def cheapest(
             except ValueError:
                 stages[shard] = ()
         if stages[shard]:
+            # policies of which no packing was measured take the same time
             timed = replace(method, name="", devices=1, zero=0, stash=method.stash if hardware.passes else None)
             if (shard, timed) not in seconds:
                 seconds[shard, timed] = compute_seconds(stages[shard], timed, hardware)
