@@ -1,6 +1,7 @@
 """What an installed package promises: its version, its types in the README's own words, what it needs."""
 
 import doctest
+import json
 import re
 import subprocess
 import sys
@@ -35,22 +36,42 @@ def run(*arguments):
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_the_readmes_code_is_typed(tmp_path):
+def examples():
+    """The statements and expressions of the page of public names."""
+    return doctest.DocTestParser().get_examples((ROOT / "docs" / "reference.md").read_text())
+
+
+@pytest.fixture
+def snippets(tmp_path):
+    """The README's code and that of the page of public names, as files."""
+    readme = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert readme
+    (tmp_path / "readme.py").write_text("\n".join([AROUND, *readme, AFTER]))
+    (tmp_path / "reference.py").write_text("".join(example.source for example in examples()))
+    return tmp_path
+
+
+def test_the_snippets_pass_mypy(snippets):
     pytest.importorskip("mypy")
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert snippets
-    (tmp_path / "snippets.py").write_text("\n".join([AROUND, *snippets, AFTER]))
     options = ["--strict", "--config-file=", "--follow-imports=silent"]
     options += ["--cache-dir", ".mypy_cache/snippets"]  # other options than make lint's would spoil its cache
-    done = run("-m", "mypy", *options, str(tmp_path / "snippets.py"))
+    done = run("-m", "mypy", *options, *map(str, snippets.glob("*.py")))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_snippets_pass_pyright(snippets):
+    pytest.importorskip("pyright")
+    options = {"typeCheckingMode": "strict", "extraPaths": [str(ROOT)], "reportUnusedExpression": False}
+    (snippets / "pyrightconfig.json").write_text(json.dumps(options))
+    done = run("-m", "pyright", "--pythonpath", sys.executable, "-p", str(snippets))
     assert done.returncode == 0, done.stdout
 
 
 def test_every_public_name_has_an_example_that_runs():
     page = ROOT / "docs" / "reference.md"
     assert doctest.testfile(str(page), module_relative=False).failed == 0
-    examples = "".join(example.source for example in doctest.DocTestParser().get_examples(page.read_text()))
-    missing = [name for name in dsq.__all__ if not re.search(rf"\bdsq\.{name}\b", examples)]
+    sources = "".join(example.source for example in examples())
+    missing = [name for name in dsq.__all__ if not re.search(rf"\bdsq\.{name}\b", sources)]
     assert missing == []
 
 

@@ -1,10 +1,11 @@
-"""Blocks whose checkpoints are packed, and blocks compiled one by one: bytes, gradient error and time (CPU).
+"""Blocks whose checkpoints are packed, and compiled blocks: bytes, gradient error and time (CPU).
 
     python -m analysis.stash.blocks boundaries|compiled [--only bytes|time] [--rounds 5]
 
 boundaries  GPT-2 of transformers: 12 blocks, 256 wide, one sequence of 2,048 tokens; all but the first row checkpoint
             every block
-compiled    4 pre-LN blocks, 256 wide, 4 heads of fused attention, 4 sequences of 256 tokens, some compiled by inductor
+compiled    4 pre-LN blocks, 256 wide, 4 heads of fused attention, 4 sequences of 256 tokens, compiled one
+            by one or in one graph, by inductor
 
 Random weights and inputs. Bytes and errors come from one process in which every malloc is counted
 (analysis.stash.allocator).
@@ -78,9 +79,10 @@ def compiled(setup: str, blocks: int) -> Training:
     if mode == "compiled":
         for block in list(model.children())[:blocks]:
             block.compile()
+    run: Any = torch.compile(model, fullgraph=True) if mode == "one graph" else model
     if policy:
-        dsq.stash.apply(model, policy, **POLICIES[policy])
-    return model, lambda: model(x).square().mean()
+        dsq.stash.apply(run, policy, **POLICIES[policy])
+    return model, lambda: run(x).square().mean()
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,14 @@ COMPARISONS = {
     "boundaries": Comparison(checkpointed, tuple(CHECKPOINTS), "checkpoint", ("bfp 4", "snvint 4"), 12),
     "compiled": Comparison(
         compiled,
-        ("eager", "compiled", *(f"{mode}, {policy}" for policy in POLICIES for mode in ("eager", "compiled"))),
+        (
+            "eager",
+            "compiled",
+            *(f"{mode}, {policy}" for policy in POLICIES for mode in ("eager", "compiled")),
+            "one graph, bfp",
+        ),
         "eager, bfp",
-        ("eager", "compiled", "compiled, bfp", "eager, mesa", "compiled, mesa"),
+        ("eager", "compiled", "compiled, bfp", "one graph, bfp", "eager, mesa", "compiled, mesa"),
         4,
     ),
 }

@@ -26,7 +26,7 @@ make no sense.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 from weakref import WeakSet
 
 import torch
@@ -34,6 +34,8 @@ from torch import nn
 
 from dsq.arguments import choice
 from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
+
+Compiled = Literal["nothing", "blocks", "model"]
 
 _APPLIED = "_dsq_stash"  # attribute of the root module: {policy name: controller}
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the modules that have it: a submodule does not know the models around it
@@ -198,7 +200,7 @@ class Policy:
     name: str
     attach: Callable[..., Controller]
     composes_with: frozenset[str]
-    compiled_blocks: bool  #: whether it sees what blocks save that torch.compile compiles one by one
+    compiled: Compiled  #: what it may find compiled: "blocks" of the model, one by one, or the "model" itself too
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options of the policy: attach's parameters after the model."""
@@ -210,7 +212,7 @@ _POLICIES: dict[str, Policy] = {}
 
 
 def register(
-    name: str, composes_with: tuple[str, ...] = (), compiled_blocks: bool = False
+    name: str, composes_with: tuple[str, ...] = (), compiled: Compiled = "nothing"
 ) -> Callable[[Callable[..., Controller]], Callable[..., Controller]]:
     """Enter `attach(model, *, options...) -> Controller` under a name; a pair is allowed when either names the other.
 
@@ -219,7 +221,7 @@ def register(
 
     def enter(attach: Callable[..., Controller]) -> Callable[..., Controller]:
         assert name not in _POLICIES, f"policy {name} registered twice"
-        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiled_blocks)
+        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiled)
         return attach
 
     return enter
@@ -240,7 +242,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
         TypeError: model is no nn.Module, or an option the policy does not have (the message lists those it has).
         ValueError: unknown policy; the policy (or one it cannot share a model with) is already applied to the model, a
             submodule or a model around it; a model under torch.compile, or one whose blocks are, for a policy that
-            needs an eager model; an option out of range; a model in which the
+            does not go with that; an option out of range; a model in which the
             policy finds nothing to stash.
     """
     if not isinstance(model, nn.Module):
@@ -307,17 +309,17 @@ def _check_pair(entry: Policy, other: str, where: str) -> None:
 
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:
-    blocks = [block for block, _ in compiled_blocks(model)]
-    if model in blocks:
-        raise ValueError(_COMPILED_MODEL)
-    if blocks and not entry.compiled_blocks:
-        able = ", ".join(p for p in policies() if _POLICIES[p].compiled_blocks)
-        raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile, block by block, go {able}")
+    found = dict(compiled_blocks(model))
+    if found and entry.compiled == "nothing":
+        able = ", ".join(p for p in policies() if _POLICIES[p].compiled != "nothing")
+        raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile go {able}")
+    if model in found and (entry.compiled != "model" or found[model] != "forward"):
+        raise ValueError(_COMPILE_BEFORE)
 
 
-_COMPILED_MODEL = (
-    "dsq.stash does not work inside torch.compile: a graph of the whole model unpacks its whole stash at once; compile "
-    "its blocks, one by one (block.compile()), before stash.apply"
+_COMPILE_BEFORE = (
+    "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
+    "compiled = torch.compile(model) (bfp), or to a model of which each block was compiled (bfp, gact, mesa)"
 )
 
 
@@ -329,4 +331,4 @@ class _RefuseCompiled:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
-            raise RuntimeError(_COMPILED_MODEL)
+            raise RuntimeError(_COMPILE_BEFORE)

@@ -20,7 +20,7 @@ from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 
-@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiled_blocks=True)
+@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiled="model")
 def attach(
     model: nn.Module,
     *,

@@ -38,7 +38,7 @@ from dsq.stash.saved_tensors.window import take_off_before_steps
 LEVELS = ("L1", "L2", "CB1", "CB2")
 
 
-@register("gact", composes_with=("checkpoint",), compiled_blocks=True)
+@register("gact", composes_with=("checkpoint",), compiled="blocks")
 def attach(
     model: nn.Module,
     *,

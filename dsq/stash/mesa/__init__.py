@@ -36,7 +36,7 @@ from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 
-@register("mesa", composes_with=("checkpoint",), compiled_blocks=True)
+@register("mesa", composes_with=("checkpoint",), compiled="blocks")
 def attach(
     model: nn.Module,
     *,

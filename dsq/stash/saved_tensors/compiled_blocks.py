@@ -1,13 +1,14 @@
-"""Blocks of a model that torch.compile compiles one by one: their stash goes through the hooks of the model's forward.
+"""Compiled models, and blocks that torch.compile compiles one by one: their stash goes through the policy's hooks.
 
 A compiled graph is one autograd function. What it saves passes the hooks when its forward ends, without a history, and
-is unpacked when its backward begins, all of it: at the peak one block's stash is there unpacked. The model itself must
-stay eager, as a graph of all blocks would unpack everything.
+is unpacked when its backward begins, all of it: at the peak one block's stash is there unpacked. What a graph packs by
+itself (packing_graphs.py) is codes by then, and unpacked one by one.
 """
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode, _pop_mode, _push_mode
 
-from dsq.stash.compiled import compiled_blocks
+from dsq.stash.compiled import compiled_blocks, forget_compiled
 from dsq.stash.policy import Controller, SharedByCopies
 from dsq.stash.saved_tensors.forms import Saved, get
-from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.forward_stash import ForwardStash, GraphPacking
 from dsq.stash.saved_tensors.hooks import innermost_hooks
 from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
@@ -26,10 +27,12 @@ from dsq.stash.saved_tensors.storages import storages_of
 
 def around_compiled_blocks(controller: Controller, model: nn.Module) -> None:
     """Let the ForwardStash that is entered around the model's forward see what its compiled blocks save."""
+    graphs = _Graphs()
     for block, name in list(compiled_blocks(model)):
         run = getattr(block, name)
-        setattr(block, name, CompiledBlock(block, run))
+        setattr(block, name, CompiledBlock(block, run, graphs))
         controller.undo.callback(_restore, block, name, run)
+    controller.undo.callback(forget_compiled)
 
 
 def _restore(block: nn.Module, name: str, run: Callable[..., Any]) -> None:
@@ -37,11 +40,29 @@ def _restore(block: nn.Module, name: str, run: Callable[..., Any]) -> None:
         setattr(block, name, run)
 
 
+@dataclass
+class _Graphs:
+    """How the graphs of a model pack."""
+
+    packing: GraphPacking | None = None
+
+    def context(self, packing: GraphPacking | None) -> AbstractContextManager[Any]:
+        """Around a call that may compile. Graphs that pack in another way are made again."""
+        if self.packing not in (None, packing):
+            forget_compiled()
+        self.packing = packing
+        if packing is None:
+            return nullcontext()
+        from dsq.stash.saved_tensors.packing_graphs import graphs_pack  # torch._inductor takes seconds
+
+        return graphs_pack(*packing)
+
+
 class CompiledBlock(SharedByCopies):
     """The call of a compiled block."""
 
-    def __init__(self, block: nn.Module, run: Callable[..., Any]) -> None:
-        self.block, self.run = block, run
+    def __init__(self, block: nn.Module, run: Callable[..., Any], graphs: _Graphs) -> None:
+        self.block, self.run, self.graphs = block, run, graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stash = _innermost_stash()
@@ -51,6 +72,7 @@ class CompiledBlock(SharedByCopies):
             stack.enter_context(_without_modes())
             stack.enter_context(marked(self.block))  # without hooks too: the graph serves the next call with them
             if stash is not None:
+                stack.enter_context(self.graphs.context(stash.in_graphs))
                 stack.enter_context(saved_tensors_hooks(_pack_of(stash, storages_of((args, kwargs))), get))
             return self.run(*args, **kwargs)
 

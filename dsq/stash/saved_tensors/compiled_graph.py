@@ -1,9 +1,9 @@
 """Which tensors a compiled graph may hand to a quantising policy: decided in the graph, as its results have no history.
 
 Marked are those that policies keep exact in eager mode: statistics (mean and deviation of a norm, attention's
-logsumexp), what no gradient flows through (masks, tables of rotations), and casts of weights. PyTorch keeps a marked
-tensor on the autograd function itself, which no hook sees: it is meant for tensors saved without a check of their
-version.
+logsumexp), what a loss keeps, what no gradient flows through (masks, tables of rotations), and casts of weights.
+PyTorch keeps a marked tensor on the autograd function itself, which no hook sees: it is meant for tensors saved without
+a check of their version.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
-_MARK = "saved_tensor_with_no_vc_check"
+#: in a node's meta: the tensor is to stay exact
+MARK = "saved_tensor_with_no_vc_check"
 _SIGNS = (aten.threshold_backward.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default)
+#: what losses begin with: compilers take them apart, and say by a copy of the operator what each part was of
+_LOSSES = ("aten._log_softmax.default", "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 _STATISTIC = 16  #: a statistic has at most one value for so many of what it is made of
 
 
@@ -53,6 +56,7 @@ class MarkExact(CustomGraphPass):
         activations: set[Node] = set()  # what depends on an input that is no weight
         differentiable = _differentiable(graph)  # ... on an input that gets a gradient
         statistics: set[Node] = set()
+        losses = _of_losses(graph)
         for node in graph.nodes:
             value = node.meta.get("val")
             if node.op == "placeholder":
@@ -68,8 +72,9 @@ class MarkExact(CustomGraphPass):
                 statistics.add(node)
             if not isinstance(value, Tensor):
                 continue
-            if node not in activations or node not in differentiable or node in statistics or _decides(node):
-                node.meta[_MARK] = True
+            exact = node in statistics or node in losses or _decides(node)
+            if exact or node not in activations or node not in differentiable:
+                node.meta[MARK] = True
             elif value.dtype == torch.bool:  # made again of rounded values it would be another
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
@@ -87,6 +92,23 @@ def _differentiable(graph: Graph) -> set[Node]:
     descriptions = graph.output_node().meta["desc"]
     wanted = {out.grad_of for out in descriptions if hasattr(out, "grad_of")}
     return {node for node in graph.find_nodes(op="placeholder") if node.meta["desc"] in wanted}
+
+
+def _of_losses(graph: Graph) -> set[Node]:
+    """What losses compute, and what they are given, through views and casts."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if str(node.meta.get("original_aten")) in _LOSSES:
+            found.update((node, *node.all_input_nodes))
+        elif node in found and _same_values(node):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def _same_values(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    view = schema is not None and any(result.alias_info for result in schema.returns)
+    return view or node.target in (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 
 
 def _decides(node: Node) -> bool:

@@ -7,12 +7,13 @@ unpack   the values in the shape, strides and type they were saved in; for first
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from dsq.formats import Format
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
 from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
@@ -53,6 +54,13 @@ class CodedView:
         return self.order.restore(self.shared.code.unpack(self.dtype).reshape(-1))
 
 
+class GraphPacking(NamedTuple):
+    """How compiled graphs may pack by themselves what a policy would."""
+
+    format: Format
+    few: int  #: values up to which a tensor stays exact
+
+
 Encoder = Callable[[Tensor, MemoryOrder, Tensor], Code | None]
 
 
@@ -63,10 +71,14 @@ class ForwardStash:
     weights: storages of the model's parameters and buffers, never encoded and never counted.
     batch: storages of inputs to encode though they need no gradient; other tensors without one stay exact (the
         statistics of norms and of attention kernels are among them).
+    in_graphs: None where encode is not the same for each tensor and step.
     """
 
-    def __init__(self, encode: Encoder, weights: set[int], batch: set[int]) -> None:
+    def __init__(
+        self, encode: Encoder, weights: set[int], batch: set[int], in_graphs: GraphPacking | None = None
+    ) -> None:
         self.encode = encode
+        self.in_graphs = in_graphs
         self.weights = weights
         self.batch = batch
         self.raw_bytes = 0

@@ -1,11 +1,17 @@
-"""Models whose blocks torch.compile compiled one by one, under stash policies; what else is compiled is refused."""
+"""Compiled models, and models whose blocks were compiled one by one, under stash policies; what else is refused."""
 
 import copy
+import weakref
 
 import pytest
 import torch
+import torch._inductor.compile_fx
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.compilers import nop
+from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dsq
 from analysis.models import encoder
@@ -66,6 +72,10 @@ MODELS = {
 }
 #: chooses what to save as inductor does, without its compiler
 PARTITIONED = "aot_eager_decomp_partition"
+#: divides into forward and backward as inductor does, passes and all, without its compiler
+DIVIDED = aot_autograd(
+    fw_compiler=nop, partition_fn=torch._inductor.compile_fx.partition_fn, decompositions=select_decomp_table
+)
 X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -106,18 +116,93 @@ CASES += [("fused attention", how, "bfp") for how in ("torch.compile(block)", "d
 CASES += [(name, "block.compile()", "mesa") for name in ("fused attention", "written attention", "graph breaks")]
 
 
-@pytest.mark.parametrize(("name", "how", "policy"), CASES)
-def test_a_policy_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, how, policy):
-    plain, eager, compiled = (made(name) for _ in range(3))
-    compile_blocks(compiled, how)
+def check_against_eager_mode(name, compiled, policy):
+    """Bytes and gradients under the policy; returns its controller and the exact gradient."""
+    plain, eager = made(name), made(name)
     exact = gradient(plain)
     assert error(gradient(compiled), exact) < 1e-6
     saved = max(1, stash_bytes(compiled) / stash_bytes(plain))  # of written attention the compiler saves more
-    for model in (eager, compiled):
-        apply(model, policy)
+    apply(eager, policy)
+    controller = apply(compiled, policy)
     of_eager = error(gradient(eager), exact)
     assert error(gradient(compiled), exact) == pytest.approx(of_eager, rel=0.2)  # other tensors are saved
     assert stash_bytes(compiled) <= 1.05 * saved * stash_bytes(eager)
+    return controller, exact
+
+
+@pytest.mark.parametrize(("name", "how", "policy"), CASES)
+def test_a_policy_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, how, policy):
+    model = made(name)
+    compile_blocks(model, how)
+    check_against_eager_mode(name, model, policy)
+
+
+WHOLE = [(name, False) for name in MODELS if name != "graph breaks"] + [("fused attention", True)]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), WHOLE)
+def test_so_does_one_graph_of_a_whole_model(name, dynamic):
+    compiled = torch.compile(made(name), backend=DIVIDED, fullgraph=True, dynamic=dynamic)
+    controller, exact = check_against_eager_mode(name, compiled, "bfp")
+    controller.remove()
+    assert error(gradient(compiled), exact) < 1e-6
+
+
+class Unpacked(TorchDispatchMode):
+    """Counts the tensors that were unpacked and are alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.all, self.most = weakref.WeakSet(), 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.dsq.unpack.default:
+            self.alive.add(result)
+            self.all, self.most = self.all + 1, max(self.most, len(self.alive))
+        return result
+
+
+def test_one_graph_unpacks_a_tensor_when_it_is_used():
+    model = Stack(encoder(4, 32, 4, 64, sdpa=True)[:4])
+    compiled = torch.compile(model, backend=DIVIDED, fullgraph=True)
+    apply(compiled, "bfp")
+    loss(compiled).backward()
+    value = loss(compiled)
+    with Unpacked() as unpacked:
+        value.backward()
+    assert unpacked.all >= 4 * 8
+    assert unpacked.most <= 6  # what attention was given and gave, and its neighbours
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = encoder(1, 32, 4, 64, sdpa=True)[0], nn.Linear(32, 96)
+
+    def forward(self, x):
+        logits = self.head(self.block(x))
+        return F.cross_entropy(logits.flatten(0, 1), torch.arange(4 * 24) % 96)
+
+
+def test_in_one_graph_what_a_loss_keeps_stays_exact():
+    torch.manual_seed(0)
+    compiled = torch.compile(Classifier(), backend=DIVIDED, fullgraph=True)
+    apply(compiled, "bfp")
+    compiled(X).backward()
+    kept = measure(lambda: compiled(X)).held
+    assert [held.nbytes for held in kept if held.dtype == "float32" and held.nbytes > 2048] == [4 * 24 * 96 * 4]
+
+
+def test_one_graph_follows_the_level():
+    config = dsq.DSQConfig(levels="[4,2,2,16] [16,4,4,16]", stash="all")
+    model, eager = made("fused attention"), dsq.convert(made("fused attention"), config)
+    compiled = dsq.convert(torch.compile(model, backend=DIVIDED, fullgraph=True), config)
+    for level in (0, 1):
+        dsq.set_level(model, config, level)
+        dsq.set_level(eager, config, level)
+        assert error(gradient(compiled), gradient(eager)) < 0.1 / (1 + level)
+        assert stash_bytes(eager) * 0.9 < stash_bytes(compiled) < stash_bytes(eager) * 1.05
 
 
 def test_a_block_that_was_trained_by_itself_first():
@@ -184,12 +269,12 @@ def test_a_compiled_model_and_blocks_compiled_later_are_refused(order, backend):
         run(X).sum().backward()
 
 
-def test_policies_on_a_compiled_model_are_refused():
+def test_compiled_models_that_a_policy_cannot_reach_are_refused():
     compiled = made("fused attention")
     compiled.compile()
-    for model in (torch.compile(made("fused attention")), compiled):
-        with pytest.raises(ValueError, match=r"does not work inside torch\.compile"):
-            apply(model, "bfp")
+    for model, policy in ((torch.compile(made("fused attention")), "gact"), (compiled, "bfp")):
+        with pytest.raises(ValueError, match=r"compile first, then stash.apply\(compiled, ...\) to compiled"):
+            apply(model, policy)
 
 
 def test_policies_that_need_an_eager_model_refuse_compiled_blocks():
