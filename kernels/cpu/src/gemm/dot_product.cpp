@@ -2,7 +2,6 @@
 // times the two boxes' scale factors, summed in float32 (NEON with sdot, which ARMv8.2 may have).
 #define LANES 4
 #ifdef __linux__
-#include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
