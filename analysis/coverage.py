@@ -4,7 +4,7 @@ Small configurations, so that it takes seconds; shares depend on the ratio of se
 """
 
 import argparse
-import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -14,50 +14,34 @@ import torch
 from torch import nn
 
 import dsq
+from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
 WIDTH, LAYERS, HEADS, VOCABULARY, TOKENS = 128, 2, 4, 512, 64
+Made = tuple[nn.Module, dict[str, Any]]  #: a model and its inputs
 
 
-def _tokens() -> torch.Tensor:
+def _words() -> torch.Tensor:
     return torch.randint(VOCABULARY, (2, TOKENS))
 
 
-def _text(model: str, **fields: Any) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
-    """A language model of transformers by the name of its class."""
+def _values() -> torch.Tensor:
+    return torch.randn(2, TOKENS, WIDTH)
 
-    def make() -> tuple[nn.Module, dict[str, Any]]:
+
+def _transformers(model: str, **fields: Any) -> Callable[[], Made]:
+    """A model of transformers by the name of its class."""
+
+    def make() -> Made:
         import transformers
 
         kind = getattr(transformers, model)
-        ids = _tokens()
+        if kind.main_input_name == "pixel_values":
+            return kind(kind.config_class(**fields)), {"pixel_values": torch.randn(2, 3, 64, 64)}
+        ids = _words()
         return kind(kind.config_class(**fields)), {"input_ids": ids, "labels": ids}
 
     return make
-
-
-def _vit() -> tuple[nn.Module, dict[str, Any]]:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    sizes: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    config = ViTConfig(**sizes, intermediate_size=4 * WIDTH, image_size=64, patch_size=8)
-    config.num_labels = 10
-    return ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 64, 64)}
-
-
-def _encoder() -> tuple[nn.Module, dict[str, Any]]:
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
-    return nn.TransformerEncoder(layer, LAYERS), {"src": torch.randn(2, TOKENS, WIDTH)}
-
-
-def _transformer() -> tuple[nn.Module, dict[str, Any]]:
-    model = nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, 4 * WIDTH, batch_first=True)
-    return model, {"src": torch.randn(2, TOKENS, WIDTH), "tgt": torch.randn(2, TOKENS, WIDTH)}
-
-
-def _attention() -> tuple[nn.Module, dict[str, Any]]:
-    x = torch.randn(2, TOKENS, WIDTH)
-    return nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), {"query": x, "key": x, "value": x}
 
 
 class _OwnAttention(nn.Module):
@@ -74,11 +58,6 @@ class _OwnAttention(nn.Module):
         return x + self.feed_forward(x + self.out(y))
 
 
-def _own_attention() -> tuple[nn.Module, dict[str, Any]]:
-    blocks = nn.Sequential(*(_OwnAttention() for _ in range(LAYERS)))
-    return blocks, {"input": torch.randn(2, TOKENS, WIDTH)}
-
-
 class _WrittenAttention(nn.Module):
     """Attention's products written out, by dsq.functional.matmul where @ stood."""
 
@@ -90,10 +69,6 @@ class _WrittenAttention(nn.Module):
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         weights = dsq.functional.matmul(q, k.mT, self.qkv).softmax(-1)
         return x + self.out(dsq.functional.matmul(weights, v, self.qkv).transpose(1, 2).flatten(2))
-
-
-def _written_attention() -> tuple[nn.Module, dict[str, Any]]:
-    return _WrittenAttention(), {"x": torch.randn(2, TOKENS, WIDTH)}
 
 
 class _NanoGPT(nn.Module):
@@ -112,11 +87,7 @@ class _NanoGPT(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
-def _nano_gpt() -> tuple[nn.Module, dict[str, Any]]:
-    return _NanoGPT(), {"ids": _tokens()}
-
-
-def _fairseq() -> tuple[nn.Module, dict[str, Any]]:
+def _fairseq() -> Made:
     import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel, transformer_legacy
@@ -125,56 +96,58 @@ def _fairseq() -> tuple[nn.Module, dict[str, Any]]:
     for index in range(VOCABULARY - len(words)):
         words.add_symbol(str(index))
     sizes = {"layers": LAYERS, "embed_dim": WIDTH, "ffn_embed_dim": 4 * WIDTH, "attention_heads": HEADS}
-    args = argparse.Namespace(share_decoder_input_output_embed=True)
-    for side in ("encoder", "decoder"):
-        for name, value in sizes.items():
-            setattr(args, f"{side}_{name}", value)
+    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    args = argparse.Namespace(share_decoder_input_output_embed=True, **both)
     transformer_legacy.transformer_iwslt_de_en(args)
     task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
-    lengths = torch.full((2,), TOKENS)
-    batch = {"src_tokens": _tokens(), "src_lengths": lengths, "prev_output_tokens": _tokens()}
+    batch = {"src_tokens": _words(), "src_lengths": torch.full((2,), TOKENS), "prev_output_tokens": _words()}
     return TransformerModel.build_model(args, task), batch
 
 
-_SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
-MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
-    "BERT": _text("BertForMaskedLM", intermediate_size=4 * WIDTH, **_SIZES),
-    "RoBERTa": _text("RobertaForMaskedLM", intermediate_size=4 * WIDTH, **_SIZES),
-    "DistilBERT": _text(
+_SIZES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 4 * WIDTH,
+}
+_TEXT = _SIZES | {"vocab_size": VOCABULARY}
+MODELS: dict[str, Callable[[], Made]] = {
+    "BERT": _transformers("BertForMaskedLM", **_TEXT),
+    "RoBERTa": _transformers("RobertaForMaskedLM", **_TEXT),
+    "DistilBERT": _transformers(
         "DistilBertForMaskedLM", dim=WIDTH, hidden_dim=4 * WIDTH, n_layers=LAYERS, n_heads=HEADS, vocab_size=VOCABULARY
     ),
-    "GPT-2": _text("GPT2LMHeadModel", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCABULARY),
-    "OPT": _text("OPTForCausalLM", ffn_dim=4 * WIDTH, word_embed_proj_dim=WIDTH, **_SIZES),
-    "Llama": _text("LlamaForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, **_SIZES),
-    "Mixtral": _text(
-        "MixtralForCausalLM", intermediate_size=4 * WIDTH, num_key_value_heads=2, num_local_experts=4, **_SIZES
-    ),
-    "Qwen2-MoE": _text(
+    "GPT-2": _transformers("GPT2LMHeadModel", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCABULARY),
+    "OPT": _transformers("OPTForCausalLM", ffn_dim=4 * WIDTH, word_embed_proj_dim=WIDTH, **_TEXT),
+    "Llama": _transformers("LlamaForCausalLM", num_key_value_heads=2, **_TEXT),
+    "Mixtral": _transformers("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4, **_TEXT),
+    "Qwen2-MoE": _transformers(
         "Qwen2MoeForCausalLM",
-        moe_intermediate_size=WIDTH,
-        shared_expert_intermediate_size=WIDTH,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_key_value_heads=2,
-        **_SIZES,
+        **{"moe_intermediate_size": WIDTH, "shared_expert_intermediate_size": WIDTH, "num_experts": 4},
+        **{"num_experts_per_tok": 2, "num_key_value_heads": 2},
+        **_TEXT,
     ),
-    "T5": _text(
+    "T5": _transformers(
         "T5ForConditionalGeneration",
-        d_model=WIDTH,
-        d_kv=WIDTH // HEADS,
-        d_ff=4 * WIDTH,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        vocab_size=VOCABULARY,
-        decoder_start_token_id=0,
+        **{"d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": 4 * WIDTH, "num_layers": LAYERS, "num_heads": HEADS},
+        **{"vocab_size": VOCABULARY, "decoder_start_token_id": 0},
     ),
-    "ViT": _vit,
-    "nn.TransformerEncoder": _encoder,
-    "nn.Transformer": _transformer,
-    "nn.MultiheadAttention": _attention,
-    "own attention": _own_attention,
-    "written attention": _written_attention,
-    "nanoGPT": _nano_gpt,
+    "ViT": _transformers("ViTForImageClassification", image_size=64, patch_size=8, num_labels=10, **_SIZES),
+    "nn.TransformerEncoder": lambda: (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True), LAYERS),
+        {"src": _values()},
+    ),
+    "nn.Transformer": lambda: (
+        nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, 4 * WIDTH, batch_first=True),
+        {"src": _values(), "tgt": _values()},
+    ),
+    "nn.MultiheadAttention": lambda: (
+        nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+        dict.fromkeys(("query", "key", "value"), _values()),
+    ),
+    "own attention": lambda: (nn.Sequential(*(_OwnAttention() for _ in range(LAYERS))), {"input": _values()}),
+    "written attention": lambda: (_WrittenAttention(), {"x": _values()}),
+    "nanoGPT": lambda: (_NanoGPT(), {"ids": _words()}),
     "fairseq": _fairseq,
 }
 
@@ -200,19 +173,20 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.coverage", description=__doc__)
     parser.add_argument("--attention", action="store_true", help="quantise attention's two products too")
-    parser.add_argument(
-        "models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all"
-    )
-    args = parser.parse_args()
-    options = {"attention": True} if args.attention else {}
-    rows = [shares(name, **options) for name in args.models or MODELS]
-    percent = ".1%"
-    columns = {"forward": percent, "backward": percent, "others": "", "uncalled": "", "parameters left": "d"}
-    print(table(rows, {"model": "", **columns, "stash": ".0%"}, markdown=True))
+    names = f"of {', '.join(MODELS)}; default: all"
+    parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help=names)
+    given = parser.parse_args(argv)
+
+    def work() -> None:
+        rows = [shares(name, attention=given.attention) for name in given.models or MODELS]
+        columns = {"model": "", "forward": ".1%", "backward": ".1%", "others": "", "uncalled": ""}
+        print(table(rows, columns | {"parameters left": "", "stash": ".0%"}, markdown=True))
+
+    return guarded(parser.prog, work)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

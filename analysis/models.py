@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -79,13 +78,3 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10) ->
             stages.append(BasicBlock(inner, width, 2 if stage > 0 and block == 0 else 1))
             inner = width
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
-
-
-def encoder_input(batch: int = 16, tokens: int = 128, width: int = 512) -> Tensor:
-    """Standard normal x (B, T, D)."""
-    return torch.randn(batch, tokens, width)
-
-
-def resnet_input(batch: int = 64, size: int = 32) -> Tensor:
-    """Standard normal images (B, 3, size, size)."""
-    return torch.randn(batch, 3, size, size)

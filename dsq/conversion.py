@@ -219,8 +219,8 @@ def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) ->
     if not isinstance(old, Quantised) or new is None:
         return
     for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
-        if isinstance(before, Quantised) and type(after) is before.plain:
-            _set_class(after, _class(before))
+        if isinstance(before, Quantised) and (kind := _quantised_class(after)) is _class(before):
+            _set_class(after, kind)
             _take_fields(after, before.__dict__)
 
 

@@ -64,6 +64,11 @@ def parse_levels(text: str) -> tuple[Precision, ...]:
     return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))
 
 
+def levels_text(levels: Iterable[Precision]) -> str:
+    """The schedule as ``parse_levels`` reads it."""
+    return " ".join(map(str, levels))
+
+
 def check_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     """``levels`` as a schedule: at least one, each width of a level at least that of the level before.
 

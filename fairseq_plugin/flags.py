@@ -15,7 +15,7 @@ from omegaconf import II
 
 from dsq.config import DSQConfig
 from dsq.formats import FORMATS
-from dsq.precision import parse_levels
+from dsq.precision import levels_text, parse_levels
 
 _DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
 
@@ -214,7 +214,7 @@ def _reader(option: dataclasses.Field) -> Callable[[str], Any]:
                 raise argparse.ArgumentTypeError(f"must be {accepted}, got {text!r}") from None
         try:
             if name == "levels":
-                return " ".join(map(str, quiet(parse_levels, text)))
+                return levels_text(quiet(parse_levels, text))
             if option.metadata["check"]:
                 quiet(DSQConfig, **{name: value})
         except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 import dsq
+from dsq.precision import levels_text
 from fairseq_plugin.flags import InputError
 from fairseq_plugin.run.state import KEY, NAME, DSQState, check_same, config_from
 
@@ -67,4 +68,4 @@ def _after_load(model: nn.Module, _: object, inference: bool) -> None:
 
 
 def _levels(saved: dict[str, Any]) -> str:
-    return '--dsq-levels "' + " ".join(map(str, config_from(saved["config"]).levels)) + '"'
+    return f'--dsq-levels "{levels_text(config_from(saved["config"]).levels)}"'

@@ -22,6 +22,7 @@ from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 
 import dsq
+from dsq.precision import levels_text
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of, max_update
 from fairseq_plugin.mistakes.limits import require_architecture, strict
@@ -70,7 +71,7 @@ class DSQTask(FairseqTask):
         self.dsq_state = state_of(model)
         self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:
-            levels = " ".join(map(str, self.dsq_state.config.levels))
+            levels = levels_text(self.dsq_state.config.levels)
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
         return model
 

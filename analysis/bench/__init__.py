@@ -6,7 +6,7 @@ step.py           a training step of six transformer blocks
 narrow.py         the same in bfloat16
 gpt.py            a training step of a GPT-2 of 124M parameters
 tiny.py           one layer too small to hide what a call costs
-stash.py          what the layers stash, and the peak memory that the operating system sees
+stash.py          bytes of a step of the blocks and of the GPT: stashed, held, at the peak
 cost.py           how long dsq-cost takes
 format_errors.py  what rounding to a format costs, without a model
 report.py         the table, the CSV and the picture of a race

@@ -1,6 +1,6 @@
 """A training step of a GPT-2 of 124M parameters (d 768, 12 layers, 512 tokens) with Adam.
 
-Its bytes: analysis/stash/gpt_bytes.py.
+Its bytes: stash.py.
 
 DSQ: all linears but the tied output head, and every other saved tensor packed (DSQConfig(stash="all")), in float32 or
 under autocast. Random weights and tokens, no dropout, which would cost all alike.

@@ -1,63 +1,73 @@
-"""Memory of a training step of six blocks: what the layers stash, and the peak as the operating system sees it.
+"""Bytes of the steps that step.py and gpt.py time, counted in a process of its own for each (analysis.stash.allocator).
 
-A process for each precision, since freed memory that stays with a process would hide the next one's peak. For the same
-reason glibc is told to hand freed blocks back (MALLOC_MMAP_THRESHOLD_): by default it keeps them, fragmented, and the
-resident peak of a step then says little of what was in use.
+Six blocks, forward and backward: what malloc holds at the end of the forward, and at most, above what it holds between
+steps. GPT-2, forward, backward and Adam: what malloc holds between steps, and at most in one.
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
 import dsq
+from analysis.bench import gpt
+from analysis.bench.step import BATCH, LENGTH, WIDTH
 from analysis.models import encoder
+from analysis.stash.allocator.counted import Count, figures
+from analysis.stash.allocator.held import step_bytes
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 
-BATCH, LENGTH, WIDTH = 16, 128, 512
-PRECISIONS = ("[32,32,32,32]", "[16,4,4,16]", "[4,4,4,16]", "[2,2,2,16]")
+MIB = 2**20
+PLAIN = ("fp32", "bf16 autocast")
+LEVELS = ("[16,4,4,16]", "[4,4,4,8]", "[2,2,2,8]")
+PACKED = "whole stash packed"
+SEQUENCES = ("1", "4")  #: of GPT-2's batch
 
 
 def run(out: Path) -> None:
-    """Print the table and write it to ``out``/stash.csv."""
-    rows = []
-    for precision in PRECISIONS:
-        command = [sys.executable, "-m", "analysis.bench.stash", precision]
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-        child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-        rows.append(json.loads(child.stdout))
-    for figure in ("stash MiB", "peak MiB"):
-        for row in rows:
-            row[f"{figure} saved"] = rows[0][figure] - row[figure]
-    print(f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, forward and backward")
-    print(table(rows, {name: "" if name == "precision" else ".1f" for name in rows[0]}))
-    write_text(out / "stash.csv", as_csv(rows, ".3f"))
+    """Print a table of each model and write both to ``out``/stash.csv."""
+    setups = [*PLAIN, *LEVELS, *(f"{levels}, {PACKED}" for levels in LEVELS)]
+    blocks = [_row(f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens", setup) for setup in setups]
+    gpts = [_row(f"GPT-2 124M, {n} x {gpt.TOKENS} tokens", name, n) for n in SEQUENCES for name in gpt.CONTESTANTS]
+    for rows in (blocks, gpts):
+        print(table(rows, dict.fromkeys(rows[0], ".1f") | {"model": "", "setup": ""}), end="\n\n")
+    write_text(out / "stash.csv", as_csv(blocks + gpts, ".1f"))
     print(f"written: {out / 'stash.csv'}")
 
 
-def measured(precision: str) -> dict[str, str | float]:
-    """Stash and peak resident memory of one step at ``precision``, in this process, in MiB."""
+def _row(model: str, setup: str, *sequences: str) -> dict[str, str | float]:
+    return {"model": model, "setup": setup} | figures("analysis.bench.stash", setup, *sequences)
+
+
+def of_blocks(setup: str) -> dict[str, float]:
+    """MiB of a step of six blocks, in a counted process."""
     torch.manual_seed(0)
-    model = dsq.convert(encoder(sdpa=True), dsq.DSQConfig(levels=(dsq.Precision.parse(precision),)))
-    model(torch.randn(1, 16, WIDTH)).sum().backward()  # threads, scratch and gradients are there before
-    x = torch.randn(BATCH, LENGTH, WIDTH)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-    before = _resident("VmRSS")
-    model(x).sum().backward()
-    peak = _resident("VmHWM") - before
-    stash = dsq.stash.measure(lambda: model(x).sum()).nbytes / 2**20
-    return {"precision": precision, "stash MiB": stash, "peak MiB": peak}
+    model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
+    levels, _, packed = setup.partition(", ")
+    if setup not in PLAIN:
+        dsq.convert(model, dsq.DSQConfig(levels=levels, stash="all" if packed else "linears"))
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=setup == PLAIN[1]):
+            y: torch.Tensor = model(x)
+        return y.float().square().mean()
+
+    held = step_bytes(loss)
+    return {"held MiB": held.stash / MIB, "peak MiB": held.peak / MIB}
 
 
-def _resident(field: str) -> float:
-    """A line of /proc/self/status, in MiB."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
+def of_gpt(contestant: str, sequences: int) -> dict[str, float]:
+    """MiB of the second step of a contestant of gpt.py, in a counted process."""
+    step, count = gpt.step_of(contestant, sequences), Count()
+    step()
+    between = count.live()
+    count.reset_peak()
+    step()
+    return {"between MiB": between / MIB, "peak MiB": count.peak() / MIB}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1])))
+    setup, *sequences = sys.argv[1:]
+    print(json.dumps(of_gpt(setup, int(sequences[0])) if sequences else of_blocks(setup)))

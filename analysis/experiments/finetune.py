@@ -23,6 +23,7 @@ from analysis.experiments.training.flags import FLOAT, add_levels
 from analysis.experiments.training.results import write_json
 from dsq.command.files import make_folder, refuse_used
 from dsq.command.parser import OneLineParser, count, guarded
+from dsq.precision import levels_text
 
 PROG = "python -m analysis.experiments.finetune"
 #: the least files of a model that transformers loads
@@ -107,7 +108,7 @@ def _trainer(
     callback = None
     if config:
         options = {name: value for name, value in config.as_dict().items() if name != "levels"}
-        callback = PrecisionCallback(" ".join(map(str, config.levels)), **options)
+        callback = PrecisionCallback(levels_text(config.levels), **options)
     arguments = transformers.TrainingArguments(
         output_dir=str(out),
         per_device_train_batch_size=given.batch_size,

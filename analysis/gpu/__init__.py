@@ -1,1 +1,1 @@
-"""The GPU kernels, on a GPU and without one: ``python -m analysis.gpu.check|compile``."""
+"""The GPU kernels, on a GPU and without one: ``python -m analysis.gpu.check``."""

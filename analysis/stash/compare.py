@@ -8,8 +8,8 @@ Encoder: 6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens. ResNe
 other two rows train norms only and nothing but the input, with batch norm in evaluation mode. Random weights and data.
 
     stash     MiB kept at the end of the forward (dsq.stash.measure); weights and the batch excluded
-    held      MiB that the allocator holds at the end of the forward, above what is held between steps: malloc
-              counted in a process of its own (analysis.stash.allocator), or CUDA's allocator; the loss keeps nothing
+    held      MiB that malloc holds at the end of the forward, above what it holds between steps, counted in a process
+              of its own (analysis.stash.allocator); the loss keeps nothing
     least     MiB: every saved value at the policy's bits, or what was measured once
     peak      MiB that it holds at most during forward and backward, counted likewise
     time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from analysis.stash.allocator.counted import figures
 from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.picture import draw
-from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach, loss_that_keeps_nothing
+from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach
 from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.timer import gpu_clock, host_clock, in_turns
+from analysis.timing.timer import in_turns
 from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, count, guarded
@@ -68,14 +68,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
     made.add_argument("--seeds", type=count, default=8, help="draws of a stochastic policy's gradient (default 8)")
     made.add_argument("--steps", type=count, default=5, help="timed steps of each setup (default 5)")
-    made.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     return made
 
 
 def chosen(args: argparse.Namespace) -> list[PolicySetup]:
-    """The setups that the options ask for; ValueError if none, or where an option cannot be met."""
-    if args.device not in ("cpu", "cuda") or (args.device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"--device must be cpu, or cuda where there is a GPU, got {args.device!r}")
+    """The setups that the options ask for; ValueError if none."""
     found = [s for s in SETUPS if s.case.split(",")[0] in args.models]
     found = [s for s in found if not args.only or any(text in s.name for text in args.only)]
     if not found:
@@ -86,11 +83,10 @@ def chosen(args: argparse.Namespace) -> list[PolicySetup]:
 class Bench:
     """A case: its plain model, batch, gradient and stash."""
 
-    def __init__(self, case: TrainingCase, device: str) -> None:
+    def __init__(self, case: TrainingCase) -> None:
         torch.manual_seed(0)
-        self.case = case
-        self.plain = case.model().to(device)
-        self.x, self.y = (t.to(device) for t in case.batch())
+        self.case, self.plain = case, case.model()
+        self.x, self.y = case.batch()
         case.prepare(self.plain, self.x)
         self.gradient = self.step(self.plain)
         self.stash = stash.measure(lambda: self.plain(self.x)).nbytes / MIB
@@ -113,7 +109,7 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, args: argparse.Namespace
     """Measure one setup against the plain model's gradient and time: of SHOWN, what --measure asks for."""
     made: dict[str, Any] = {"model": setup.case.split(",")[0], "setup": row_name(setup, bench.case)}
     if "sizes" in args.measure:
-        claimed, step = sizes(setup, bench)
+        claimed, step = sizes(setup)
         found = claimed / MIB, step.stash / MIB, setup.least(bench.stash), step.peak / MIB
         made |= dict(zip(("stash, MiB", "held, MiB", "least, MiB", "peak, MiB"), found, strict=True))
     if args.measure == ["sizes"]:
@@ -124,8 +120,7 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, args: argparse.Namespace
         made |= against(plain.gradient, draws)
     if "times" in args.measure:
         calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
-        clock = gpu_clock if bench.x.is_cuda else host_clock()
-        seconds = in_turns(calls, args.steps, repeats=1, warm=0, clock=clock)
+        seconds = in_turns(calls, args.steps, repeats=1, warm=0)
         made["time"] = statistics.median(seconds["ours"]) / statistics.median(seconds["plain"])
     for controller in controllers:
         controller.remove()
@@ -161,24 +156,10 @@ def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def sizes(setup: PolicySetup, bench: Bench) -> tuple[int, HeldBytes]:
-    """Bytes of the stash as dsq.stash.measure has them, and those that the allocator holds for a step."""
-    if not bench.x.is_cuda:
-        claimed, *step = figures("analysis.stash.held_setup", SETUPS.index(setup))
-        return claimed, HeldBytes(*step)
-    model, controllers = trained(setup, bench)
-    forward = loss_that_keeps_nothing(model, bench.x)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    loss = forward()
-    after = torch.cuda.memory_allocated()
-    loss.backward()
-    del loss
-    peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-    claimed = stash.measure(lambda: model(bench.x)).nbytes
-    for controller in controllers:
-        controller.remove()
-    return claimed, HeldBytes(after - before, peak - before, left - before)
+def sizes(setup: PolicySetup) -> tuple[int, HeldBytes]:
+    """Bytes of the stash as dsq.stash.measure has them, and those that malloc holds for a step."""
+    claimed, *step = figures("analysis.stash.held_setup", SETUPS.index(setup))
+    return claimed, HeldBytes(*step)
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -193,7 +174,7 @@ def compare(args: argparse.Namespace) -> None:
         for case in dict.fromkeys((setup.case.replace(", SDPA", ""), setup.case)):
             if case not in benches:
                 benches = {name: b for name, b in benches.items() if name.split(",")[0] == case.split(",")[0]}
-                benches[case] = Bench(CASES[case], args.device)
+                benches[case] = Bench(CASES[case])
         plain = benches[setup.case.replace(", SDPA", "")]
         made = row(setup, benches[setup.case], plain, args)
         key = made["model"], made["setup"]

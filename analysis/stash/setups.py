@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.models import encoder, encoder_input, resnet20, resnet_input
+from analysis.models import encoder, resnet20
 from dsq import stash
 
 
@@ -36,11 +36,11 @@ class TrainingCase:
 
 
 def _encoder_batch() -> tuple[Tensor, Tensor]:
-    return encoder_input(), encoder_input()
+    return torch.randn(16, 128, 512), torch.randn(16, 128, 512)
 
 
 def _images() -> tuple[Tensor, Tensor]:
-    return resnet_input(), torch.arange(64) % 10
+    return torch.randn(64, 3, 32, 32), torch.arange(64) % 10
 
 
 def loss_that_keeps_nothing(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
@@ -60,7 +60,8 @@ CASES = {
 }
 
 #: (policy, options), in the order of applying; "dsq.convert" is the converter of linears, with its levels
-Policies = tuple[tuple[str, dict[str, Any]], ...]
+Policy = tuple[str, dict[str, Any]]
+Policies = tuple[Policy, ...]
 Smallest = float | Callable[[float], float] | None
 
 
@@ -72,7 +73,11 @@ class PolicySetup:
     case: str
     policies: Policies = ()
     smallest: Smallest = None  #: MiB, or from the plain stash's MiB; None: not known
-    stochastic: bool = False
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether the gradient is drawn."""
+        return any(name in ("mesa", "gact", "wtacrs") for name, _ in self.policies)
 
     def least(self, plain: float) -> float | None:
         """The smallest stash possible, MiB, where the plain one is ``plain``."""
@@ -90,28 +95,17 @@ def attach(model: nn.Module, policies: Policies) -> list[Any]:
     return controllers
 
 
-def bits_a_value(bits: float) -> Callable[[float], float]:
-    """Every saved fp32 value in ``bits`` bits."""
-    return lambda plain: plain * bits / 32
+def bits_a_value(bits: float, masks: float = 0.0) -> Callable[[float], float]:
+    """Every saved fp32 value in ``bits`` bits, beside ``masks`` MiB of exact masks."""
+    return lambda plain: plain * bits / 32 + masks
 
 
+_BFP4, _BFP2, _MESA = ("bfp", {"bits": 4}), ("bfp", {"bits": 2}), ("mesa", dict[str, Any]())
+_CHECKPOINT, _SELECTIVE = ("checkpoint", dict[str, Any]()), ("selective", dict[str, Any]())
+_WTA, _WTA_PRODUCTS = ("wtacrs", {"ratio": 0.3}), ("wtacrs", {"ratio": 0.3, "products": True})
+_SAME = bits_a_value(32)  #: as much as PyTorch keeps: every parameter trains
 #: MiB: a bit for each of the 92 MiB of fp32 values that the ResNet's ReLUs put out
 _RELU_BITS = 92 / 32
-
-
-def with_relu_bits(least: Smallest) -> Callable[[float], float]:
-    """Exact masks of the ResNet's ReLUs beside what ``least`` says."""
-    assert callable(least)
-    return lambda plain: least(plain) + _RELU_BITS
-
-
-def same(plain: float) -> float:
-    """As much as PyTorch keeps: every parameter trains."""
-    return plain
-
-
-_WTA: tuple[str, dict[str, Any]] = ("wtacrs", {"ratio": 0.3})
-_WTA_PRODUCTS: tuple[str, dict[str, Any]] = ("wtacrs", {"ratio": 0.3, "products": True})
 #: MiB: without 0.7 of the inputs of the linears, 28 MiB a block
 _WTA_LEAST = 432.2 - 0.7 * 6 * 28
 _PRODUCTS_LEAST = 264.0
@@ -121,55 +115,46 @@ _BOUNDARIES, _BATCH = 24.0, 4.0
 _CODED = _BOUNDARIES + _BATCH
 
 
-def _bfp(bits: int) -> tuple[str, dict[str, Any]]:
-    return "bfp", {"bits": bits}
-
-
-def _gact(bits: int, **options: Any) -> tuple[str, dict[str, Any]]:
+def _gact(bits: int, **options: Any) -> Policy:
     return "gact", {"bits": bits, **options}
 
 
-_CHECKPOINT: tuple[str, dict[str, Any]] = ("checkpoint", {})
-_SELECTIVE: tuple[str, dict[str, Any]] = ("selective", {})
-_COMMON: tuple[tuple[str, Policies, Smallest, bool], ...] = (
-    ("bfp 4", (_bfp(4),), bits_a_value(4.5), False),
-    ("bfp 2", (_bfp(2),), bits_a_value(2.5), False),
-    ("mesa", (("mesa", {}),), bits_a_value(8), True),
-    ("gact 4", (_gact(4),), bits_a_value(4.25), True),
-    ("gact 2", (_gact(2),), bits_a_value(2.25), True),
-    ("gact 4, uniform bits", (_gact(4, adapt_interval=None),), bits_a_value(4.25), True),
-    ("gact 4 over BFP", (_gact(4, format="bfp", adapt_interval=None),), bits_a_value(4.5), True),
-)
+def _of_any_model(case: str, masks: float = 0.0) -> tuple[PolicySetup, ...]:
+    rows: tuple[tuple[str, Policy, float], ...] = (
+        ("bfp 4", _BFP4, 4.5),
+        ("bfp 2", _BFP2, 2.5),
+        ("mesa", _MESA, 8),
+        ("gact 4", _gact(4), 4.25),
+        ("gact 2", _gact(2), 2.25),
+        ("gact 4, uniform bits", _gact(4, adapt_interval=None), 4.25),
+        ("gact 4 over BFP", _gact(4, format="bfp", adapt_interval=None), 4.5),
+    )
+    return tuple(PolicySetup(name, case, (policy,), bits_a_value(bits, masks)) for name, policy, bits in rows)
+
 
 SETUPS = (
-    PolicySetup("plain", "encoder", smallest=same),
+    PolicySetup("plain", "encoder", smallest=_SAME),
     PolicySetup("SDPA", "encoder, SDPA", smallest=_SDPA),
     PolicySetup("checkpoint", "encoder", (_CHECKPOINT,), _BOUNDARIES),
     PolicySetup("dsq.convert [16,4,4,16], linears", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
-    *(PolicySetup(name, "encoder", policies, least, noisy) for name, policies, least, noisy in _COMMON),
-    PolicySetup("selective", "encoder", (_SELECTIVE,), same),
-    PolicySetup("wtacrs 0.3", "encoder", (_WTA,), _WTA_LEAST, True),
-    PolicySetup("wtacrs 0.3 + bfp 4", "encoder", (_WTA, _bfp(4)), _WTA_LEAST * 4.5 / 32, True),
-    PolicySetup("wtacrs 0.3, products", "encoder", (_WTA_PRODUCTS,), _PRODUCTS_LEAST, True),
-    PolicySetup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _bfp(4)), _PRODUCTS_LEAST * 4.5 / 32, True),
-    PolicySetup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _bfp(2)), _PRODUCTS_LEAST * 2.5 / 32, True),
-    PolicySetup("selective + bfp 4", "encoder", (_SELECTIVE, _bfp(4)), bits_a_value(4.5)),
-    PolicySetup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _bfp(4)), _CODED * 4.5 / 32),
-    PolicySetup(
-        "gact 4, CB1",
-        "encoder",
-        (_gact(4, level="CB1", adapt_interval=None),),
-        _CODED * 4.25 / 32,
-        True,
-    ),
-    PolicySetup("SDPA + bfp 4", "encoder, SDPA", (_bfp(4),), (_SDPA + _BATCH) * 4.5 / 32),
+    *_of_any_model("encoder"),
+    PolicySetup("selective", "encoder", (_SELECTIVE,), _SAME),
+    PolicySetup("wtacrs 0.3", "encoder", (_WTA,), _WTA_LEAST),
+    PolicySetup("wtacrs 0.3 + bfp 4", "encoder", (_WTA, _BFP4), _WTA_LEAST * 4.5 / 32),
+    PolicySetup("wtacrs 0.3, products", "encoder", (_WTA_PRODUCTS,), _PRODUCTS_LEAST),
+    PolicySetup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _BFP4), _PRODUCTS_LEAST * 4.5 / 32),
+    PolicySetup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _BFP2), _PRODUCTS_LEAST * 2.5 / 32),
+    PolicySetup("selective + bfp 4", "encoder", (_SELECTIVE, _BFP4), bits_a_value(4.5)),
+    PolicySetup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _BFP4), _CODED * 4.5 / 32),
+    PolicySetup("gact 4, CB1", "encoder", (_gact(4, level="CB1", adapt_interval=None),), _CODED * 4.25 / 32),
+    PolicySetup("SDPA + bfp 4", "encoder, SDPA", (_BFP4,), (_SDPA + _BATCH) * 4.5 / 32),
     PolicySetup("plain", "resnet"),
     PolicySetup("checkpoint", "resnet", (_CHECKPOINT,)),
-    *(PolicySetup(name, "resnet", policies, with_relu_bits(least), noisy) for name, policies, least, noisy in _COMMON),
-    PolicySetup("selective", "resnet", (_SELECTIVE,), same),
-    PolicySetup("wtacrs 0.3", "resnet", (_WTA,), None, True),
-    PolicySetup("selective + bfp 4", "resnet", (_SELECTIVE, _bfp(4)), with_relu_bits(bits_a_value(4.5))),
-    PolicySetup("checkpoint + bfp 4", "resnet", (_CHECKPOINT, _bfp(4))),
+    *_of_any_model("resnet", _RELU_BITS),
+    PolicySetup("selective", "resnet", (_SELECTIVE,), _SAME),
+    PolicySetup("wtacrs 0.3", "resnet", (_WTA,)),
+    PolicySetup("selective + bfp 4", "resnet", (_SELECTIVE, _BFP4), bits_a_value(4.5, _RELU_BITS)),
+    PolicySetup("checkpoint + bfp 4", "resnet", (_CHECKPOINT, _BFP4)),
     PolicySetup("plain", "resnet, norms"),
     PolicySetup("selective", "resnet, norms", (_SELECTIVE,), 121.0),
     PolicySetup("plain", "resnet, input"),

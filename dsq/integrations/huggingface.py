@@ -24,7 +24,7 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
-from dsq.precision import DEFAULT_LEVELS, parse_levels
+from dsq.precision import DEFAULT_LEVELS, levels_text, parse_levels
 from dsq.state import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -54,12 +54,12 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         ValueError: as DSQConfig does.
     """
 
-    def __init__(
-        self, levels: str = " ".join(map(str, DEFAULT_LEVELS)), monitor: str = "eval_loss", **options: Any
-    ) -> None:
+    def __init__(self, levels: str = levels_text(DEFAULT_LEVELS), monitor: str = "eval_loss", **options: Any) -> None:
         self.config = DSQConfig(levels=parse_levels(levels), **options)
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self.monitor = monitor
+        self._training = False
+        self._others = set[str]()  # losses of other sets since the monitored one
         self._args = {"levels": levels, "monitor": monitor, **options}
 
     def add_to(self, trainer: Trainer) -> None:
@@ -83,6 +83,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         if saved := self._saved_in(state):
             self.dynamic.load_state_dict(saved)
         self._note()
+        self._training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self.dynamic is not None
@@ -90,21 +91,27 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self._note()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Take note of the evaluation's loss. Raises ValueError where the evaluation gave none."""
+        """Take note of the evaluation's loss, in training. Raises ValueError where no evaluation gives it."""
         metrics: dict[str, float] = kwargs["metrics"]
-        if self.monitor not in metrics:
-            if self.monitor != "eval_loss":  # the evaluation of another set
-                return
-            losses = ", ".join(repr(name) for name in metrics if name.endswith("loss")) or "nothing"
-            raise ValueError(f"monitor must be an evaluation's loss, got 'eval_loss' where there is {losses}")
-        if self.dynamic is not None:  # else it is an evaluation before training
+        if not self._training or not any(name.startswith("eval_") for name in metrics):
+            return  # the user's own: before or after training, or under another prefix
+        if self.monitor in metrics:
+            assert self.dynamic is not None
             self.dynamic.step(metrics[self.monitor])
             self._note()
+            self._others.clear()
+            return
+        losses = {name for name in metrics if name.endswith("loss")}
+        if losses <= self._others:
+            there = ", ".join(map(repr, sorted(losses))) or "nothing"
+            raise ValueError(f"monitor must be an evaluation's loss, got {self.monitor!r} where there is {there}")
+        self._others |= losses
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Where the trainer went back to its best checkpoint, go back to the level of that."""
+        self._training = False
         if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             return
         assert self.dynamic is not None

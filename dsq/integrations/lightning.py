@@ -66,8 +66,8 @@ class PrecisionCallback(Callback):
         pl_module.log_dict(self.dynamic.metrics())
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take note of the loss. Raises ValueError where the module does not log it."""
-        if trainer.sanity_checking or self.dynamic is None:
+        """Take note of the loss, in training. Raises ValueError where the module does not log it."""
+        if trainer.sanity_checking or trainer.state.fn != "fit" or self.dynamic is None:
             return
         if self.monitor not in trainer.callback_metrics:
             raise ValueError(

@@ -103,16 +103,19 @@ def is_older(path: Path, sources: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether an ELF file reaches to the end of its table of sections, which linkers put last.
+    """Whether an ELF file has its table of sections, which linkers put last, to the end: of one that was cut off, or
+    whose end never reached the disk, it is missing or zeros.
 
-    The loader maps a file that was cut off all the same, and the process ends in SIGBUS where it reads beyond.
+    The loader maps such a file all the same, and the process ends in SIGBUS or SIGSEGV.
     """
     with path.open("rb") as file:
         head = file.read(64)
-    if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):  # 64 bits, little-endian
-        return True
-    offset, size, count = struct.unpack_from("<40xQ10xHH", head)
-    return path.stat().st_size >= int(offset + size * count)
+        if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):  # 64 bits, little-endian
+            return True
+        offset, size, count = struct.unpack_from("<40xQ10xHH", head)
+        file.seek(offset)
+        table = file.read(size * count)
+    return len(table) == size * count and (any(table[-size:]) or not count)
 
 
 def _matches(ffi: FFI, c: Any, digest: str) -> bool:

@@ -89,6 +89,12 @@ def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():
     block.self_attn = nn.MultiheadAttention(32, 2)
     assert dsq.report(block, torch.randn(4, 2, 32)).backward.share == 1
 
+    patches = dsq.convert(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4)))
+    patches[0] = nn.Conv2d(3, 8, 3, padding=1)  # cuts no patches
+    assert type(patches[0]) is nn.Conv2d
+    patches[0] = nn.Conv2d(3, 8, 2, stride=2)
+    assert dsq.converted(patches)
+
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():
     net = dsq.convert(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig(levels="[4,4,4,16]")).eval()

@@ -10,13 +10,6 @@ import dsq
 LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
 
 
-def test_the_level_rises_after_patience_validations_without_improvement():
-    scheduler = dsq.PrecisionScheduler(LEVELS, patience=3)
-    losses = [5, 4, 4.5, 4.2, 3.9, 3.9, 4, 3.95]
-    assert [scheduler.step(loss) for loss in losses] == [False] * 7 + [True]
-    assert scheduler.precision == dsq.Precision(4, 4, 4, 16)
-
-
 def test_work_is_recorded_where_it_was_done():
     scheduler = dsq.PrecisionScheduler(LEVELS[:2], patience=1)
     scheduler.record(updates=1, tokens=100)
@@ -95,7 +88,7 @@ def test_a_loss_with_a_graph_leaves_a_number():
 
 
 def test_with_rise_at_the_updates_alone_decide():
-    scheduler = dsq.PrecisionScheduler(["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], patience=1, rise_at=(3, 5))
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=1, rise_at=(3, 5))
     rises = []
     for update in range(1, 8):
         assert not scheduler.step(9.0)
@@ -106,9 +99,7 @@ def test_with_rise_at_the_updates_alone_decide():
 
 
 def test_rise_at_in_fractions_of_the_run_and_after_several_updates_at_once():
-    scheduler = dsq.PrecisionScheduler(
-        ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"], rise_at=(0.2, 0.85), total_updates=10
-    )
+    scheduler = dsq.PrecisionScheduler(LEVELS, rise_at=(0.2, 0.85), total_updates=10)
     assert scheduler.rise_at == (2, 9)
     for percent in range(1, 100):
         rise = dsq.PrecisionScheduler(["[4,4,4,16]", "[16,4,4,16]"], rise_at=percent / 100, total_updates=100).rise_at

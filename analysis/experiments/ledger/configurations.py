@@ -31,9 +31,8 @@ class Configuration:
 
     @property
     def schedule(self) -> str:
-        """Levels and rises in short: 4,4,4 -> 16,4,4 at 0.8; a q3 of 16 goes without saying."""
-        levels = re.findall(r"\[(.*?)\]", self.first["levels"])
-        short = " -> ".join(level.removesuffix(",16") for level in levels) or "fp32"
+        """Levels and rises in short: 4,3,3,8 -> 8,4,4,8 at 0.8."""
+        short = " -> ".join(re.findall(r"\[(.*?)\]", self.first["levels"])) or "fp32"
         rise = self.first.get("rise_at")
         return f"{short} at {rise}" if rise else short
 

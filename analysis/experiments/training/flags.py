@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsq.command.parser import OneLineParser
-from dsq.precision import DEFAULT_LEVELS
+from dsq.precision import DEFAULT_LEVELS, levels_text
 
-LEVELS = " ".join(map(str, DEFAULT_LEVELS))
+LEVELS = levels_text(DEFAULT_LEVELS)
 #: instead of levels: in floating point
 FLOAT = "none"
 #: what no command leaves to the user: it reads checkpoints where it had them put, and validations in the log

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.wtacrs.row_samples import RowSampler, Tally
 
 
@@ -48,9 +48,14 @@ class WTACRS(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         """The cached norms and the state of the random numbers, of this rank."""
-        return {"generator": self.sampler.generator.get_state(), **self.sampler.cache.state_dict()}
+        return {
+            "parameters": parameter_shapes(self.model),
+            "generator": self.sampler.generator.get_state(),
+            **self.sampler.cache.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, ("generator", "ids", "norms"))
+        check_keys(self.name, state, ("parameters", "generator", "ids", "norms"))
+        check_parameters(self.name, self.model, state["parameters"])
         self.sampler.generator.set_state(state["generator"].cpu())
         self.sampler.cache.load_state_dict(state)

@@ -109,6 +109,16 @@ def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
     assert scheduler.level == 1
     with pytest.raises(ValueError, match="got 'eval_loss' where there is 'eval_a_loss'"):
         short_run(tmp_path, PrecisionCallback(**OPTIONS), **evaluations)
+    with pytest.raises(ValueError, match="got 'eval_c_loss' where there is 'eval_a_loss'"):
+        short_run(tmp_path, PrecisionCallback(**OPTIONS, monitor="eval_c_loss"), **evaluations)
+
+
+def test_hugging_faces_evaluations_of_ones_own_do_not_count(tmp_path):
+    _, dynamic, trainer = hugging_face(tmp_path, UPDATES)
+    before = dynamic.state_dict()
+    trainer.evaluate()
+    trainer.evaluate(metric_key_prefix="test")
+    assert dynamic.state_dict() == before
 
 
 def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
@@ -176,6 +186,7 @@ def lightning_run(folder, updates, resume=None, logger=False):
 @pytest.mark.filterwarnings("ignore")
 def test_lightning(plain, tmp_path):
     model, dynamic, trainer = lightning_run(tmp_path / "whole", UPDATES)
+    trainer.validate(trainer.lightning_module, loader(False))  # does not count
     same(plain, model, dynamic)
     assert trainer.logged_metrics["dsq/level"] == 1
     assert 0 < trainer.logged_metrics["dsq/stash_error"] < 0.2

@@ -70,7 +70,7 @@ def test_defaults_work_in_a_plain_loop(name):
     assert train(model) == train(twin)
 
 
-@pytest.mark.parametrize("name", ["gact", "mesa"])
+@pytest.mark.parametrize("name", ["gact", "mesa", "wtacrs"])
 def test_the_state_of_another_model_is_refused(name):
     models = nn.Linear(32, 8), nn.Linear(32, 4), nn.Linear(32, 8, bias=False)
     same, narrow, other = (apply(model, name).state_dict() for model in models)

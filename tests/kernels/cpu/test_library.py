@@ -52,9 +52,11 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
 
 @needs_library
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-def test_a_truncated_library_is_named(tmp_path, kept):
+@pytest.mark.parametrize("zeros", [False, True])  # what a file's end is that the disk never got
+def test_a_truncated_library_is_named(tmp_path, kept, zeros):
     whole = LIBRARY.read_bytes()
-    (tmp_path / "_native.so").write_bytes(whole[: int(kept * len(whole))])
+    start = whole[: int(kept * len(whole))]
+    (tmp_path / "_native.so").write_bytes(start.ljust(len(whole), b"\0") if zeros else start)
     with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so is truncated; in a check"):
         load(tmp_path / "_native.so", abi.HEADER)
 

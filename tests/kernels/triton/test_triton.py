@@ -82,7 +82,7 @@ def test_one_wrong_bit_of_a_mask_is_a_disagreement(operation):
 def compiled():
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing")
-    from analysis.gpu.compile import compiling
+    from tests.kernels.triton.compiled import compiling
 
     def compile_one(launch):
         with compiling() as kernels:
