@@ -67,7 +67,7 @@ void pack_codes(const Packed& x, int64_t vector, int64_t steps, int8_t* panel) {
     }
 }
 
-// Where a box has no vector or its scale is 0 any factor will do, as long as it is a number.
+// The scale factors of a panel; any number where there is no vector.
 void fill_scales(const Packed& x, int64_t vector, int64_t boxes, float* scales) {
   const SignedSteps steps(x.kind, x.bits, x.tensor_exponent());
   const int vectors = least(PANEL, x.vectors - vector);
