@@ -33,6 +33,8 @@ int dsq_has_gemm(int gemm) {
   return gemm == GEMM_TORCH;
 }
 
+int dsq_gemm_integer_bits() { return INTEGER_BITS; }
+
 void dsq_use_threads(address run, address number) { use_threads((OpenMpParallel)run, (OpenMpThreadNumber)number); }
 
 void dsq_quantize(const CodecDesc* desc, address x, address out, int threads, uint64_t seed) {
@@ -97,8 +99,6 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
 
 #endif
 #if defined DSQ_X86 || defined DSQ_ARM
-
-int dsq_gemm_integer_bits() { return INTEGER_BITS; }
 
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
   return gemm_integer_scratch({rows, columns, depth}, box);

@@ -39,10 +39,10 @@ void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const flo
                    GemmSize size, uint32_t* scratch, int threads);
 
 // The widest codes that gemm_integer takes: NEON multiplies wider ones no faster than float32.
-#ifdef DSQ_X86
-constexpr int INTEGER_BITS = 16;
-#else
+#ifdef DSQ_ARM
 constexpr int INTEGER_BITS = 8;
+#else
+constexpr int INTEGER_BITS = 16;
 #endif
 // Boxes of `box` values along the depth, or one scale an operand. `box` divides 256 and is a multiple of
 // 32 / INTEGER_BITS; a dot product over it must fit 32 bits.

@@ -51,6 +51,8 @@ INLINE F splat(float x) {
   return (F)_mm256_set1_ps(x);
 #elif defined DSQ_X86
   return (F)_mm_set1_ps(x);
+#elif defined __aarch64__
+  return (F)vdupq_n_f32(x);
 #else
   F v;
   for (int i = 0; i < LANES; i++) v[i] = x;
@@ -106,6 +108,9 @@ INLINE bool any(I a) {
 INLINE void write_bytes(uint8_t* p, I a) {
 #if LANES == 16
   write(p, _mm512_cvtepi32_epi8((__m512i)a));
+#elif defined __aarch64__
+  const uint16x8_t halves = vcombine_u16(vmovn_u32((uint32x4_t)a), vmovn_u32((uint32x4_t)a));
+  write(p, vget_lane_u32((uint32x2_t)vmovn_u16(halves), 0));
 #else
   write(p, __builtin_convertvector(a, VECTOR(uint8_t, LANES)));
 #endif
@@ -118,6 +123,9 @@ INLINE I widened(const uint8_t* p) {
 #elif LANES == 8
   uint64_t bytes = read<uint64_t>(p);
   return (I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
+#elif defined __aarch64__
+  const uint8x8_t bytes = (uint8x8_t)vdup_n_u32(read<uint32_t>(p));
+  return (I)vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
 #else
   return __builtin_convertvector(read<VECTOR(uint8_t, LANES)>(p), I);
 #endif
