@@ -61,7 +61,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS:
         return False
     box = summed_as_integers(a.box)
-    widest = library().c.dsq_gemm_integer_bits()
+    widest: int = library().c.dsq_gemm_integer_bits()
     divides = box % (32 // widest) == 0 and _PANEL_DEPTH % box == 0
     fits = a.packs and b.packs and max(a.bits, b.bits) <= widest and a.smallest_code * b.smallest_code * box < 1 << 31
     return divides and fits and matmul.boxes_match()
