@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off"]
 FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns of its own AVX-512 header
-FLAGS += ["-Wno-unknown-warning-option", "-Wno-psabi"]  # Clang, of the last one, and of functions that are inlined
+FLAGS += ["-Wno-unknown-warning-option", "-Wno-psabi"]  # Clang: of the one before; of functions it inlines
 LINK: list[str] = []  # symbols stay (2 %): profilers name kernels by them
 if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
     FLAGS += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]

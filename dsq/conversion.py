@@ -214,7 +214,10 @@ def _take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
 
 
 def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) -> None:
-    """Convert ``new``, which becomes the child ``name`` of ``parent``, as the layer was whose place it takes."""
+    """Convert ``new``, which becomes the child ``name`` of ``parent``, as the layer was whose place it takes.
+
+    Warns where it cannot be, as layers of another quantisation.
+    """
     old = parent._modules.get(name)
     if not isinstance(old, Quantised) or new is None:
         return
@@ -222,6 +225,9 @@ def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) ->
         if isinstance(before, Quantised) and (kind := _quantised_class(after)) is _class(before):
             _set_class(after, kind)
             _take_fields(after, before.__dict__)
+    if next(new.parameters(), None) is not None and not converted(new):
+        text = f"the {type(new).__name__} that takes the place of the converted layer {name!r} is not quantised by dsq"
+        warnings.warn(text, stacklevel=3)
 
 
 register_module_module_registration_hook(_convert_replacement)

@@ -5,6 +5,7 @@ what went wrong inside, in a traceback.
 """
 
 import argparse
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -22,37 +23,12 @@ INSTALL = (
 COMMANDS = {
     "preprocess": "fairseq_cli.preprocess",
     "train": "fairseq_cli.train",
-    "hydra-train": "fairseq_cli.hydra_train",
-    "generate": "fairseq_cli.generate",
+    "hydra-train": "fairseq_cli.hydra_train",  # --dsq-x is task.dsq_x=... there
+    "generate": "fairseq_cli.generate",  # a checkpoint trained with DSQ generates at the level it was trained at
     "average": "fairseq_plugin.averaging",
 }
 _WITH_USER_DIR = ("preprocess", "train", "generate")
 INTERRUPTED = 130  #: the exit status of a command that Ctrl-C stopped, as a shell has it
-
-
-def preprocess() -> None:
-    """fairseq-preprocess: parallel text to binary data."""
-    _run("preprocess")
-
-
-def train() -> None:
-    """fairseq-train, with the flags --dsq-*."""
-    _run("train")
-
-
-def generate() -> None:
-    """fairseq-generate; a checkpoint trained with DSQ generates at the level it was trained at."""
-    _run("generate")
-
-
-def hydra_train() -> None:
-    """fairseq-hydra-train: --dsq-x is task.dsq_x=... there."""
-    _run("hydra-train")
-
-
-def average() -> None:
-    """The mean of several checkpoints' weights."""
-    _run("average")
 
 
 def check_training(arguments: list[str]) -> None:
@@ -119,6 +95,13 @@ def _fairseq_main(command: str) -> Callable[[], None]:
     main: Callable[[], None] = importlib.import_module(COMMANDS[command]).cli_main
     return main
 
+
+#: the commands of pyproject.toml
+preprocess = functools.partial(_run, "preprocess")
+train = functools.partial(_run, "train")
+hydra_train = functools.partial(_run, "hydra-train")
+generate = functools.partial(_run, "generate")
+average = functools.partial(_run, "average")
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:

@@ -9,19 +9,21 @@ Import this before anything of fairseq, and in every process: workers that are s
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
 4. --bf16 is taken for --tpu.
 5. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
-6. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
+6. Options of models and optimisers, those in checkpoints too, go through eval: see literals.py.
+7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
 """
 
 import argparse
 import functools
 import importlib.util
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from fairseq_plugin import startup
+from fairseq_plugin import literals, startup
 
 startup.apply()
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it speaks when it is imported
@@ -101,6 +103,12 @@ def _bf16_without_tpu(parse):
     return parse_args_and_arch
 
 
+def _evaluate_literals() -> None:
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] == "fairseq":
+            vars(module)["eval"] = literals.evaluate  # found before Python's own
+
+
 def silence_deprecations() -> None:
     """Hide what fairseq, hydra and torch say to each other."""
     for module in (r"hydra\.", r"fairseq\.tasks\.fairseq_task", r"torch\.utils\.data\.dataloader"):
@@ -109,6 +117,7 @@ def silence_deprecations() -> None:
 
 
 _trust_checkpoint_classes()
+_evaluate_literals()
 silence_deprecations()
 _after_init(TransformerEncoderLayerBase, _drop_fused_copy)
 TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy

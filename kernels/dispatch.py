@@ -158,6 +158,7 @@ def affine_extents(x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     float64 for float64; not a number where one of them is none. As the others below, for what hooks keep: no operator.
     """
     _check_types(x.dtype)
+    _check_groups(8, groups)
     return _backend_of(x).affine_extents(x.detach().contiguous().view(-1), groups)
 
 
@@ -168,6 +169,7 @@ def affine_pack(
     each group is one run, in its own range. kernels/reference/affine.py has the equations.
     """
     _check_types(x.dtype)
+    _check_groups(bits, groups)
     if x.numel() == 0:
         none = x.new_zeros(groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
         return AffineCodes(x.new_empty(0, dtype=torch.uint8), none, none)
@@ -175,18 +177,26 @@ def affine_pack(
         wide = torch.promote_types(x.dtype, torch.float32)
         ranges = ranges[0].to(wide).contiguous(), ranges[1].to(wide).contiguous()
         _check_ranges(*ranges, groups)
+    elif groups.number != -(-x.numel() // groups.run):
+        raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
     return _backend_of(x).affine_pack(x.detach().contiguous().view(-1), bits, groups, ranges, seed)
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
     """The ``count`` values, (count,)."""
     _check_types(dtype)
+    _check_groups(bits, groups)
     _check_ranges(packed.low, packed.step, groups)
     codes = packed.codes
     if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
     contiguous = AffineCodes(*(part.contiguous() for part in packed))
     return _backend_of(*packed).affine_unpack(contiguous, bits, groups, count, dtype)
+
+
+def _check_groups(bits: int, groups: Groups) -> None:
+    if not 1 <= bits <= 8 or groups.run < 1 or groups.number < 1:
+        raise ValueError(f"bits must be 1 to 8, and runs and groups at least 1, got {bits} and {groups}")
 
 
 def _check_ranges(low: Tensor, step: Tensor, groups: Groups) -> None:
@@ -215,16 +225,19 @@ def signed(seed: int | None) -> int | None:
 
 
 def _quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
+    _check_types(x.dtype, dtype)
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
     return codec_for(x.device, format).quantize(x.contiguous(), format, layout, seed, dtype)
 
 
 def _pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    _check_types(x.dtype)
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
     return codec_for(x.device, format).pack(x.contiguous(), format, layout, seed)
 
 
 def _unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim: int, dtype: torch.dtype) -> Tensor:
+    _check_types(dtype)
     format, layout = parse_format(fmt), Layout.of(tuple(shape), dim)
     check_codes(codes, scales, format, layout)
     values = codec_for(codes.device, format).unpack(codes.contiguous(), scales.contiguous(), format, layout, dtype)

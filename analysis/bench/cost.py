@@ -16,7 +16,10 @@ from dsq.command.table import as_csv, table
 from dsq.formats import BFP, FixedPoint
 
 RANGES = ["2:16,32"] * 4  #: 16^4 configurations, in two formats
-COMMANDS = (("--help",), ("estimate", "[16,4,4,16]"), ("table",), ("explain", "[16,4,4,16]"))
+COMMANDS = (
+    *(("--help",), ("estimate", "[16,4,4,16]"), ("table",), ("explain", "[16,4,4,16]"), ("plan",)),
+    ("plan", "--workload", "opt_1.3b", "--fit", "40GB", "--gpus", "8"),
+)
 ROUNDS = 3
 
 

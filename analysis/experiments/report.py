@@ -58,9 +58,10 @@ def _figures(one: Configuration, reference: Configuration | None) -> dict[str, A
 
 
 def _stash(row: Row) -> str | None:
-    """The measured stash of each level that was reached, as a share of fp32's."""
+    """The measured stash of each level that was reached, as a share of fp32's; None where it was not measured."""
     pairs = zip((row.get("stash_bytes") or "").split(), (row.get("stash_bytes_fp32") or "").split(), strict=False)
-    return ", ".join("-" if part == "-" else f"{float(part) / float(whole):.3f}" for part, whole in pairs) or None
+    shares = ["-" if part == "-" else f"{float(part) / float(whole):.3f}" for part, whole in pairs]
+    return ", ".join(shares) if set(shares) - {"-"} else None
 
 
 def measure(one: Configuration) -> str:

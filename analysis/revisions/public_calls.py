@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dsq
 from analysis.bench.step import converted, step_of
@@ -19,8 +20,17 @@ Calls = Iterator[tuple[str, Call]]
 
 
 def step() -> Calls:
-    """Forward and backward of six encoder blocks, d 512, 1,024 tokens."""
-    model, x = encoder(sdpa=True), torch.randn(8, 128, 512)
+    """Six encoder blocks, d 512, 1,024 tokens."""
+    yield from _steps(encoder(sdpa=True), torch.randn(8, 128, 512))
+
+
+def tiny() -> Calls:
+    """One 64 x 64 layer with 32 tokens, where what is not arithmetic shows."""
+    yield from _steps(nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True))
+
+
+def _steps(model: nn.Module, x: Tensor) -> Calls:
+    """Forward and backward, plain and converted."""
     yield "fp32", step_of(model, x)
     for precision in PRECISIONS:
         yield precision, step_of(converted(model, levels=precision), x)
@@ -30,21 +40,12 @@ def kernels() -> Calls:
     """Quantise, pack and unpack 2^18, 2^20 and 2^24 float32 values, allocations included."""
     for power, columns in ((18, 512), (20, 512), (24, 4096)):
         x = torch.randn(2**power // columns, columns)
-        for bits, (axis, dim) in ((bits, where) for bits in (4, 8) for where in (("columns", -1), ("rows", 0))):
-            fmt, where = dsq.BFP(bits), f"2^{power}, {bits} bits, {axis}"
+        for bits, dim in ((bits, dim) for bits in (4, 8) for dim in (-1, 0)):
+            fmt, where = dsq.BFP(bits), f"2^{power}, {bits} bits, dim {dim}"
             for rounding in ("nearest", "stochastic") if bits == 4 else ("nearest",):
-                how = (x, fmt, dim, rounding)
-                yield f"quantize {where}, {rounding}", lambda how=how: dsq.quantize(*how)
-                yield f"pack {where}, {rounding}", lambda how=how: dsq.pack(*how)
+                yield f"quantize {where}, {rounding}", partial(dsq.quantize, x, fmt, dim, rounding)
+                yield f"pack {where}, {rounding}", partial(dsq.pack, x, fmt, dim, rounding)
             yield f"unpack {where}", dsq.pack(x, fmt, dim).unpack
-
-
-def tiny() -> Calls:
-    """Forward and backward of one 64 x 64 layer with 32 tokens, where what is not arithmetic shows."""
-    layer, x = nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True)
-    yield "nn.Linear", step_of(layer, x)
-    for precision in PRECISIONS:
-        yield precision, step_of(converted(layer, levels=precision), x)
 
 
 PARTS: dict[str, Callable[[], Calls]] = {"step": step, "kernels": kernels, "tiny": tiny}

@@ -21,7 +21,6 @@ RUN/compare_stash.csv holds one row a setup; what was measured before is kept, s
 and gradients on a busy machine, times on a quiet one. It also writes RUN/compare_stash.md and RUN/compare_stash.png.
 """
 
-import argparse
 import copy
 import gc
 import statistics
@@ -46,38 +45,10 @@ from dsq.command.table import as_csv, table
 
 PROG = "python -m analysis.stash.compare"
 MIB = 2**20
-SHOWN = {
-    "model": "",
-    "setup": "",
-    "stash, MiB": ".1f",
-    "held, MiB": ".1f",
-    "least, MiB": ".1f",
-    "peak, MiB": ".0f",
-    "time": ".2f",
-}
+SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "held, MiB": ".1f", "least, MiB": ".1f", "peak, MiB": ".0f"}
+SHOWN |= {"time": ".2f", "error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 MEASURED = ["sizes", "gradients", "times"]
-SHOWN |= {"error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = OneLineParser(prog=PROG, description=__doc__)
-    made.add_argument("--out", type=Path, required=True, help="folder for the table, the CSV and the picture")
-    made.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
-    made.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
-    made.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
-    made.add_argument("--seeds", type=count, default=8, help="draws of a stochastic policy's gradient (default 8)")
-    made.add_argument("--steps", type=count, default=5, help="timed steps of each setup (default 5)")
-    return made
-
-
-def chosen(args: argparse.Namespace) -> list[PolicySetup]:
-    """The setups that the options ask for; ValueError if none."""
-    found = [s for s in SETUPS if s.case.split(",")[0] in args.models]
-    found = [s for s in found if not args.only or any(text in s.name for text in args.only)]
-    if not found:
-        raise ValueError(f"--only {' '.join(args.only)}: no setup has that in its name")
-    return found
+Row = dict[str, Any]
 
 
 class Bench:
@@ -92,11 +63,10 @@ class Bench:
         self.stash = stash.measure(lambda: self.plain(self.x)).nbytes / MIB
 
     def step(self, model: nn.Module) -> Tensor:
-        """Forward and backward; all gradients in one vector. They stay allocated, as between the steps of a loop."""
+        """Forward and backward; all gradients in one vector."""
         leaves = [t for t in (self.x, *model.parameters()) if t.requires_grad]
         for leaf in leaves:
-            if leaf.grad is not None:
-                leaf.grad.zero_()
+            leaf.grad = None
         self.case.loss(model(self.x), self.y).backward()
         return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]).double()
 
@@ -105,22 +75,21 @@ class Bench:
         self.case.loss(model(self.x), self.y).backward()
 
 
-def row(setup: PolicySetup, bench: Bench, plain: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one setup against the plain model's gradient and time: of SHOWN, what --measure asks for."""
-    made: dict[str, Any] = {"model": setup.case.split(",")[0], "setup": row_name(setup, bench.case)}
-    if "sizes" in args.measure:
+def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], seeds: int, steps: int) -> Row:
+    """Measure one setup against the plain model's gradient and time: what SHOWN has of ``measured``."""
+    made: Row = {"model": setup.model, "setup": setup.row_name}
+    if "sizes" in measured:
         claimed, step = sizes(setup)
-        found = claimed / MIB, step.stash / MIB, setup.least(bench.stash), step.peak / MIB
-        made |= dict(zip(("stash, MiB", "held, MiB", "least, MiB", "peak, MiB"), found, strict=True))
-    if args.measure == ["sizes"]:
+        made |= {"stash, MiB": claimed / MIB, "held, MiB": step.stash / MIB}
+        made |= {"least, MiB": setup.least(bench.stash), "peak, MiB": step.peak / MIB}
+    if measured == ["sizes"]:
         return made
     model, controllers = trained(setup, bench)
-    if "gradients" in args.measure:
-        draws = [bench.step(model) for _ in range(args.seeds if setup.stochastic else 1)]
-        made |= against(plain.gradient, draws)
-    if "times" in args.measure:
+    if "gradients" in measured:
+        made |= against(plain.gradient, [bench.step(model) for _ in range(seeds if setup.stochastic else 1)])
+    if "times" in measured:
         calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
-        seconds = in_turns(calls, args.steps, repeats=1, warm=0)
+        seconds = in_turns(calls, steps, repeats=1, warm=0)
         made["time"] = statistics.median(seconds["ours"]) / statistics.median(seconds["plain"])
     for controller in controllers:
         controller.remove()
@@ -136,21 +105,14 @@ def trained(setup: PolicySetup, bench: Bench) -> tuple[nn.Module, list[Any]]:
     return model, controllers
 
 
-def row_name(setup: PolicySetup, case: TrainingCase) -> str:
-    """The setup's name, and who needs a gradient, where that is not every parameter."""
-    return setup.name + (f" ({case.note})" if case.note else "")
-
-
-def against(exact: Tensor, draws: list[Tensor]) -> dict[str, Any]:
+def against(exact: Tensor, draws: list[Tensor]) -> Row:
     """Draws of a gradient against the exact one."""
     norm = exact.norm()
     slopes = [float(g @ exact / norm**2) for g in draws]
-    errors = [float((g - exact).norm() / norm) for g in draws]
-    cosines = [float(g @ exact / (g.norm() * norm)) for g in draws]
     noisy = len(draws) > 1
     return {
-        "error": statistics.mean(errors),
-        "cosine": statistics.mean(cosines),
+        "error": statistics.mean(float((g - exact).norm() / norm) for g in draws),
+        "cosine": statistics.mean(float(g @ exact / (g.norm() * norm)) for g in draws),
         "slope": statistics.mean(slopes) if noisy else None,
         "slope +-": statistics.stdev(slopes) / len(slopes) ** 0.5 if noisy else None,
     }
@@ -162,48 +124,51 @@ def sizes(setup: PolicySetup) -> tuple[int, HeldBytes]:
     return claimed, HeldBytes(*step)
 
 
-def compare(args: argparse.Namespace) -> None:
+def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: int, steps: int) -> None:
     """Measure, row by row; write the CSV after each."""
-    setups = chosen(args)
-    make_folder(args.out)
+    make_folder(out)
     keep_freed_memory()
-    file = args.out / "compare_stash.csv"
-    rows = {(r["model"], r["setup"]): r for r in read(file)} if file.exists() else {}
+    file = out / "compare_stash.csv"
+    rows = {(it["model"], it["setup"]): it for it in (read(file) if file.exists() else [])}
     benches: dict[str, Bench] = {}
     for setup in setups:
-        for case in dict.fromkeys((setup.case.replace(", SDPA", ""), setup.case)):
-            if case not in benches:
-                benches = {name: b for name, b in benches.items() if name.split(",")[0] == case.split(",")[0]}
-                benches[case] = Bench(CASES[case])
-        plain = benches[setup.case.replace(", SDPA", "")]
-        made = row(setup, benches[setup.case], plain, args)
-        key = made["model"], made["setup"]
+        plain_case = setup.case.replace(", SDPA", "")
+        benches = {case: it for case, it in benches.items() if case.partition(",")[0] == setup.model}
+        for case in (plain_case, setup.case):
+            benches[case] = benches.get(case) or Bench(CASES[case])
+        made = row(setup, benches[setup.case], benches[plain_case], measured, seeds, steps)
+        key = setup.model, setup.row_name
         rows[key] = made = dict.fromkeys(SHOWN) | rows.get(key, {}) | made
-        write_text(file, as_csv(in_order(rows)))
+        order = [(it.model, it.row_name) for it in SETUPS]
+        write_text(file, as_csv([rows[key] for key in order if key in rows]))
         print(table([made], SHOWN, markdown=True).splitlines()[-1], flush=True)
         gc.collect()
-    results = pd.read_csv(file)
     text = table(read(file), SHOWN, markdown=True)
-    write_text(args.out / "compare_stash.md", text + "\n")
-    draw(results, args.out / "compare_stash.png")
-    print(f"\n{text}\n\ntable, CSV and picture: {args.out}/compare_stash.*")
+    write_text(out / "compare_stash.md", text + "\n")
+    draw(pd.read_csv(file), out / "compare_stash.png")
+    print(f"\n{text}\n\ntable, CSV and picture: {out}/compare_stash.*")
 
 
-def read(file: Path) -> list[dict[str, Any]]:
+def read(file: Path) -> list[Row]:
     """The rows of the CSV."""
-    return [{str(name): value for name, value in row.items()} for row in pd.read_csv(file).to_dict("records")]
-
-
-def in_order(rows: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows in the order of the setups."""
-    order = [(s.case.split(",")[0], row_name(s, CASES[s.case])) for s in SETUPS]
-    return [rows[key] for key in order if key in rows]
+    return [{str(name): value for name, value in it.items()} for it in pd.read_csv(file).to_dict("records")]
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
-    args = parser().parse_args(argv)
-    return guarded(PROG, lambda: compare(args))
+    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the table, the CSV and the picture")
+    parser.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
+    parser.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
+    parser.add_argument("--seeds", type=count, default=8, help="draws of a stochastic policy's gradient (default 8)")
+    parser.add_argument("--steps", type=count, default=5, help="timed steps of each setup (default 5)")
+    given = parser.parse_args(argv)
+    only = given.only or [""]
+    setups = [it for it in SETUPS if it.model in given.models and any(text in it.name for text in only)]
+    if not setups:
+        parser.error(f"--only {' '.join(only)}: no setup has that in its name")
+    return guarded(PROG, lambda: compare(setups, given.out, given.measure, given.seeds, given.steps))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,17 @@ class PolicySetup:
     smallest: Smallest = None  #: MiB, or from the plain stash's MiB; None: not known
 
     @property
+    def model(self) -> str:
+        """The model's name: one model may have several cases."""
+        return self.case.partition(",")[0]
+
+    @property
+    def row_name(self) -> str:
+        """The setup's name, and who needs a gradient, where that is not every parameter."""
+        note = CASES[self.case].note
+        return f"{self.name} ({note})" if note else self.name
+
+    @property
     def stochastic(self) -> bool:
         """Whether the gradient is drawn."""
         return any(name in ("mesa", "gact", "wtacrs") for name, _ in self.policies)

@@ -168,7 +168,7 @@ def parser() -> OneLineParser:
     solve.add_argument("--gain", type=float, default=1.0, metavar="X", help=text)
     _relative(solve, BF16)
 
-    summary = "measure this machine, in about a minute, as a hardware file for --hardware"
+    summary = "measure this machine, in under two minutes, as a hardware file for --hardware"
     calibrate = _command(commands, "calibrate", summary, workload=False)
     calibrate.add_argument("file", help="the .toml file to write")
     calibrate.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

@@ -15,8 +15,7 @@ from typing import Any
 
 from costmodel.cli.format_options import template
 from costmodel.cli.run_history import LevelWork, RunHistory
-from costmodel.model.planning import FP32
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import FP32, Setup
 from dsq.precision import Precision
 
 NEEDED = ("score", "measure", "levels", "level_tokens", "format")

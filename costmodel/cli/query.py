@@ -7,11 +7,10 @@ from costmodel.cli.format_options import template
 from costmodel.cli.output import Record
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.operations import Workload
-from costmodel.model.parallel import Shard
 from costmodel.model.quantisation import PrecisionGrid, Setup
 from costmodel.model.roofline import Floor
 from costmodel.workloads.named import load_shapes, load_workload
-from costmodel.workloads.shard import stages
+from costmodel.workloads.shard import Shard, stages
 from dsq.precision import Precision, parse_named_precision
 
 

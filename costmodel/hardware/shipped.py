@@ -1,18 +1,14 @@
 """The hardware profiles that come with the package."""
 
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 DEFAULT_HARDWARE = "a100-80gb"
+_FOLDER = Path(__file__).with_name("profiles")
 
 
 def profile_names() -> list[str]:
-    return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
 def profile_text(name: str) -> str:
-    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def _folder() -> Traversable:
-    return resources.files("costmodel.hardware") / "profiles"
+    return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")

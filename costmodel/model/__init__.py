@@ -8,6 +8,4 @@ arithmetic.py, energy.py        multiply-accumulates; joules
 roofline.py                     the least time of a step, and what bounds it
 stash.py, entries.py, memory.py what a policy keeps of a tensor, what each operation holds, memory over the step
 estimate.py, sweep.py           all of it for one configuration, and for every one in a range
-planning.py, parallel.py        does it fit, and how fast; the same over devices
-requirements.py                 what hardware would make a precision pay off
 """

@@ -12,7 +12,7 @@ from dsq.formats import Format, Identity
 
 
 @dataclass(frozen=True)
-class MatMul:
+class CostedMatMul:
     """One matrix product of a group of operations: its multiply-accumulates, operand widths and format."""
 
     group: Group
@@ -39,7 +39,7 @@ class MatMul:
         return multiplier_bits(self.format, self.m1), multiplier_bits(self.format, self.m2)
 
 
-def matmuls(workload: Workload, setup: Setup) -> list[MatMul]:
+def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
     """Every matrix product of one training step."""
     q, container = setup.precision, setup.container_bits
     listed = []
@@ -53,18 +53,18 @@ def matmuls(workload: Workload, setup: Setup) -> list[MatMul]:
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
             if op.quantised:
-                listed.append(MatMul(group, name, op.macs, m1, m2, setup.format))
+                listed.append(CostedMatMul(group, name, op.macs, m1, m2, setup.format))
             else:
-                listed.append(MatMul(group, name, op.macs, container, container, Identity()))
+                listed.append(CostedMatMul(group, name, op.macs, container, container, Identity()))
     return listed
 
 
-def arithmetic_cost(listed: list[MatMul]) -> Bits:
+def arithmetic_cost(listed: list[CostedMatMul]) -> Bits:
     """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
     return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)
 
 
-def multiplier_work(listed: list[MatMul]) -> Bits:
+def multiplier_work(listed: list[CostedMatMul]) -> Bits:
     """Sum of m1 * m2 over every multiply-accumulate: the multiplier-bits of the step, free of any law."""
     products = ((matmul.total_macs, *matmul.operands) for matmul in listed)
     return sum((float(macs) * (1.0 * m1 * m2) for macs, m1, m2 in products), start=0.0)

@@ -7,7 +7,7 @@ setups is a difference of these two terms, the sum is no power reading.
 from dataclasses import dataclass
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.arithmetic import MatMul
+from costmodel.model.arithmetic import CostedMatMul
 from costmodel.model.quantisation import at_width
 from costmodel.model.traffic import Transfer
 
@@ -26,7 +26,7 @@ class Energy:
         return self.dram + self.products
 
 
-def energy(moved: list[Transfer], listed: list[MatMul], hardware: Hardware) -> Energy | None:
+def energy(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware) -> Energy | None:
     """None where the hardware does not state the energy of a byte, or of a product that the step has."""
     products = 0.0
     for matmul in listed:

@@ -81,13 +81,13 @@ class Memory:
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
     names, rows, left = _alone(workload, replace(method, name="", in_flight=1, zero=0, devices=1))
-    rows = rows + _state(workload, method)
+    rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
     rows[:, _GRADIENTS] /= method.devices if method.zero >= 2 else 1
     return Memory(names, rows, float(left.sum()))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, Rows]:
     """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
@@ -141,18 +141,18 @@ def saved_bytes(workload: Workload, setup: Setup) -> float:
     return sum(sum(entry.kept) for entry in entries_of(workload, setup))
 
 
-def _state(workload: Workload, method: Method) -> Rows:
-    """What is there all the time, by category."""
+def state(workload: Workload, method: Method) -> Rows:
+    """Bytes that are there all the time, by category."""
     container = float(method.setup.container_bits)
     word, share = STATE_BITS / 8, method.devices
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     # the master weights go with the optimiser's state, where there is a working copy
     master = workload.trained * word / (share if method.zero == 3 or (method.zero and working) else 1)
     rest = workload.trained * working + (workload.parameters - workload.trained) * (working or word)
-    state = np.zeros(len(CATEGORIES))
-    state[_PARAMETERS] = master + rest / (share if method.zero == 3 else 1)
-    state[_OPTIMISER] = workload.trained * MOMENTS * word / (share if method.zero else 1)
-    return state
+    held = np.zeros(len(CATEGORIES))
+    held[_PARAMETERS] = master + rest / (share if method.zero == 3 else 1)
+    held[_OPTIMISER] = workload.trained * MOMENTS * word / (share if method.zero else 1)
+    return held
 
 
 def packed_values(workload: Workload, method: Method) -> list[float]:

@@ -1,14 +1,14 @@
 """What is costed: a number format, the axis of its boxes, and the widths q0..q3, of one configuration or of many."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Layout
+from dsq.formats import DEFAULT, MAX_PACKED_BITS, WIDEST, Format, Identity, Layout, format_class
 from dsq.precision import Precision
 
 BOX_AXES = ("contraction", "last")
@@ -64,6 +64,12 @@ class Setup:
 
     def __str__(self) -> str:
         return f"{self.format.name} {self.precision}"
+
+
+FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
+BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
+AUTOCAST = replace(BF16, autocast=True)
+DSQ = format_class(DEFAULT)(WIDEST)  #: the default format
 
 
 def by_width(bits: Bits, value: Callable[[int], float]) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.hardware.hardware import Hardware, Rate
-from costmodel.model.arithmetic import MatMul
+from costmodel.model.arithmetic import CostedMatMul
 from costmodel.model.operations import CLASSES, Gemm, Group, Pointwise
 from costmodel.model.quantisation import Bits, at_width, by_width
 from costmodel.model.traffic import Transfer
@@ -75,7 +75,7 @@ def operation_kind(group: Group) -> str:
 
 
 def rates(
-    listed: list[MatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
+    listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
 ) -> list[Rate]:
     """How the matrix products of a class run, for one configuration: each way once."""
     used = [
@@ -87,7 +87,7 @@ def rates(
 
 
 def datatypes(
-    listed: list[MatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
+    listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
 ) -> str:
     """The same in words: "bf16", "2 x bf16, bf16" or ""."""
     return ", ".join(sorted(map(str, rates(listed, name, hardware, key))))
@@ -95,7 +95,7 @@ def datatypes(
 
 def floors(
     moved: list[Transfer],
-    listed: list[MatMul],
+    listed: list[CostedMatMul],
     hardware: Hardware,
     container: Bits,
     key: Callable[[Group], str] = operation_class,
@@ -132,14 +132,14 @@ def floors(
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
 
 
-def step_floor(moved: list[Transfer], listed: list[MatMul], hardware: Hardware, container: Bits) -> Floor:
+def step_floor(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: Bits) -> Floor:
     """That of the whole step."""
     return sum(floors(moved, listed, hardware, container).values(), start=ZERO)
 
 
 def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:
     kind = TIMED_AS.get(op.kind, op.kind)
-    return all((kind, int(bits), phase) in hardware.passes for bits in np.unique(container))
+    return bool(np.all(by_width(container, lambda bits: (kind, bits, phase) in hardware.passes)))
 
 
 def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits) -> Bits:
@@ -153,7 +153,7 @@ def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits)
     return by_width(container, of)
 
 
-def _beside(matmul: MatMul, hardware: Hardware) -> Bits:
+def _beside(matmul: CostedMatMul, hardware: Hardware) -> Bits:
     """Time of what a layer does beside a product, where that was measured: its bias's gradient sums dy. A converted
     layer's weight that is stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op = matmul.group.operation
@@ -168,7 +168,7 @@ def _beside(matmul: MatMul, hardware: Hardware) -> Bits:
     return matmul.group.count * found
 
 
-def _product_seconds(matmul: MatMul, hardware: Hardware) -> Bits:
+def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> Bits:
     """Time of the group's products, run the fastest exact way for the two widths."""
     count, flops = matmul.group.count, float(FLOPS_PER_MAC * matmul.total_macs)
     values = float(matmul.values * count)

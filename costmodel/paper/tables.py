@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.operations import Operation, Workload
-from costmodel.model.planning import BF16
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import BF16, Setup
 from costmodel.model.roofline import Floor
 from costmodel.paper import calibrated, published
 from costmodel.workloads.named import load_workload

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+#: what ends as a bare model's class does, and is another
+_NOT_BARE = ("HeadModel", "HeadsModel", "EncoderModel")
+
 
 @dataclass(frozen=True)
 class ConfigJson:
@@ -44,16 +47,19 @@ class ConfigJson:
 
     @property
     def architecture(self) -> str:
-        """The model class the config names first, e.g. BertForMaskedLM; empty: the bare model."""
+        """The model class the config names first, e.g. BertForMaskedLM; empty: none."""
         names = self.data.get("architectures") or [""]
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise ValueError(f"config {self.where}: field architectures must be a list of names, not {names!r}")
         return names[0]
 
-    @property
-    def bare(self) -> bool:
-        """Whether the model class has no head."""
-        return self.architecture.endswith("Model") and not self.architecture.endswith(("LMHeadModel", "MTModel"))
+    def head(self, *known: str) -> str:
+        """The first of these that ends the model class's name; empty: the config names none. Raises for another."""
+        found = next((end for end in known if self.architecture.endswith(end)), "")
+        if self.architecture and (not found or (found == "Model" and self.architecture.endswith(_NOT_BARE))):
+            accepted = f"classes that end in {', '.join(known)} are described, not {self.architecture!r}"
+            raise ValueError(f"config {self.where}: field architectures: {accepted}")
+        return found
 
     @property
     def classes(self) -> int:

@@ -20,7 +20,7 @@ from costmodel.workloads.family import (
     image_encoder,
     read_fields,
 )
-from costmodel.workloads.shapes import Convolution, Experts, Latent, Transformer
+from costmodel.workloads.shapes import Convolution, Latent, MixtureOfExperts, Transformer
 
 
 def _patches(bias: bool) -> Reader:
@@ -44,20 +44,20 @@ def _speech(config: ConfigJson) -> tuple[Convolution, ...]:
 def _experts(count: str, chosen: str, width: str, **more: Any) -> Reader:
     """A mixture of experts with its numbers in these fields, each with its other names behind a blank."""
 
-    def read(config: ConfigJson) -> Experts:
+    def read(config: ConfigJson) -> MixtureOfExperts:
         experts, ours, wide = (config.size(*field.split()) for field in (count, chosen, width))
-        return Experts(experts, ours, wide, **read_fields(config, more))
+        return MixtureOfExperts(experts, ours, wide, **read_fields(config, more))
 
     return read
 
 
-def _all_experts(config: ConfigJson) -> Experts:
+def _all_experts(config: ConfigJson) -> MixtureOfExperts:
     """Llama 4: transformers multiplies every token with every expert, by zero where it was not chosen."""
     count, width, layers = config.size("num_local_experts"), config.size("intermediate_size"), config.data
     step = config.size("interleave_moe_layer_step", default=1)
     sparse = layers.get("moe_layers") or range(step - 1, config.size("num_hidden_layers"), step)
     dense = frozenset(range(config.size("num_hidden_layers"))) - frozenset(sparse)
-    return Experts(count, count, width, shared=width, dense_layers=dense)
+    return MixtureOfExperts(count, count, width, shared=width, dense_layers=dense)
 
 
 def _sparse_step(config: ConfigJson) -> frozenset[int]:

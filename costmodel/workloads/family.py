@@ -63,12 +63,13 @@ def encoder_only(config: ConfigJson, family: Family) -> Transformer:
     """BERT's kin with a masked LM, a classifier behind a dense layer, or a bare pooler (or nothing) on top."""
     own = read_fields(config, family.head)
     pooler = own.pop("pooler", True)
+    top = config.head("ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "Model")
     head = Head("none", dense=pooler)
-    if config.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
+    if top in ("ForMaskedLM", "ForPreTraining"):
         tied = config.flag("tie_word_embeddings", True)
         lm: Fields = {"outputs": config.size("vocab_size"), "bias": True, "tied": tied, "dense": True, "norm": True}
         head = Head("lm", **lm | own)
-    elif config.architecture.endswith("ForSequenceClassification"):
+    elif top == "ForSequenceClassification":
         head = Head("classes", config.classes, bias=True, dense=True)
     length = min(DEFAULT_LENGTH, config.size("max_position_embeddings"))
     encoder = _stack(config, "encoder", family.stack, family.tables)
@@ -78,9 +79,10 @@ def encoder_only(config: ConfigJson, family: Family) -> Transformer:
 def decoder_only(config: ConfigJson, family: Family) -> Transformer:
     tied = config.flag("tie_word_embeddings", _value(config, family.tied))
     head = Head("lm", config.size("vocab_size"), tied=tied, upcasts=True, **read_fields(config, family.head))
-    if config.architecture.endswith("ForSequenceClassification"):
+    top = config.head("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "Model")
+    if top == "ForSequenceClassification":
         head = Head("classes", config.classes)
-    elif config.bare:
+    elif top == "Model":
         head = Head("none")
     decoder, length = _stack(config, "decoder", family.stack, family.tables), min(LONGEST, family.positions(config))
     return Transformer(_name(config), head, decoder=decoder, target_length=length, source=config.where)
@@ -88,7 +90,7 @@ def decoder_only(config: ConfigJson, family: Family) -> Transformer:
 
 def encoder_decoder(config: ConfigJson, family: Family) -> Transformer:
     head = Head("lm", config.size("vocab_size"), tied=config.flag("tie_word_embeddings", True))
-    if config.bare:
+    if config.head("ForConditionalGeneration", "LMHeadModel", "MTModel", "Model") == "Model":
         head = Head("none")
     encoder = _stack(config, "encoder", family.stack, family.tables)
     decoder = _stack(config, "decoder", family.stack | family.decoder, family.decoder_tables)
@@ -102,7 +104,7 @@ def image_encoder(config: ConfigJson, family: Family) -> Transformer:
     """Patches of a picture and a class token."""
     encoder = _stack(config, "encoder", family.stack, family.tables)
     head = Head("none", dense=_value(config, family.head.get("pooler", True)))
-    if config.architecture.endswith("ForImageClassification"):
+    if config.head("ForImageClassification", "Model") == "ForImageClassification":
         head = Head("classes", config.classes, bias=True)
     length = encoder.convolutions[0].positions + 1
     return Transformer(_name(config), head, encoder=encoder, source_length=length, source=config.where)

@@ -9,7 +9,7 @@ MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
-class Experts:
+class MixtureOfExperts:
     """A mixture of experts in place of an MLP: gated MLPs, of which a router chooses some for each token."""
 
     count: int
@@ -59,7 +59,7 @@ class Stack:
     kv_heads: int = 0  #: key and value heads (grouped-query attention); 0: as many as heads
     head_dim: int = 0  #: 0: d / heads
     latent: Latent | None = None
-    experts: Experts | None = None
+    experts: MixtureOfExperts | None = None
     gated: bool = False  #: the MLP has a gate (SwiGLU, GeGLU): two up projections
     transposed: bool = False  #: weights of linear layers are stored (in, out)
     fused_qkv: bool = False  #: one layer makes queries, keys and values

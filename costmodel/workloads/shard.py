@@ -1,16 +1,34 @@
 """What one device of several has of a transformer: tensor parallelism (Shoeybi et al., 2019), its sequence parallelism
 (Korthikanti et al., 2022) and pipeline stages."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.model.operations import Gemm, Operation, Workload
-from costmodel.model.parallel import Shard
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
 
 #: passes over the residual stream, whose tokens sequence parallelism shares out
 _STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Into how many parts a model is cut."""
+
+    tensor: int = 1  #: heads and MLP widths
+    pipeline: int = 1  #: layers
+    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
+        parts += ["SP"] if self.sequence else []
+        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
+        return " ".join(parts)
 
 
 def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:

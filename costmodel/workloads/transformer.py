@@ -6,7 +6,7 @@ from typing import Any
 from costmodel.model.ledger import BATCH
 from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
 from costmodel.workloads.attention import added_to_scores, attention
-from costmodel.workloads.shapes import Convolution, Experts, Head, Stack, Transformer
+from costmodel.workloads.shapes import Convolution, Head, MixtureOfExperts, Stack, Transformer
 
 
 def build(model: Transformer) -> Workload:
@@ -152,7 +152,7 @@ def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> lis
     ]
 
 
-def _experts(prefix: str, stack: Stack, experts: Experts, tokens: int) -> list[Operation]:
+def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int) -> list[Operation]:
     """Rows are gathered by expert. transformers keeps experts' weights as plain parameters: dsq.convert passes them
     by."""
     source, name, rows = f"{prefix}.mlp.x", f"{prefix}.experts", tokens * experts.chosen

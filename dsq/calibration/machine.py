@@ -24,7 +24,7 @@ TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    """The tables of a hardware file, of the schema of costmodel/hardware/hardware.py. Takes about a minute."""
+    """The tables of a hardware file, of the schema of costmodel/hardware/hardware.py. Takes under two minutes."""
     torch.manual_seed(0)
     threads = f"{torch.get_num_threads()} threads, " if device.type == "cpu" else ""
     x, y = (torch.empty(COPIED, device=device).fill_(value) for value in (0.0, 1.0))

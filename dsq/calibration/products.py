@@ -21,8 +21,8 @@ from dsq.precision import Precision
 LAYERS = ((256, 64, 64), (128, 256, 256), (512, 256, 1024), (512, 1024, 256), (1024, 512, 512), (512, 512, 2048))
 #: of attention's products, (B, M, K, N)
 BATCHED = ((32, 128, 32, 128), (32, 128, 128, 32), (16, 256, 64, 256), (16, 256, 256, 64))
-#: layers of a size that take turns, so that no weight waits in the nearest cache
-COPIES = 4
+#: layers of a size that take turns, as many as a small model has: a step finds few of its tensors in a cache
+COPIES = 16
 CODE_WIDTHS = (2, 4, 8)
 WIDE = 16
 

@@ -1,6 +1,6 @@
 """What a run will cost, said before its first update: dsq-cost's paper profile of the model that it trains."""
 
-from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import dsq
@@ -18,15 +18,13 @@ def predicted(config: dsq.DSQConfig, max_update: int, workload: dict[str, Any]) 
     """
     fmt = template(config.format, config.as_dict())
     setups = [Setup(fmt, level, config.box_axis) for level in config.levels]
-    levels = level_costs(workload_file.parse(workload, "of the run"), setups)
+    of_levels = level_costs(workload_file.parse(workload, "of the run"), setups)
     known = config.rise_at and max_update
-    run = run_cost(levels, [min(rise / max_update, 1.0) for rise in config.rise_at] if known else None)
-    return "; ".join(
-        f"{shown} {_shown(setups, [getattr(c, name) for c in levels], [getattr(c, name) for c in run])}"
-        for name, shown in (("arithmetic", "arithmetic"), ("dram", "DRAM"))
-    )
-
-
-def _shown(setups: Sequence[Setup], levels: Sequence[float], run: Sequence[float]) -> str:
-    each = [f"{cost:.4f} at {setup.precision}" for setup, cost in zip(setups, levels, strict=True)]
-    return ", ".join(each + [f"{' to '.join(f'{cost:.4f}' for cost in run)} in all"] * (len(levels) > 1))
+    of_run = run_cost(of_levels, [min(rise / max_update, 1.0) for rise in config.rise_at] if known else None)
+    lines = []
+    for name, cost in (("arithmetic", attrgetter("arithmetic")), ("DRAM", attrgetter("dram"))):
+        parts = [f"{cost(of_level):.4f} at {level}" for of_level, level in zip(of_levels, config.levels, strict=True)]
+        if len(parts) > 1:
+            parts.append(f"{' to '.join(f'{cost(one):.4f}' for one in of_run)} in all")
+        lines.append(f"{name} {', '.join(parts)}")
+    return "; ".join(lines)

@@ -82,7 +82,8 @@ def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():
     dsq.set_level(net, dsq.DSQConfig("[8,8,8,16]", exclude="^0$"), 0)
     net[1] = nn.Linear(16, 2, bias=False)
     assert str(net[1].quantizers.precision) == "[8,8,8,16]"
-    net[1] = nn.Identity()
+    with pytest.warns(UserWarning, match="the Other that takes the place of the converted layer '1' is not quantised"):
+        net[1] = Other(16, 2)
     assert not dsq.converted(net)
 
     block = dsq.convert(nn.TransformerEncoderLayer(32, 4, 64), dsq.DSQConfig(attention=True))
@@ -90,10 +91,14 @@ def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():
     assert dsq.report(block, torch.randn(4, 2, 32)).backward.share == 1
 
     patches = dsq.convert(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4)))
-    patches[0] = nn.Conv2d(3, 8, 3, padding=1)  # cuts no patches
-    assert type(patches[0]) is nn.Conv2d
     patches[0] = nn.Conv2d(3, 8, 2, stride=2)
     assert dsq.converted(patches)
+    patches[0] = nn.Conv2d(3, 8, 3, padding=1)  # cuts no patches
+    assert not dsq.converted(patches)
+
+
+class Other(nn.Linear):
+    """As a layer of another quantisation."""
 
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():

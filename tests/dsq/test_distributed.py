@@ -171,5 +171,8 @@ def test_other_shardings_are_refused(tmp_path):
         layer.weight = nn.Parameter(whole)
         with pytest.raises(ValueError, match=r"weight must be sharded as Shard\(0\) or Shard\(1\)"):
             layer(torch.randn(16, 32))
+        layer.weight = nn.Parameter(whole.redistribute(placements=[Shard(0)]))
+        with pytest.raises(ValueError, match="bias must be a DTensor where weight is one"):
+            layer(torch.randn(16, 32))
     finally:
         distributed.destroy_process_group()

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
-from tests.fairseq_plugin.harness import run, sentence_pairs, write_pairs
+from tests.fairseq_plugin.harness import LEVELS, MODEL, run, sentence_pairs, write_pairs
 from tests.threads import threads
 
 
@@ -17,6 +17,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefixes = [f"--{name}pref={folder / name}" for name in ("train", "valid", "test")]
     run("preprocess", "-s", "de", "-t", "xx", *prefixes, "--destdir", folder / "bin")
     return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two updates with a checkpoint after each, which no test changes."""
+    folder = tmp_path_factory.mktemp("run")
+    every = ["--save-interval-updates", 1, "--max-update", 2, "--lr", 0]
+    run("train", data, *MODEL, *every, "--save-dir", folder, "--dsq-levels", LEVELS)
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,10 +1,13 @@
 """A tiny parallel corpus, and fairseq's commands called in this process or in one of their own."""
 
+import hashlib
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from fairseq_plugin import commands  # before fairseq: its shims
 
@@ -50,6 +53,21 @@ def run(command: str, *arguments: object) -> None:
         getattr(commands, command)()
     finally:
         sys.argv = before
+
+
+def refusal(capsys: pytest.CaptureFixture, command: str, *arguments: object) -> str:
+    """The one line of standard error with which the command refuses."""
+    with pytest.raises(SystemExit) as exit_:
+        run(command, *arguments)
+    assert exit_.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if " | INFO | " not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"dsq-{command}: error: ")
+    return lines[0]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
 def start(*program: object, **environment: str) -> subprocess.Popen:

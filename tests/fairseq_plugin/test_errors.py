@@ -1,37 +1,15 @@
 """What a user gets wrong: one line that names the flag and the accepted form, exit status 2, nothing written over."""
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run
-
-
-@pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    run("train", data, *MODEL, "--max-update", 1, "--save-dir", folder, "--dsq-levels", LEVELS)
-    return folder
-
-
-def refusal(capsys: pytest.CaptureFixture, command: str, *arguments: object) -> str:
-    """The one line of standard error with which the command refuses."""
-    with pytest.raises(SystemExit) as exit_:
-        run(command, *arguments)
-    assert exit_.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if " | INFO | " not in line]
-    assert len(lines) == 1
-    assert lines[0].startswith(f"dsq-{command}: error: ")
-    return lines[0]
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run
 
 
 @pytest.mark.parametrize("content", [b"", b"hello, this is text\n", b"PK\x03\x04 cut short"])
@@ -43,9 +21,20 @@ def test_a_file_that_is_no_checkpoint(capsys, data: Path, tmp_path: Path, conten
     assert expected in refusal(capsys, "generate", data, "--path", junk)
 
 
+def test_a_checkpoint_runs_no_code(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
+    state, ran = torch.load(trained / "checkpoint_last.pt", weights_only=True), tmp_path / "ran"
+    code = f"__import__('pathlib').Path({str(ran)!r}).touch() or [(64, 3)]"
+    vars(state["cfg"]["model"]).update(_name="fconv", arch="fconv", encoder_layers=code)
+    vars(state["cfg"]["model"]).update(encoder_embed_path=None, decoder_embed_path=None)
+    torch.save(state, tmp_path / "checkpoint.pt")
+    said = refusal(capsys, "generate", data, "--path", tmp_path / "checkpoint.pt")
+    assert "a value must be made of numbers and lists" in said
+    assert not ran.exists()
+
+
 def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -> None:
     before = contents(trained)
-    given = ["--encoder-ffn-embed-dim", 32, "--save-dir", trained, "--dsq-levels", LEVELS, "--max-update", 2]
+    given = ["--encoder-ffn-embed-dim", 32, "--save-dir", trained, "--dsq-levels", LEVELS, "--max-update", 3]
     said = refusal(capsys, "train", data, *MODEL, *given)
     assert "the checkpoint is of another architecture" in said
     assert "encoder.layers.0.fc1.weight" in said
@@ -61,29 +50,20 @@ def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -
 )
 def test_resuming_with_other_flags(capsys, data: Path, trained: Path, given: list[str], line: str) -> None:
     before = contents(trained)
-    assert line in refusal(capsys, "train", data, *MODEL, "--save-dir", trained, "--max-update", 2, *given)
+    assert line in refusal(capsys, "train", data, *MODEL, "--save-dir", trained, "--max-update", 3, *given)
     assert contents(trained) == before
 
 
 def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
-    run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 2, *given)
+    run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
     (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
-    assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # of the two updates, one was the other run's
+    assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # two of the three updates were the other run's
 
 
 def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn) -> None:
-    given = [
-        "--max-update",
-        1,
-        "--no-save",
-        "--disable-validation",
-        "--dsq-levels",
-        "[2,2,2,8]",
-        "--dsq-format",
-        "fixed",
-    ]
-    run("train", data, *MODEL, "--save-dir", tmp_path, *given)
+    given = ["--max-update", 1, "--no-save", "--disable-validation", "--save-dir", tmp_path]
+    run("train", data, *MODEL, *given, "--dsq-levels", "[2,2,2,8]", "--dsq-format", "fixed")
     said = [record.getMessage() for record in caplog.records] + [str(warning.message) for warning in recwarn]
     assert len([line for line in said if "Appendix C" in line]) == 1
 

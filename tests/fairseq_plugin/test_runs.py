@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,7 @@ import torch
 from costmodel.cli.main import main as dsq_cost
 from fairseq_plugin import checkpoints, commands
 from fairseq_plugin.flags import InputError
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run, start
-from tests.fairseq_plugin.test_errors import contents, refusal
-
-
-@pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two updates with a checkpoint after each."""
-    folder = tmp_path_factory.mktemp("run")
-    every = ["--save-interval-updates", 1, "--max-update", 2, "--lr", 0]
-    run("train", data, *MODEL, *every, "--save-dir", folder, "--dsq-levels", LEVELS)
-    return folder
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run, start
 
 
 def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
@@ -47,18 +38,14 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda it: it[: len(it) // 2], lambda it: it[:5000] + bytes(64) + it[5064:]])
-def test_a_damaged_checkpoint_names_the_last_whole_one(capsys, data: Path, trained: Path, damage) -> None:
-    last = trained / "checkpoint_last.pt"
-    whole = last.read_bytes()
-    try:
-        for path in (last, trained / "checkpoint_best.pt"):
-            path.write_bytes(damage(whole))
-        os.utime(trained / "checkpoint_1_2.pt")
-        said = refusal(capsys, "train", data, *MODEL, "--save-dir", trained, "--dsq-levels", LEVELS)
-        assert f"{last} cannot be read: it is damaged" in said
-        assert said.endswith(f"the newest whole one beside it is {trained / 'checkpoint_1_2.pt'}")
-    finally:
-        last.write_bytes(whole)
+def test_a_damaged_checkpoint_names_the_last_whole_one(capsys, data: Path, trained: Path, tmp_path, damage) -> None:
+    folder = shutil.copytree(trained, tmp_path / "run")
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        (folder / name).write_bytes(damage((folder / name).read_bytes()))
+    os.utime(folder / "checkpoint_1_2.pt")
+    said = refusal(capsys, "train", data, *MODEL, "--save-dir", folder, "--dsq-levels", LEVELS)
+    assert f"{folder / 'checkpoint_last.pt'} cannot be read: it is damaged" in said
+    assert said.endswith(f"the newest whole one beside it is {folder / 'checkpoint_1_2.pt'}")
 
 
 def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:

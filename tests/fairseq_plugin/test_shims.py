@@ -1,10 +1,12 @@
 """fairseq 0.12.2 as the shims leave it."""
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import fairseq
 import pytest
 import torch
 from fairseq import options, tasks
@@ -12,7 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
 
 from dsq import linear
-from fairseq_plugin import shims, startup
+from fairseq_plugin import literals, shims, startup
 from tests.fairseq_plugin.harness import LEVELS, MODEL, ROOT, run
 
 
@@ -51,6 +53,32 @@ def test_padding_changes_nothing_after_loading(data: Path) -> None:
     together = model.encoder(padded, torch.tensor([5, 3]))["encoder_out"][0]
     alone = model.encoder(short, torch.tensor([3]))["encoder_out"][0]
     torch.testing.assert_close(together[2:, 1], alone[:, 0])
+
+
+def test_no_module_of_fairseq_has_pythons_eval() -> None:
+    package = Path(fairseq.__file__).parent
+    calling = [path for path in package.rglob("*.py") if re.search(r"(?<![.\w])eval\(", path.read_text())]
+    calling = [path for path in calling if "examples" not in path.parts]  # programs of their own
+    assert len(calling) > 10
+    for path in calling:
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        assert vars(sys.modules[name])["eval"] is literals.evaluate, name
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("(0.9, 0.98)", (0.9, 0.98)), ("[(512, 3)] * 2 + [(9, -1)]", [(512, 3)] * 2 + [(9, -1)]), (" True", True)],
+)
+def test_values_of_options(text: str, value: object) -> None:
+    assert literals.evaluate(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["print()", "x", "[].append", "[i for i in [1]]", "9 ** 9", "1 +", "(1)(2)", "[] - 1", ""]
+)
+def test_code_is_no_value_of_an_option(text: str) -> None:
+    with pytest.raises(ValueError, match="must be made of numbers and lists"):
+        literals.evaluate(text)
 
 
 def test_copying_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ import dsq
 from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
+from dsq.kernels.backend import Groups
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
 from dsq.kernels.reference.backend import REFERENCE
@@ -110,6 +111,32 @@ def masks(draw: random.Random) -> None:
     )
 
 
+def affine(draw: random.Random) -> None:
+    """Codes in the range of each group, its own or one that is given: the reference's bits."""
+    run, number, bits = draw.choice([1, 3, 16, 100, 256]), draw.randint(1, 40), draw.randint(1, 8)
+    given = draw.random() < 0.5
+    count = run * number * (draw.randint(1, 3) if given else 1) - draw.randrange(run)
+    x, groups, seed = _view(draw, (count,), draw.choice(DTYPES)), Groups(run, number), draw.getrandbits(63)
+    low, high = dispatch.affine_extents(x, groups)
+    arguments = (
+        x,
+        bits,
+        groups,
+        (low, (high - low) / draw.randint(1, 300)) if given else None,
+        draw.choice([None, seed]),
+    )
+    ours, out = dispatch.affine_pack(*arguments), draw.choice(DTYPES)
+    unpacked = dispatch.affine_unpack(ours, bits, groups, count, out)
+    with dispatch.use_backend(REFERENCE):
+        theirs = dispatch.affine_pack(*arguments)
+        for name, one, other in zip(("low", "high"), (low, high), dispatch.affine_extents(x, groups), strict=True):
+            finite = other.isfinite()
+            _check(name, one[finite], other[finite])
+        expected = dispatch.affine_unpack(theirs, bits, groups, count, out)
+    _check("affine codes", ours.codes, theirs.codes)
+    _check("affine unpack", unpacked, expected)
+
+
 def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantizers]:
     T, K, N = (draw.choice([1, 2, 5, 16, 31, 64, 100, 130]) for _ in range(3))
     dtype = draw.choice(DTYPES) if draw.random() < 0.3 else torch.float32
@@ -178,7 +205,7 @@ def hooks(draw: random.Random) -> None:
         return
 
 
-KINDS = (codec, codec, codec, masks, layers, layers, hooks)
+KINDS = (codec, codec, codec, affine, masks, layers, layers, hooks)
 
 
 def run_case(number: int) -> str:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels import dispatch
+from dsq.kernels.backend import Groups
 from dsq.kernels.reference.backend import REFERENCE
 
 FORMAT = BFP(4)
@@ -111,6 +112,23 @@ def test_codes_of_another_shape_are_refused_and_strided_ones_read():
     whole = dispatch.unpack(codes, scales, FORMAT, (4, 32), -1, torch.float32)
     strided = codes.t().contiguous().t(), scales.t().contiguous().t()
     assert torch.equal(dispatch.unpack(*strided, FORMAT, (4, 32), -1, torch.float32), whole)
+
+
+def test_what_kernels_cannot_read_is_refused_by_the_operators_too():
+    x, text = torch.randn(4, 32), str(FORMAT)
+    for call in (
+        lambda: ops.quantize(x.to(torch.uint8), text, -1, None, torch.float32),
+        lambda: ops.quantize(x, text, -1, None, torch.uint8),
+        lambda: ops.pack(x.int(), text, -1, None),
+        lambda: ops.unpack(*ops.pack(x, text, -1, None), text, (4, 32), -1, torch.int8),
+    ):
+        with pytest.raises(TypeError, match=r"values must be float32, bfloat16, float16 or float64, got torch\.u?int"):
+            call()
+    for bits, groups in ((9, Groups(16, 8)), (0, Groups(16, 8)), (4, Groups(0, 8)), (4, Groups(16, 0))):
+        with pytest.raises(ValueError, match="bits must be 1 to 8, and runs and groups at least 1, got"):
+            dispatch.affine_pack(x, bits, groups)
+    with pytest.raises(ValueError, match="each of the 7 groups must be one run of 16 of 128 values"):
+        dispatch.affine_pack(x, 4, Groups(16, 7))
 
 
 def test_masks_of_tensors_whose_memory_is_not_their_values():

@@ -9,10 +9,11 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 
 from analysis.experiments.text.parallel_text import ParallelText
-from analysis.experiments.training.costs import costs
 from analysis.experiments.training.fairseq_run import command_line, records
 from analysis.experiments.training.flags import FLOAT
 from analysis.experiments.training.translation import Translation
+from costmodel.cli.commands import estimate
+from costmodel.cli.main import parser
 from dsq.command.files import write_text
 from dsq.command.table import table
 
@@ -51,6 +52,16 @@ def _of_dsq(translation: Translation) -> dict[str, Any]:
     history = translation.checkpoints / "dsq_history.json"
     record = json.loads(history.read_text(encoding="utf-8"))
     return {"history": record, "costs": costs(history)}
+
+
+def costs(history: Path) -> dict[str, dict[str, float]]:
+    """profile -> arithmetic and dram of the run, relative to fixed-point 32: `dsq-cost estimate --history ...`."""
+    found = {}
+    for profile in ("first-principles", "paper"):
+        given = parser().parse_args(["estimate", "--history", str(history), "--profile", profile])
+        mean = estimate.run(given).sections[0].records[-1]
+        found[profile] = {name: mean[name] for name in ("arithmetic", "dram")}
+    return found
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:

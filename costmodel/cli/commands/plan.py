@@ -12,8 +12,10 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
-from costmodel.model.parallel import Plan, fitting, parallelisms
-from costmodel.model.planning import USUAL, communication_bytes, largest_batch, packing_seconds, step_time
+from costmodel.planning.batch import largest_batch
+from costmodel.planning.methods import USUAL
+from costmodel.planning.parallel import Plan, cheapest, parallelisms
+from costmodel.planning.step import communication_bytes, packing_seconds, step_time
 from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
@@ -78,15 +80,12 @@ def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardwar
     micro_batches = whole_number("micro_batches", arguments.micro_batches, 1)
     refuse_idle(arguments, ("devices", "zero", "picture"), "with --gpus")
     candidates = parallelisms(_methods(arguments), gpus, micro_batches)
-    found = fitting(lambda shard: stages_of(arguments, shard), candidates, hardware, budget)
+    found = cheapest(lambda shard: stages_of(arguments, shard), candidates, hardware, budget)
     shown = {"method": "", "devices": "", "peak_GB": ".2f", "step_ms": ",.1f", "sent_GB": ".2f", "tokens/s": ",.0f"}
     shown |= {"device_s/Mtoken": ".1f"}
-    cheapest: dict[str, Plan] = {}
-    for plan in found:
-        cheapest.setdefault(plan.parallelism.method.name, plan)
-    records = [_plan_record(plan) for plan in cheapest.values()]
+    records = [_plan_record(plan) for plan in found]
     notes = [
-        f"{len(found)} ways fit in {budget / GIGA:,.1f} GB; the cheapest of each method, the cheapest a token first. "
+        f"of the ways that fit in {budget / GIGA:,.1f} GB the cheapest of each method, the cheapest a token first. "
         f"{micro_batches} micro-batches a step; nothing overlaps; one link speed between all devices."
     ]
     if not found:

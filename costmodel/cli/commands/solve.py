@@ -5,7 +5,8 @@ import argparse
 from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.model.energy import Energy
-from costmodel.model.requirements import (
+from costmodel.model.roofline import Floor
+from costmodel.planning.requirements import (
     Contest,
     Property,
     Requirement,
@@ -13,7 +14,6 @@ from costmodel.model.requirements import (
     solve,
     time_properties,
 )
-from costmodel.model.roofline import Floor
 
 
 def run(arguments: argparse.Namespace) -> Answer:

@@ -1,11 +1,11 @@
-"""The sweep: every configuration, those where no bit is free, and the paper's setups."""
+"""The sweep: configurations where no bit is free, and the paper's setups."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, Labels, new_figure, save
+from costmodel.cli.pictures.figure import BLACK, BLUE, VERMILION, Labels, new_figure, save
 from costmodel.model.quantisation import PrecisionGrid
 from costmodel.model.sweep import Column, Mask
 from dsq.precision import Precision
@@ -30,13 +30,14 @@ def draw_sweep(
     unit: str,
     marked: Sequence[Precision],
 ) -> None:
-    """All configurations in grey, the front over them, some of its points labelled, and those of `marked`."""
+    """The front, which covers the configurations that cost as much with fewer bits, some of its points labelled, and
+    those of `marked`."""
     figure, axes = new_figure()
     x, y = axes_names
     xs, ys = columns[x], columns[y]
-    axes.plot(xs, ys, ".", color=GREY, markersize=1.5, rasterized=True, label=f"all {len(precision):,} configurations")
     rows = np.flatnonzero(front)[np.argsort(xs[front], kind="stable")]
-    axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=f"no bit is free: {len(rows):,}")
+    label = f"no bit is free: {len(rows):,} of {len(precision):,} configurations"
+    axes.plot(xs[rows], ys[rows], "o", color=VERMILION, markersize=4, label=label)
     paper = [row for setup in marked if (row := _row(precision, setup)) is not None]
     if paper:
         label = "setups of the paper" if len(paper) > 1 else "a setup of the paper"

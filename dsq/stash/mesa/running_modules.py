@@ -22,7 +22,8 @@ class RunningModules(SharedByCopies):
     def __init__(self, controller: Controller, model: nn.Module, groups: int | None) -> None:
         self.groups = groups
         self.stack: list[tuple[str, nn.Module]] = [("", model)]  #: (path, module), outermost first
-        named = Counter(heads for module in model.modules() if (heads := _heads_of(module)))
+        self._heads = {module: heads for module in model.modules() if (heads := _heads_of(module))}
+        named = Counter(self._heads.values())
         self.default_groups = groups or (named.most_common(1)[0][0] if named else _DEFAULT_GROUPS)
         inside = {module for block, _ in compiled_blocks(model) for module in block.modules()}
         for name, module in model.named_modules():
@@ -47,7 +48,7 @@ class RunningModules(SharedByCopies):
         """Groups of the innermost running module that names its heads."""
         if self.groups:
             return self.groups
-        named = (heads for _, module in reversed(self.stack) if (heads := _heads_of(module)))
+        named = (self._heads[module] for _, module in reversed(self.stack) if module in self._heads)
         return next(named, self.default_groups)
 
 

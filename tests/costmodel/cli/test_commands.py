@@ -15,8 +15,7 @@ import pytest
 from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
-from costmodel.model.planning import DSQ
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import DSQ, Setup
 from costmodel.workloads.named import load_workload
 from dsq.precision import Precision
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.hardware.hardware import Pass, load_hardware
 from costmodel.model.memory import Method, peak_memory, saved_bytes
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.planning import BF16, FP32, USUAL, communication_bytes, largest_batch, packing_seconds, step_time
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import BF16, FP32, Setup
 from costmodel.model.stash import POLICIES
+from costmodel.planning.methods import USUAL
 from costmodel.workloads.named import load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
@@ -74,26 +73,6 @@ def test_zero_shares_out_the_state(setup, a_parameter):
     assert shared[2] == pytest.approx(a_parameter * 10**6 / 8, rel=0.02)
 
 
-def test_largest_batch_fits_and_one_more_does_not():
-    def build(sequences):
-        return load_workload("roberta_base_mnli", sequences)
-
-    method, budget = Method("bf16", BF16), 10e9
-    found = largest_batch(build, method, budget)
-    assert peak_memory(build(found), method).peak <= budget < peak_memory(build(found + 1), method).peak
-    assert largest_batch(build, method, 1e6) == 0
-
-
-def test_communication_and_step():
-    workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
-    alone, eight = Method("bf16", BF16), Method("bf16", BF16, devices=8)
-    assert communication_bytes(workload, alone) == 0
-    assert communication_bytes(workload, eight) == pytest.approx(2 * 7 / 8 * 4 * workload.parameters)
-    assert step_time(workload, eight, h100).seconds > step_time(workload, alone, h100).seconds
-    with pytest.raises(ValueError, match="states no link"):
-        step_time(workload, eight, load_hardware("laptop-cpu"))
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "whisper", "mixtral"])
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (python -m analysis.memory.check): bytes held after the forward, and at the peak."""
@@ -118,20 +97,6 @@ def test_a_zero_bias_unfuses_recomputed_cross_attention():
     again = Method("", FP32, recompute=True)
     more = peak_memory(biased, again).saved - peak_memory(plain, again).saved
     assert more == 4 * 2 * (4 * 4 + 8 * 8 + 8 * 4)  # the encoder's, the decoder's and the zeros
-
-
-def test_packing_takes_what_was_measured():
-    """Of the three kept tensors (x, the activation's x, its y): values times ns, and a call, packed and unpacked."""
-    size = 4096, 8, 8
-    layers = (Gemm("a", *size, input="x"), Pointwise("g", "activation", 4096, 8), Gemm("b", *size, input="g"))
-    workload = Workload("two", layers, tokens=4096)
-    passes = {("pack", 4, phase): Pass(1e-9, 1e-6) for phase in ("forward", "backward")}
-    method = Method("", FP32, stash=POLICIES["bfp 4"])
-    assert packing_seconds(workload, method, load_hardware("h100")) is None
-    assert packing_seconds(workload, Method("", FP32), load_hardware("h100")) == 0
-    timed = replace(load_hardware("h100"), passes=passes)
-    assert packing_seconds(workload, method, timed) == pytest.approx(2 * 3 * (4096 * 8 * 1e-9 + 1e-6))
-    assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)
 
 
 def test_sampled_rows_are_as_wide_as_they_came():

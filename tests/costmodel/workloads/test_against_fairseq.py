@@ -8,8 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.model.planning import DSQ
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import DSQ, Setup
 from costmodel.workloads.named import load_workload, transformer_iwslt_de_en
 from costmodel.workloads.shapes import Head
 from costmodel.workloads.transformer import build

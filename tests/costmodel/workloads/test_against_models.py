@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from costmodel.model.operations import Gemm
-from costmodel.model.planning import DSQ
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import DSQ, Setup
 from costmodel.model.traffic import stash_bytes, total_stash_bytes
 from costmodel.workloads import workload_file
 from costmodel.workloads.transformer import build

@@ -7,11 +7,10 @@ import pytest
 from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.parallel import Shard
-from costmodel.model.planning import BF16
+from costmodel.model.quantisation import BF16
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.shard import stages
+from costmodel.workloads.shard import Shard, stages
 from costmodel.workloads.transformer import build
 
 S, B, H, A, LAYERS = 60, 2, 96, 6, 4

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.model.planning import FP32
+from costmodel.model.quantisation import FP32
 from costmodel.model.traffic import transfers
 from costmodel.workloads import families, workload_file
 from costmodel.workloads.named import WORKLOADS, load_workload
@@ -270,6 +270,8 @@ def test_bad_workload_is_named(arguments, message):
         ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
         ({"architectures": "BertModel"}, "field architectures must be a list"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
+        ({"architectures": ["BertLMHeadModel"]}, "are described, not 'BertLMHeadModel'"),
     ],
 )
 def test_bad_config_names_the_field(change, message):

@@ -1,6 +1,5 @@
 """A mistake ends in one line and exit status 2."""
 
-import argparse
 import subprocess
 import sys
 
@@ -20,13 +19,6 @@ def test_a_wrong_flag_is_one_line_and_status_2(capsys):
             parser.parse_args(arguments)
         assert left.value.code == 2
         assert capsys.readouterr() == ("", said)
-
-
-def test_it_can_stand_in_for_the_error_of_every_parser(monkeypatch, capsys):
-    monkeypatch.setattr(argparse.ArgumentParser, "error", OneLineParser.error)
-    with pytest.raises(SystemExit):
-        argparse.ArgumentParser(prog="theirs").parse_args(["x"])
-    assert capsys.readouterr().err == "theirs: error: unrecognized arguments: x\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("--out x:\nthere already"), OSError("--out x: there already")])

@@ -26,21 +26,16 @@ def test_at_full_width_it_is_sdpa(name):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", ["BERT", "GPT-2", "OPT", "T5", "nn.Transformer", "nanoGPT", "written attention"])
-def test_every_product_is_quantised(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        row = shares(name, attention=True, tied=True)
-    assert (row["uncalled"], row["parameters left"]) == (0, 0)
-    assert row["forward"] > 0.995
-    assert row["backward"] > 0.995
+WHOLE = ["BERT", "GPT-2", "OPT", "T5", "nn.Transformer", "nanoGPT", "written attention"]
+ROUTED = ["Mixtral", "Qwen2-MoE", "ViT"]  #: products of a few columns are left
 
 
-@pytest.mark.parametrize("name", ["Mixtral", "Qwen2-MoE", "ViT"])
-def test_of_mixtures_and_images_what_is_left_is_hardly_multiplied(name):
+@pytest.mark.parametrize("name", WHOLE + ROUTED)
+def test_every_product_is_quantised_or_hardly_one_is_left(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         row = shares(name, attention=True, tied=True)
     assert row["uncalled"] == 0
+    assert row["parameters left"] == 0 or name in ROUTED
     assert row["forward"] > 0.995
     assert row["backward"] > 0.995

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import dsq
 from analysis.models import encoder
 from dsq.stash import apply, measure
+from tests.dsq.stash.gradients import all_gradients, error
 
 
 class Rotated(nn.Module):
@@ -93,15 +94,11 @@ def loss(model):
 def gradient(model):
     model.zero_grad()
     loss(model).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return all_gradients(model)
 
 
 def stash_bytes(model):
     return measure(lambda: loss(model)).nbytes
-
-
-def distance(a, b):
-    return float((a - b).norm() / b.norm())
 
 
 CASES = [(name, "block.compile()", "bfp") for name in MODELS]
@@ -114,12 +111,12 @@ def test_a_policy_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, ho
     plain, eager, compiled = (made(name) for _ in range(3))
     compile_blocks(compiled, how)
     exact = gradient(plain)
-    assert distance(gradient(compiled), exact) < 1e-6
+    assert error(gradient(compiled), exact) < 1e-6
     saved = max(1, stash_bytes(compiled) / stash_bytes(plain))  # of written attention the compiler saves more
     for model in (eager, compiled):
         apply(model, policy)
-    error = distance(gradient(eager), exact)
-    assert distance(gradient(compiled), exact) == pytest.approx(error, rel=0.2)  # other tensors are saved
+    of_eager = error(gradient(eager), exact)
+    assert error(gradient(compiled), exact) == pytest.approx(of_eager, rel=0.2)  # other tensors are saved
     assert stash_bytes(compiled) <= 1.05 * saved * stash_bytes(eager)
 
 
@@ -128,7 +125,7 @@ def test_a_block_that_was_trained_by_itself_first():
     compile_blocks(compiled)
     apply(compiled, "bfp")
     compiled.blocks[0](X).sum().backward()  # its graph is made here, under no hooks
-    assert distance(gradient(compiled), gradient(plain)) < 0.15
+    assert error(gradient(compiled), gradient(plain)) < 0.15
 
 
 def test_under_autocast_weights_stay_exact():
@@ -138,7 +135,7 @@ def test_under_autocast_weights_stay_exact():
         apply(model, "bfp")
     with torch.autocast("cpu", torch.bfloat16):
         exact, expected, found = (gradient(model) for model in (plain, eager, compiled))
-    assert distance(found, exact) == pytest.approx(distance(expected, exact), rel=0.2)
+    assert error(found, exact) == pytest.approx(error(expected, exact), rel=0.2)
 
 
 def test_gact_measures_its_bits_over_compiled_blocks():
@@ -148,7 +145,7 @@ def test_gact_measures_its_bits_over_compiled_blocks():
     for _ in range(2):
         found, expected = gradient(compiled), gradient(eager)
     assert all("c = " in controller.report().details[1] for controller in controllers)
-    assert distance(found, gradient(plain)) == pytest.approx(distance(expected, gradient(plain)), rel=0.3)
+    assert error(found, gradient(plain)) == pytest.approx(error(expected, gradient(plain)), rel=0.3)
 
 
 def test_remove_gives_the_compiled_blocks_back():
@@ -156,10 +153,10 @@ def test_remove_gives_the_compiled_blocks_back():
     compile_blocks(model)
     calls, exact = [block._compiled_call_impl for block in model.blocks], gradient(model)
     controller = apply(model, "bfp")
-    assert distance(gradient(model), exact) > 1e-3
+    assert error(gradient(model), exact) > 1e-3
     controller.remove()
     assert [block._compiled_call_impl for block in model.blocks] == calls
-    assert distance(gradient(model), exact) < 1e-6
+    assert error(gradient(model), exact) < 1e-6
 
 
 def test_a_copy_runs_eager_blocks_and_is_packed_too():

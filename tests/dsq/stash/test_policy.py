@@ -16,6 +16,7 @@ from dsq.stash import apply, measure, policies
 from dsq.stash.policy import Controller, applied, compatible
 from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers
 from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.gradients import all_gradients, error, gradient
 
 NAMES = ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
 PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
@@ -134,22 +135,6 @@ def test_neither_a_second_forward_nor_a_retained_graph_touches_the_first(name):
     assert torch.equal(all_gradients(model), alone)
     loss.backward()
     assert torch.equal(all_gradients(model), 2 * alone)
-
-
-def gradient(model, x):
-    """Of a step that is always given the same random numbers."""
-    torch.manual_seed(1)
-    model.zero_grad()
-    model(x).float().square().sum().backward()
-    return all_gradients(model)
-
-
-def all_gradients(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-def error(got, true):
-    return ((got - true).norm() / true.norm()).item()
 
 
 #: options under which the gradient is near the true one, and how near

@@ -20,15 +20,3 @@ def test_other_columns_are_refused(tmp_path: Path, header: tuple[str, ...]) -> N
     (tmp_path / "toy.dev.tsv").write_text("\t".join(header) + "\n1\tx\n")
     with pytest.raises(ValueError, match=r"toy\.dev\.tsv.* expected .*label and sentence"):
         read_labelled(tmp_path, "toy", "dev")
-
-
-def test_reads_glue_as_it_unpacks(tmp_path: Path) -> None:
-    for task in ("MNLI", "QNLI"):
-        (tmp_path / task).mkdir()
-    (tmp_path / "MNLI" / "dev_matched.tsv").write_text(
-        "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tx\ty\n"
-    )
-    (tmp_path / "QNLI" / "train.tsv").write_text("index\tquestion\tsentence\tlabel\n0\twho\thim\tentailment\n")
-    assert read_labelled(tmp_path, "mnli", "dev").inputs == [["a"], ["b"]]
-    assert read_labelled(tmp_path, "mnli", "dev").labels == ["y"]
-    assert read_labelled(tmp_path, "qnli", "train").inputs == [["who"], ["him"]]

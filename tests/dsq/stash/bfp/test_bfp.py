@@ -11,6 +11,7 @@ import dsq
 from analysis.models import encoder
 from dsq.stash import apply, measure
 from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.gradients import all_gradients, error, gradient
 
 ROWS, WIDTH = 32, 48
 
@@ -29,12 +30,6 @@ def stash(model, x):
     report = measure(lambda: model(x).sum())
     assert sum(held.nbytes for held in report.held if held.shape) == kept_bytes(lambda: model(x).sum())
     return report.nbytes
-
-
-def gradients(model, x):
-    model.zero_grad()
-    model(x).square().sum().backward()
-    return [p.grad for p in model.parameters()]
 
 
 def test_linear_gradient_is_that_of_the_quantised_input():
@@ -58,10 +53,9 @@ def test_bytes(bits):
 
 def test_above_16_bits_tensors_stay():
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    exact = gradients(copy.deepcopy(model), x)
+    exact = gradient(model, x)
     apply(model, "bfp", bits=32)
-    for ours, theirs in zip(gradients(model, x), exact, strict=True):
-        assert torch.equal(ours, theirs)
+    assert torch.equal(gradient(model, x), exact)
 
 
 class Views(nn.Module):
@@ -81,17 +75,9 @@ class Views(nn.Module):
 
 def test_views_share_a_code_and_come_back_in_their_shapes():
     model, x = Views(), torch.randn(ROWS, WIDTH)
-    exact = gradients(copy.deepcopy(model), x)
+    exact = gradient(model, x)
     apply(model, "bfp", bits=16)
-    for ours, theirs in zip(gradients(model, x), exact, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
-
-
-def test_a_tensor_saved_by_three_consumers_is_packed_once():
-    model = nn.ModuleDict({"q": nn.Linear(WIDTH, 8), "k": nn.Linear(WIDTH, 8), "v": nn.Linear(WIDTH, 8)})
-    model.forward = lambda x: sum(layer(x).sum() for layer in model.values())
-    apply(model, "bfp")
-    assert stash(model, torch.randn(ROWS, WIDTH)) == packed_bytes(ROWS * WIDTH)
+    torch.testing.assert_close(gradient(model, x), exact, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("functional", [True, False])
@@ -141,15 +127,15 @@ def test_attention_logsumexp_and_a_loss_in_the_model_stay_exact():
             return F.cross_entropy(out.flatten(0, 1), y)
 
     model, x, y = Model(), torch.randn(2, 64, 16), torch.randint(0, 512, (4,))
-    exact = gradients_of(copy.deepcopy(model), x, y)
+
+    def run():
+        model.zero_grad()
+        model(x, y).backward()
+        return all_gradients(model)
+
+    exact = run()
     apply(model, "bfp", bits=8)
-    ours = gradients_of(model, x, y)
-    assert (ours - exact).norm() / exact.norm() < 0.02
-
-
-def gradients_of(model, *args):
-    model(*args).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert 0 < error(run(), exact) < 0.02
 
 
 def test_encoder_is_close_to_its_smallest_possible_size():
@@ -189,28 +175,19 @@ def test_stochastic_rounding_is_seeded_by_the_step():
     model, x = nn.Sequential(nn.Linear(WIDTH, 4)), torch.randn(ROWS, WIDTH)
     twin = copy.deepcopy(model)
     ours, theirs = (apply(m, "bfp", bits=3, rounding="stochastic", seed=5) for m in (model, twin))
-    first, second = [gradients(model, x)[0].clone() for _ in range(2)]
+    first, second = gradient(model, x), gradient(model, x)
     assert not torch.equal(first, second)
     theirs.load_state_dict({"forwards": 1})
-    assert torch.equal(gradients(twin, x)[0], second)
+    assert torch.equal(gradient(twin, x), second)
     assert ours.state_dict() == theirs.state_dict() == {"forwards": 2}
-
-
-def test_freed_memory_that_is_used_again_is_not_mistaken_for_shared():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
-    exact = gradients(copy.deepcopy(model), torch.ones(64, 64))
-    apply(model, "bfp", bits=16)
-    for ours, theirs in zip(gradients(model, torch.ones(64, 64)), exact, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("pair", ["selective", "checkpoint"])
 def test_pairs(pair):
     plain, x = encoder(blocks=2, width=32, heads=4, ffn=64), torch.randn(2, 16, 32)
-    exact = torch.cat([g.flatten() for g in gradients(copy.deepcopy(plain), x)])
+    exact = gradient(plain, x)
     for order in ((pair, "bfp"), ("bfp", pair)):
         model = copy.deepcopy(plain)
         for policy in order:
             apply(model, policy, **({"bits": 8} if policy == "bfp" else {}))
-        ours = torch.cat([g.flatten() for g in gradients(model, x)])
-        assert 0 < (ours - exact).norm() / exact.norm() < 0.02
+        assert 0 < error(gradient(model, x), exact) < 0.02

@@ -1,10 +1,11 @@
-"""What the tests of gact share: two small models, a step of a plain loop, its gradient, and a report's average."""
+"""What the tests of gact share: two small models, a step of a plain loop, and a report's average."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsq import stash
+from tests.dsq.stash.gradients import all_gradients
 
 
 class Sensitive(nn.Module):
@@ -66,11 +67,7 @@ def step(model: nn.Module, x: Tensor) -> Tensor:
     out = model(x)
     weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
     (out * weights).sum().backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
-
-
-def error(got: Tensor, true: Tensor) -> float:
-    return ((got - true).norm() / true.norm()).item()
+    return all_gradients(model).double()
 
 
 def bits_used(report: stash.Summary) -> float:

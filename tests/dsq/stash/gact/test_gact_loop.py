@@ -17,7 +17,8 @@ from dsq.stash.gact.offload import Offloaded
 from dsq.stash.gact.replay import differentiable
 from dsq.stash.saved_tensors.forward_stash import SharedCode
 from dsq.stash.saved_tensors.hooks import innermost_hooks
-from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, error, make, rows, step, tokens
+from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
+from tests.dsq.stash.gradients import all_gradients, error
 
 pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
 
@@ -44,8 +45,7 @@ def test_adaptation_touches_no_grad_no_buffer_and_no_random_stream() -> None:
     assert torch.equal(*states)
     for one, other in zip(plain.buffers(), adapted.buffers(), strict=True):
         assert torch.equal(one, other)
-    grads = [torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (plain, adapted)]
-    assert error(grads[1], grads[0]) < 0.1
+    assert error(all_gradients(adapted), all_gradients(plain)) < 0.1
     adapted.zero_grad()
     adapted(tokens(9))  # adapts first
     assert all(p.grad is None for p in adapted.parameters())
@@ -59,8 +59,7 @@ def test_two_forwards_before_their_backward() -> None:
         model.zero_grad()
         outs = [model(tokens(0)), model(tokens(1))]
         sum((out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum() for out in outs).backward()
-        got = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
-        assert error(got, true) < 0.05
+        assert error(all_gradients(model).double(), true) < 0.05
 
 
 @pytest.mark.parametrize("level", ["L1", "L2"])

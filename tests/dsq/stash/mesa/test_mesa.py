@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq import stash
 from dsq.stash.meter import measure
+from tests.dsq.stash.gradients import error
 
 HEADS, WIDTH = 4, 32
 
@@ -67,10 +68,6 @@ def gradient(model: nn.Module, x: Tensor) -> Tensor:
     weights = torch.linspace(-1, 1, WIDTH)
     grads = torch.autograd.grad((model(x) * weights).sum(), list(model.parameters()), allow_unused=True)
     return torch.cat([g.flatten() for g in grads if g is not None])
-
-
-def error(got: Tensor, true: Tensor) -> float:
-    return ((got - true).norm() / true.norm()).item()
 
 
 @pytest.mark.parametrize("style", ["matmul", "sdpa", "bmm", "module"])

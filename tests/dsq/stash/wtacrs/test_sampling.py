@@ -63,16 +63,6 @@ def test_winners_minimise_the_bound_of_theorem_2(spread, k):
     np.testing.assert_allclose(scale_k[c:].numpy(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("known_gradient", [True, False])
-def test_the_mean_estimate_is_the_product(spread, known_gradient):
-    h_TK, dz_TN = product(2, spread)
-    p_T = optimal(h_TK, dz_TN) if known_gradient else probabilities(h_TK.norm(dim=1))
-    exact = h_TK.T @ dz_TN
-    mean = estimates(h_TK, dz_TN, p_T, 29, None, 4000).mean(0)
-    assert ((mean * exact).sum() / exact.square().sum()).item() == pytest.approx(1, abs=0.01)
-
-
 @pytest.mark.parametrize("spread", [0.0, 1.5])
 def test_every_row_counts_once_on_average(spread):
     p_T = optimal(*product(3, spread))

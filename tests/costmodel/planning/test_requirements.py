@@ -9,8 +9,8 @@ from costmodel.model.arithmetic import matmuls
 from costmodel.model.energy import energy
 from costmodel.model.operations import Gemm, Workload
 from costmodel.model.quantisation import Setup
-from costmodel.model.requirements import Contest, energy_properties, solve, time_properties
 from costmodel.model.traffic import transfers
+from costmodel.planning.requirements import Contest, energy_properties, solve, time_properties
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision

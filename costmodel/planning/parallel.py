@@ -3,37 +3,19 @@ pipeline of stages (1F1B). Nothing that is sent overlaps with what is computed."
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import in_layer
-from costmodel.model.memory import Memory, Method, peak_memory
+from costmodel.model.memory import Memory, Method, peak_memory, state
 from costmodel.model.operations import Workload
-from costmodel.model.planning import communication_bytes, step_time
-from costmodel.model.quantisation import Setup
+from costmodel.planning.step import communication_bytes, step_time
+from costmodel.workloads.shard import Shard
 
 #: tensor parallelism stays inside a node
 MOST_TENSOR = 8
 #: layers whose output tensor parallelism sums over the devices
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Into how many parts a model is cut."""
-
-    tensor: int = 1  #: heads and MLP widths
-    pipeline: int = 1  #: layers
-    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
-
-    @property
-    def devices(self) -> int:
-        return self.tensor * self.pipeline
-
-    def __str__(self) -> str:
-        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
-        parts += ["SP"] if self.sequence else []
-        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
-        return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -59,19 +41,35 @@ class Plan:
     """What a parallelism takes: figures of the device that holds, or works, most."""
 
     parallelism: Parallelism
-    memory: Memory
+    stages: tuple[Workload, ...]  #: a device's operations of one micro-batch, of the first and the last stage
     seconds: float
     sent: float  #: bytes that a device sends in a step
-    tokens: int  #: of a step, all devices together
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+        """Of all devices together."""
+        step = self.stages[0].tokens * self.parallelism.micro_batches * self.parallelism.method.devices
+        return step / self.seconds
 
     @property
     def device_seconds(self) -> float:
         """A million tokens' cost."""
         return 1e6 * self.parallelism.devices / self.tokens_per_second
+
+    def fits(self, budget: float) -> bool:
+        """Parameters and the optimiser's state are asked first: the rest takes longer to find than the time."""
+        always = max(state(stage, self.parallelism.method).sum() for stage in self.stages)
+        return bool(always <= budget and self.memory.peak <= budget)
+
+    @cached_property
+    def memory(self) -> Memory:
+        micro = self.parallelism.micro_batches
+        in_flight = [min(self.parallelism.shard.pipeline, micro), 1]
+        memories = [
+            peak_memory(stage, replace(self.parallelism.method, in_flight=kept, accumulates=micro > 1))
+            for stage, kept in zip(self.stages, in_flight, strict=False)
+        ]
+        return max(memories, key=lambda memory: memory.peak)
 
 
 def compute_seconds(stages: tuple[Workload, ...], method: Method, hardware: Hardware) -> float:
@@ -81,29 +79,21 @@ def compute_seconds(stages: tuple[Workload, ...], method: Method, hardware: Hard
 
 
 def plan(stages: tuple[Workload, ...], parallelism: Parallelism, link: float, compute: float) -> Plan:
-    """Memory and time of a step.
-
-    stages: a device's operations of one micro-batch, of the first and the last stage. link: bytes a second to the other
-    devices. compute: `compute_seconds` of the stages. Raises ValueError where several devices have no link.
-    """
+    """What a step takes and sends. link: bytes a second to the other devices. compute: `compute_seconds` of the stages.
+    Raises ValueError where several devices have no link."""
     shard, micro = parallelism.shard, parallelism.micro_batches
     if parallelism.devices > 1 and not link:
         raise ValueError("the hardware states no link: several devices need [link] gb_per_s in its file")
-    in_flight = [min(shard.pipeline, micro), 1]
-    memories = [
-        peak_memory(stage, replace(parallelism.method, in_flight=kept, accumulates=micro > 1))
-        for stage, kept in zip(stages, in_flight, strict=False)
-    ]
     bits = float(parallelism.method.setup.container_bits)
     inside = max(_sent_inside(stage, shard, bits) for stage in stages)
     gradients = max(communication_bytes(stage, parallelism.method) for stage in stages)
     sent = micro * inside + gradients
     waiting = shard.pipeline - 1  # 1F1B: so many micro-batches' time stands idle (Narayanan et al., 2021, section 2.2)
     seconds = (micro + waiting) * (compute + (inside / link if inside else 0.0)) + (gradients / link if sent else 0.0)
-    tokens = stages[0].tokens * micro * parallelism.method.devices
-    return Plan(parallelism, max(memories, key=lambda memory: memory.peak), seconds, sent, tokens)
+    return Plan(parallelism, stages, seconds, sent)
 
 
+@lru_cache(maxsize=64)
 def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
     """Bytes that a device sends for a micro-batch: sums of activations, 2 (t-1)/t of each in the forward and again in
     the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both ways."""
@@ -127,16 +117,17 @@ def parallelisms(methods: list[Method], devices: int, micro_batches: int) -> Ite
                             yield Parallelism(replace(method, devices=data, zero=zero), shard, micro_batches)
 
 
-def fitting(
+def cheapest(
     cut: Callable[[Shard], tuple[Workload, ...]],
     candidates: Iterator[Parallelism],
     hardware: Hardware,
     budget: float,
 ) -> list[Plan]:
-    """The ways whose memory fits, the cheapest a token first. What the model cannot be cut into is left out."""
+    """Each method's cheapest way whose memory fits, the cheapest a token first. What the model cannot be cut into is
+    left out."""
     stages: dict[Shard, tuple[Workload, ...]] = {}
-    seconds: dict[tuple[Shard, Setup, bool], float] = {}
-    found = []
+    seconds: dict[tuple[Shard, Method], float] = {}
+    plans = []
     for parallelism in candidates:
         shard, method = parallelism.shard, parallelism.method
         if shard not in stages:
@@ -145,13 +136,17 @@ def fitting(
             except ValueError:
                 stages[shard] = ()
         if stages[shard]:
-            key = (shard, method.setup, method.recompute)
-            if key not in seconds:
-                seconds[key] = compute_seconds(stages[shard], method, hardware)
-            made = plan(stages[shard], parallelism, hardware.link, seconds[key])
-            if made.memory.peak <= budget:
-                found.append(made)
-    return sorted(found, key=lambda made: (made.device_seconds, made.memory.peak))
+            # policies of which no packing was measured take the same time
+            timed = replace(method, name="", devices=1, zero=0, stash=method.stash if hardware.passes else None)
+            if (shard, timed) not in seconds:
+                seconds[shard, timed] = compute_seconds(stages[shard], timed, hardware)
+            plans.append(plan(stages[shard], parallelism, hardware.link, seconds[shard, timed]))
+    plans.sort(key=lambda made: (made.device_seconds, -made.parallelism.method.zero))  # as quick, and less memory
+    found: dict[str, Plan] = {}
+    for made in plans:
+        if made.parallelism.method.name not in found and made.fits(budget):
+            found[made.parallelism.method.name] = made
+    return sorted(found.values(), key=lambda made: (made.device_seconds, made.memory.peak))
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,39 +1,15 @@
-"""Does it fit, how long does a step take, how large may the batch be: memory, time and communication of a method."""
+"""How long a step takes: what it computes, packs and sends."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.entries import in_layer
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
-from costmodel.model.memory import Memory, Method, packed_values, peak_memory
+from costmodel.model.memory import Method, packed_values
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import step_floor
-from costmodel.model.stash import POLICIES
 from costmodel.model.traffic import transfers
-from dsq.formats import DEFAULT, WIDEST, Identity, format_class
-from dsq.precision import DEFAULT_LEVELS, Precision
-
-FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
-BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
-AUTOCAST = replace(BF16, autocast=True)
-DSQ = format_class(DEFAULT)(WIDEST)
-LEVELS = (Precision(16, 4, 4, 16), *DEFAULT_LEVELS)  # the paper's last, and ours
-#: the methods that a plan compares unless told
-USUAL = (
-    Method("fp32", FP32),
-    Method("bf16 autocast", AUTOCAST),
-    Method("bf16", BF16),
-    *(Method(f"dsq {level}", Setup(DSQ, level)) for level in LEVELS),
-    *(Method(f"bf16, {name}", BF16, stash=stash) for name, stash in POLICIES.items()),
-    Method("bf16, recompute", BF16, recompute=True),
-    Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
-)
-MOST_SEQUENCES = 2**20
-#: from one batch that is tried to the next, until one does not fit
-GROWTH = 6
 
 
 @dataclass(frozen=True)
@@ -95,25 +71,3 @@ def communication_bytes(workload: Workload, method: Method) -> float:
     if not method.zero:
         return 2 * part * gradients
     return part * (gradients + weights * (2 if method.zero == 3 else 1))
-
-
-def largest_batch(build: Callable[[int], Workload], method: Method, budget: float) -> int:
-    """The most sequences a device whose step fits the budget; 0: not even one."""
-    low, high = 0, MOST_SEQUENCES + 1  # this fits, this does not
-    tried, size = 0, 1
-    found: dict[int, Memory] = {}
-    while high - low > 1:
-        found[size] = peak_memory(build(size), method)
-        low, high = (size, high) if found[size].peak <= budget else (low, size)
-        guess = _reaching(budget, tried, found[tried], size, found[size]) if tried else size * GROWTH
-        tried, size = size, min(max(guess, low + 1), high - 1)
-    return low
-
-
-def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
-    """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
-    rounding."""
-    slopes = (now.totals - before.totals) / (size - tried)
-    grows = slopes > 0
-    more = (budget - now.totals[grows]) // slopes[grows]
-    return min(MOST_SEQUENCES, size + int(more.min(initial=MOST_SEQUENCES)))

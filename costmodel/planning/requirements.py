@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.arithmetic import MatMul, matmuls
+from costmodel.model.arithmetic import CostedMatMul, matmuls
 from costmodel.model.energy import Energy, energy
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup, at_width
@@ -24,7 +24,7 @@ HALVINGS = 10
 #: stands for no limit
 LIMIT = 2.0**20
 
-Counted = tuple[list[Transfer], list[MatMul]]
+Counted = tuple[list[Transfer], list[CostedMatMul]]
 Pair = tuple[Format, Format]  # of operands
 
 

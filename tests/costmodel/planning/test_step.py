@@ -1,0 +1,37 @@
+"""What a step sends and packs, and the time that it takes."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodel.hardware.hardware import Pass, load_hardware
+from costmodel.model.memory import Method
+from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.quantisation import BF16, FP32
+from costmodel.model.stash import POLICIES
+from costmodel.planning.step import communication_bytes, packing_seconds, step_time
+from costmodel.workloads.named import load_workload
+
+
+def test_communication_and_step():
+    workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
+    alone, eight = Method("bf16", BF16), Method("bf16", BF16, devices=8)
+    assert communication_bytes(workload, alone) == 0
+    assert communication_bytes(workload, eight) == pytest.approx(2 * 7 / 8 * 4 * workload.parameters)
+    assert step_time(workload, eight, h100).seconds > step_time(workload, alone, h100).seconds
+    with pytest.raises(ValueError, match="states no link"):
+        step_time(workload, eight, load_hardware("laptop-cpu"))
+
+
+def test_packing_takes_what_was_measured():
+    """Of the three kept tensors (x, the activation's x, its y): values times ns, and a call, packed and unpacked."""
+    size = 4096, 8, 8
+    layers = (Gemm("a", *size, input="x"), Pointwise("g", "activation", 4096, 8), Gemm("b", *size, input="g"))
+    workload = Workload("two", layers, tokens=4096)
+    passes = {("pack", 4, phase): Pass(1e-9, 1e-6) for phase in ("forward", "backward")}
+    method = Method("", FP32, stash=POLICIES["bfp 4"])
+    assert packing_seconds(workload, method, load_hardware("h100")) is None
+    assert packing_seconds(workload, Method("", FP32), load_hardware("h100")) == 0
+    timed = replace(load_hardware("h100"), passes=passes)
+    assert packing_seconds(workload, method, timed) == pytest.approx(2 * 3 * (4096 * 8 * 1e-9 + 1e-6))
+    assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)
