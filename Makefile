@@ -3,6 +3,7 @@
 # make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
+# make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
 # make lint    ruff, mypy and the contracts of imports
 # make docs    the documentation site, in site/
@@ -29,7 +30,7 @@ MINUTES ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo test soak sanitize races fuzz lint docs env
+.PHONY: demo test soak sanitize races arm fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -57,6 +58,9 @@ races: $(DEV)
 	DSQ_NATIVE=$(CURDIR)/$(RACES)/dsq/kernels/cpu/_native.so LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
 		TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" \
 		$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES) --threads $(RACES)/threads.so
+
+arm: $(DEV)
+	.ci/arm $(PYTHON)
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)

@@ -6,8 +6,8 @@ reference. In a checkout: ``python setup.py build_ext --inplace``.
 """
 
 import os
-import platform
 import runpy
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,23 +17,35 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off"]
 FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns of its own AVX-512 header
+FLAGS += ["-Wno-unknown-warning-option", "-Wno-psabi"]  # Clang: of the one before; of functions it inlines
 LINK: list[str] = []  # symbols stay (2 %): profilers name kernels by them
 if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
     FLAGS += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
     FLAGS.append("-fno-wrapv")  # Python's own flags have signed numbers wrap around, which hides overflows
     LINK = [f"-fsanitize={sanitizers}"]
+AVX2 = ["-mavx2", "-mf16c", "-mprfchw"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 #: each source with the flags of its own
 SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    FLAGS.append("-DDSQ_X86")
-    # chosen at run time, so a wheel runs on any x86-64 machine
-    SOURCES["simd/avx2.cpp"] = ["-mavx2", "-mf16c", "-mprfchw"]
-    AVX512 = ["-mavx2", "-mf16c", "-mprfchw", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-    SOURCES["simd/avx512.cpp"] = AVX512
-    SOURCES["gemm/bfloat16.cpp"] = [*AVX512, "-mavx512bf16"]
-    SOURCES["gemm/integer.cpp"] = [*AVX512, "-mavx512vnni"]
-    SOURCES["attention.cpp"] = AVX512
-    SOURCES["linear.cpp"] = []
+#: of a kind of machine: a macro for all sources, and sources of its own, whose instructions are chosen at run time: a
+#: wheel runs on any such machine
+X86 = (
+    "-DDSQ_X86",
+    {
+        "simd/avx2.cpp": AVX2,
+        "simd/avx512.cpp": AVX512,
+        "gemm/bfloat16.cpp": [*AVX512, "-mavx512bf16"],
+        "gemm/integer.cpp": [*AVX512, "-mavx512vnni"],
+        "attention.cpp": AVX512,
+        "linear.cpp": [],
+    },
+)
+ARM = "-DDSQ_ARM", {"gemm/dot_product.cpp": ["-march=armv8.2-a+dotprod"], "linear.cpp": []}
+MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
+# a cross build says its platform in _PYTHON_HOST_PLATFORM; a Mac's universal2 gets what every machine has
+if own := MACHINES.get(sysconfig.get_platform().rpartition("-")[2]):
+    FLAGS.append(own[0])
+    SOURCES |= own[1]
 CPU = Path("kernels", "cpu")
 SRC = CPU / "src"
 

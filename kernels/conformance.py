@@ -276,6 +276,7 @@ _LAYERS = (
     *(Dtypes(dtype, dtype, dtype) for dtype in FLOATS),
     *itertools.starmap(Dtypes, itertools.product(FLOATS[:2], FLOATS[:1], FLOATS[1:])),
 )
+_WIDTHS = ((4, 4, 4, 16), (8, 2, 5, 9), (4, 3, 3, 8))  #: of q0 to q3; units for 8 bits take the last alone
 
 
 def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
@@ -286,7 +287,7 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
     shapes = (37, 600), (70, 600), (37, 70), (70,)
     given = [torch.randn(shape, generator=generator) for shape in shapes]
     kernels = itertools.takewhile(lambda gemm: gemm is not TORCH, backend.gemms if backend.linear else ())
-    for dtypes, (q0, q1, q2, q3), gemm in itertools.product(_LAYERS, ((4, 4, 4, 16), (8, 2, 5, 9)), kernels):
+    for dtypes, (q0, q1, q2, q3), gemm in itertools.product(_LAYERS, _WIDTHS, kernels):
         matmuls = LinearMatMuls(
             MatMul(Operand(BFP(q0), -1), Operand(BFP(q0), -1, transposed=True)),
             MatMul(Operand(BFP(q2), -1), Operand(BFP(q1), 0), result=BFP(q3)),

@@ -2,10 +2,10 @@
 
 bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
 packed operands with boxes along the contraction: an exact integer dot product a box, then the boxes' scale factors, as
-hardware for the format computes it (AVX512_VNNI). Where both have at most 8 bits they multiply as bytes, at two thirds
-of the cost; and where a byte has room to shift narrower codes to one exponent, one dot product takes 64 or 512 values
-of the contraction. The sums of 256 products of codes, shifted or not, times the scale factors of either operand or
-both, have to be within float32's range.
+hardware for the format computes it (AVX512_VNNI; NEON's sdot, codes of at most 8 bits). With AVX512_VNNI codes of at
+most 8 bits multiply as bytes, at two thirds of the cost; and where a byte has room to shift narrower codes to one
+exponent, one dot product takes 64 or 512 values of the contraction. The sums of 256 products of codes, shifted or not,
+times the scale factors of either operand or both, have to be within float32's range.
 
 Shape suffixes: M rows, N columns, K the contraction.
 """
@@ -55,14 +55,15 @@ def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
 
 
 def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
-    """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, and a
-    box's sum fits 32 bits."""
+    """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, codes
+    of a width that this machine multiplies, and a box's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
     if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS:
         return False
     box = summed_as_integers(a.box)
-    divides = box % 2 == 0 and _PANEL_DEPTH % box == 0
-    fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
+    widest: int = library().c.dsq_gemm_integer_bits()
+    divides = box % (32 // widest) == 0 and _PANEL_DEPTH % box == 0
+    fits = a.packs and b.packs and max(a.bits, b.bits) <= widest and a.smallest_code * b.smallest_code * box < 1 << 31
     return divides and fits and matmul.boxes_match()
 
 

@@ -105,6 +105,8 @@ const int64_t* dsq_abi_layout(void);
 const char* dsq_isa(int index, int* usable);
 /* Whether this machine has the instructions of an enum GemmKernel. */
 int dsq_has_gemm(int gemm);
+/* The widest codes that GEMM_INTEGER multiplies. */
+int dsq_gemm_integer_bits(void);
 /* GOMP_parallel and omp_get_thread_num of the process's OpenMP runtime; until then, one thread. */
 void dsq_use_threads(address run, address number);
 
@@ -133,8 +135,8 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
                        int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
                        address scratch, int threads);
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box);
-/* Packed a and b with boxes of `box` values along the depth, or one scale each, of `kind` in enum Scales. `box` is even and divides 256; a dot
-   product over it must fit 32 bits. */
+/* Packed a and b with boxes of `box` values along the depth, or one scale each, of `kind` in enum Scales. `box` divides 256 and
+   is a multiple of as many codes of the widest bits as 32 bits hold; a dot product over it must fit 32 bits. */
 void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
                       address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
                       address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads);

@@ -27,10 +27,14 @@ const char* dsq_isa(int index, int* usable) {
 int dsq_has_gemm(int gemm) {
 #ifdef DSQ_X86
   if (gemm == GEMM_BFLOAT16) return gemm_bfloat16_usable();
+#endif
+#if defined DSQ_X86 || defined DSQ_ARM
   if (gemm == GEMM_INTEGER) return gemm_integer_usable();
 #endif
   return gemm == GEMM_TORCH;
 }
+
+int dsq_gemm_integer_bits() { return INTEGER_BITS; }
 
 void dsq_use_threads(address run, address number) { use_threads((OpenMpParallel)run, (OpenMpThreadNumber)number); }
 
@@ -93,6 +97,9 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
   gemm_bfloat16({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride}, At{bias},
                 {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
+
+#endif
+#if defined DSQ_X86 || defined DSQ_ARM
 
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
   return gemm_integer_scratch({rows, columns, depth}, box);

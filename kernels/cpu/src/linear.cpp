@@ -44,10 +44,12 @@ void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t
     gemm_integer({left.data, left.scales, desc.a.codec.scales, desc.a.codec.bits, desc.a.across != 0},
                  {right.data, right.scales, desc.b.codec.scales, desc.b.codec.bits, desc.b.across != 0},
                  desc.a.codec.box == 0, desc.box, bias, result, size, panels, threads);
+#ifdef DSQ_X86
   else if (desc.gemm == GEMM_BFLOAT16)
     gemm_bfloat16({(const uint16_t*)left.data, desc.a.row_stride, desc.a.column_stride},
                   {(const uint16_t*)right.data, desc.b.column_stride, desc.b.row_stride}, bias, result, size,
                   panels, threads);
+#endif
   if (after) quantize_tensor(codec, result.to, out, threads, seed + desc.result_seed);
 }
 

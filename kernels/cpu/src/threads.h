@@ -27,6 +27,16 @@ class StandardArithmetic {
 
  private:
   unsigned before_;
+#elif defined __aarch64__
+ public:
+  StandardArithmetic() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, xzr" : : : "memory");
+  }
+  ~StandardArithmetic() { asm volatile("msr fpcr, %0" : : "r"(before_) : "memory"); }
+
+ private:
+  uint64_t before_;
 #endif
 };
 

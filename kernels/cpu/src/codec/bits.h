@@ -42,6 +42,16 @@ INLINE __m128i narrow_to_bytes(const I code[4]) {
   __m128i high = _mm_packs_epi32((__m128i)code[2], (__m128i)code[3]);
   return _mm_packs_epi16(low, high);
 }
+#elif defined __aarch64__
+INLINE uint8x16_t narrow_to_bytes(const I code[4]) {
+  const uint16x8_t low = vuzp1q_u16((uint16x8_t)code[0], (uint16x8_t)code[1]);
+  const uint16x8_t high = vuzp1q_u16((uint16x8_t)code[2], (uint16x8_t)code[3]);
+  return vuzp1q_u8((uint8x16_t)low, (uint8x16_t)high);
+}
+// Bytes in pairs: the lowest BITS bits of the first, then those of the second, in a byte.
+template <int BITS> INLINE uint8x16_t joined(uint8x16_t a, uint8x16_t b) {
+  return vsliq_n_u8(vuzp1q_u8(a, b), vuzp2q_u8(a, b), BITS);
+}
 #endif
 
 // ---- packing ----
@@ -134,6 +144,18 @@ template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint
     } else {
       write(out, _mm_packus_epi16(_mm_packs_epi32(c[0], c[1]), _mm_packs_epi32(c[2], c[3])));
     }
+#elif defined __aarch64__
+  } else {
+    uint8x16_t c[4];
+    for (int i = 0; i < 4; i++) c[i] = narrow_to_bytes(code + 4 * i);
+    if constexpr (WIDTH == 8) {
+      for (int i = 0; i < 4; i++) write(out + 16 * i, c[i]);
+    } else if constexpr (WIDTH == 4) {
+      write(out, joined<4>(c[0], c[1]));
+      write(out + 16, joined<4>(c[2], c[3]));
+    } else {
+      write(out, joined<4>(joined<2>(c[0], c[1]), joined<2>(c[2], c[3])));
+    }
 #else
   } else {
     int16_t c[TILE];
@@ -151,7 +173,7 @@ template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint
 
 // ---- and back ----
 
-#if LANES == 4
+#if LANES == 4 && !defined __aarch64__
 INLINE void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
   uint64_t words[2];
   memcpy(words, in, sizeof words);
@@ -181,8 +203,23 @@ class Unpacker {
       ((int32_t*)&left_)[i] = 32 - bits - bit % 8;
     }
     right_ = _mm256_set1_epi32(32 - bits);
+#elif defined __aarch64__
+    for (int i = 0; i < 8; i++) {
+      const int bit = i * bits;
+      for (int j = 0; j < 4; j++) ((uint8_t*)fetch_)[4 * i + j] = (uint8_t)(bit / 8 + j);  // 0 from 16 on
+      ((int32_t*)left_)[i] = 32 - bits - bit % 8;
+    }
+    right_ = vdupq_n_s32(bits - 32);  // a negative shift goes to the right
 #endif
   }
+
+#ifdef __aarch64__
+  // Vector v of the tile.
+  INLINE I vector(const uint8_t* in, int v) const {
+    const uint8x16_t bytes = vqtbl1q_u8(read<uint8x16_t>(in + v / 2 * bits_), fetch_[v % 2]);
+    return (I)vshlq_s32(vshlq_s32((int32x4_t)bytes, left_[v % 2]), right_);
+  }
+#endif
 
   // The codes as floats.
   INLINE void tile(const uint8_t* in, F code[VECTORS]) const {
@@ -216,6 +253,8 @@ class Unpacker {
       __m256i top = _mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_);
       code[v] = (F)_mm256_cvtepi32_ps(_mm256_srav_epi32(top, right_));
     }
+#elif defined __aarch64__
+    EACH_VECTOR(v) code[v] = __builtin_convertvector(vector(in, v), F);
 #else
     int16_t pair[TILE];
     for (int i = 0; i < TILE; i += 8) unpack_eight(in + i / 8 * bits_, bits_, pair + i);
@@ -238,6 +277,9 @@ class Unpacker {
   __mmask16 words_;
 #elif LANES == 8
   __m256i fetch_, left_, right_;
+#elif defined __aarch64__
+  uint8x16_t fetch_[2];  // of the first four of eight codes, and of the others
+  int32x4_t left_[2], right_;
 #endif
 };
 

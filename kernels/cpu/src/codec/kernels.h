@@ -23,14 +23,16 @@ uint32_t largest(const CodecJob& job, int64_t begin, int64_t end) {
   return largest_lane(max_of(max_of(most[0], most[1]), max_of(most[2], most[3])));
 }
 
+template <bool STOCHASTIC, class Sink, class Grid> void encode_on(const CodecJob& job, int64_t begin, int64_t end) {
+  Encoder<STOCHASTIC, Sink, Grid> encoder{job};
+  boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
+  if constexpr (Grid::SIGNED)
+    if (job.found) encoder.grid.report(*job.found);
+}
+
 template <bool STOCHASTIC, class Sink> void encode(const CodecJob& job, int64_t begin, int64_t end) {
-  const auto run = [&](auto&& encoder) {
-    boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
-    if constexpr (encoder.grid.SIGNED)
-      if (job.found) encoder.grid.report(*job.found);
-  };
-  if (job.desc->scales == POWER) run(Encoder<STOCHASTIC, Sink, PowerGrid<STOCHASTIC>>{job});
-  else run(Encoder<STOCHASTIC, Sink, SignedGrid<STOCHASTIC>>{job});
+  if (job.desc->scales == POWER) encode_on<STOCHASTIC, Sink, PowerGrid<STOCHASTIC>>(job, begin, end);
+  else encode_on<STOCHASTIC, Sink, SignedGrid<STOCHASTIC>>(job, begin, end);
 }
 
 void quantize(const CodecJob& job, int64_t begin, int64_t end) {

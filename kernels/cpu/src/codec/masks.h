@@ -14,6 +14,9 @@ INLINE uint32_t sign_bits(I a) {
   return (uint32_t)_mm256_movemask_ps((__m256)a);
 #elif defined DSQ_X86
   return (uint32_t)_mm_movemask_ps((__m128)a);
+#elif defined __aarch64__
+  const int32x4_t place = {0, 1, 2, 3};
+  return vaddvq_u32(vshlq_u32(vshrq_n_u32((uint32x4_t)a, 31), place));
 #else
   uint32_t bits = 0;
   for (int i = 0; i < LANES; i++) bits |= (uint32_t)a[i] >> 31 << i;

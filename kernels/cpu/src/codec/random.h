@@ -12,6 +12,8 @@ INLINE U64 multiply_low_halves(U64 a, U64 b) {
   return (U64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #elif defined DSQ_X86
   return (U64)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#elif defined __aarch64__
+  return (U64)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
 #else
   return (a & 0xffffffff) * (b & 0xffffffff);
 #endif
@@ -29,6 +31,8 @@ INLINE U64 interleave_low_halves(U64 even, U64 odd) {
   return (U64)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, (_MM_PERM_ENUM)0xa0);
 #elif LANES == 8
   return (U64)_mm256_blend_epi32((__m256i)even, _mm256_shuffle_epi32((__m256i)odd, 0xa0), 0xaa);
+#elif defined __aarch64__
+  return (U64)vtrn1q_u32((uint32x4_t)even, (uint32x4_t)odd);
 #else
   return (even & 0xffffffff) | (odd << 32);
 #endif

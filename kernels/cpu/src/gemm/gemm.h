@@ -38,8 +38,14 @@ int64_t gemm_bfloat16_scratch(GemmSize size);
 void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
                    GemmSize size, uint32_t* scratch, int threads);
 
-// Boxes of `box` values along the depth, or one scale an operand. `box` is even and divides 256; a dot product over it
-// must fit 32 bits.
+// The widest codes that gemm_integer takes: NEON multiplies wider ones no faster than float32.
+#ifdef DSQ_ARM
+constexpr int INTEGER_BITS = 8;
+#else
+constexpr int INTEGER_BITS = 16;
+#endif
+// Boxes of `box` values along the depth, or one scale an operand. `box` divides 256 and is a multiple of
+// 32 / INTEGER_BITS; a dot product over it must fit 32 bits.
 bool gemm_integer_usable();
 int64_t gemm_integer_scratch(GemmSize size, int box);
 void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,

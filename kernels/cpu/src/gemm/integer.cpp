@@ -148,7 +148,8 @@ struct Scratch {
 };
 
 template <bool int8>
-void multiply(const Packed& A, const Packed& B, const float* bias, const Result& c, uint32_t* memory, int threads) {
+void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bias, const Result& c, uint32_t* memory,
+              int threads) {
   constexpr int per_element = PER_ELEMENT<int8>, block_steps = STEPS<int8>;
   const int64_t rows = A.vectors, columns = B.vectors, depth = A.depth;
   const Scratch scratch({rows, columns, depth}, A.box, block_steps);
@@ -247,11 +248,11 @@ int64_t gemm_integer_scratch(GemmSize size, int box) {
 
 void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
                   const Result& c, GemmSize size, uint32_t* scratch, int threads) {
-  Packed A{a.codes, a.scales, a.kind, a.bits, box, one_scale, a.across, size.rows, size.depth};
-  Packed B{b.codes, b.scales, b.kind, b.bits, box, one_scale, b.across, size.columns, size.depth};
+  IntegerOperand A{packed(a, box, one_scale, size.rows, size.depth)};
+  IntegerOperand B{packed(b, box, one_scale, size.columns, size.depth)};
   const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
   // In panels of int16 A's codes leave no room.
-  auto fold = [&](Packed& x, const Packed& other) {
+  auto fold = [&](IntegerOperand& x, const IntegerOperand& other) {
     const int sum_bits = x.folded_bits() + other.integer_bits() - 2 + __builtin_ctz((unsigned)box);
     x.folded = x.kind != POWER && x.folded_bits() <= (int8 ? 8 : 16) && sum_bits < 31;
   };

@@ -2,7 +2,7 @@
 // int16, two to an element. A step is one index of the contraction.
 #pragma once
 
-#include "gemm.h"
+#include "packed.h"
 #include "packing.h"
 
 namespace {
@@ -17,15 +17,8 @@ constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched befor
 template <bool int8> constexpr int PER_ELEMENT = int8 ? 4 : 2;
 template <bool int8> constexpr int STEPS = VECTOR_ELEMENTS * PER_ELEMENT<int8>;
 
-// A packed operand as the GEMM reads it.
-struct Packed {
-  const uint8_t* codes;
-  const uint8_t* exponents;  // one for each box, or one for the tensor
-  int32_t kind;              // enum Scales
-  int32_t bits, box;
-  bool one_exponent;
-  bool across;  // a row of codes holds one step of every vector, else one vector's steps
-  int64_t vectors, depth;
+// A packed operand on its way into panels.
+struct IntegerOperand : Packed {
   bool folded = false;  // signs and mantissas of its scales are multiplied into the panels' integers
 
   // Of a block of `steps` steps, those that the microkernel reads: whole runs, or boxes where these are longer.
@@ -33,12 +26,6 @@ struct Packed {
     const int whole = box < RUN ? RUN : box;
     return (int)ceil_div(steps, whole) * whole;
   }
-  int64_t row_bytes() const { return ceil_div((across ? vectors : depth) * bits, 8); }
-  // From one vector's exponent to the next vector's, and from one box's to the next box's.
-  int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
-  int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
-  // The tensor's own exponent, which SIGNED_E4M3 stores after the boxes' scales.
-  int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
   // The bits that a folded panel's integers need: a mantissa has 4 at most, and the code of largest magnitude may
   // change its sign.
   int folded_bits() const { return bits + (kind == SIGNED_E4M3 ? 4 : kind == SIGNED_POWER ? 1 : 0); }
@@ -107,7 +94,7 @@ inline __m512i byte_pairs(__m512i even, __m512i odd) {
 
 // Packs the codes of at most PANEL vectors from `vector` on, over `depth` steps from k on, for B: element by element.
 // Zeros after them, as far as the microkernel reads.
-template <bool int8> void pack_b(const Packed& x, int64_t vector, int64_t k, int depth, uint32_t* panel) {
+template <bool int8> void pack_b(const IntegerOperand& x, int64_t vector, int64_t k, int depth, uint32_t* panel) {
   constexpr int per_element = PER_ELEMENT<int8>;
   const int vectors = least(PANEL, x.vectors - vector);
   const int64_t row_bytes = x.row_bytes();
@@ -136,7 +123,7 @@ template <bool int8> void pack_b(const Packed& x, int64_t vector, int64_t k, int
 }
 
 // The same for A: one vector after another.
-template <bool int8> void pack_a(const Packed& x, int64_t vector, int64_t k, int depth, uint32_t* to) {
+template <bool int8> void pack_a(const IntegerOperand& x, int64_t vector, int64_t k, int depth, uint32_t* to) {
   constexpr int per_element = PER_ELEMENT<int8>;
   const int vectors = least(PANEL, x.vectors - vector), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
   if (!x.across) {

@@ -5,15 +5,13 @@
 #include "../codec/codec.h"
 #include "../codec/tile.h"
 #include "gemm.h"
-#include "packing.h"
 
 namespace {
 
-// 16 sums as the upper halves of lanes; a NaN stays one.
-inline U rounded_to(int32_t dtype, __m512 x) {
-  if (dtype == FLOAT16) return half_bits((F)x) << 16;
-  const U sums = (U)_mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_ps(__builtin_nanf("")));
-  return round_to_bf16(sums);
+// Sums as the upper halves of lanes; a NaN stays one.
+INLINE U rounded_to(int32_t dtype, F x) {
+  if (dtype == FLOAT16) return half_bits(x) << 16;
+  return round_to_bf16((U)choose(x == x, x, splat(__builtin_nanf(""))));
 }
 
 // The part of C that one task computes: `rows` rows, `columns` of at most TILE_COLUMNS columns.
@@ -36,22 +34,29 @@ template <int ROWS> class ResultTile {
       codec.outer = codec.rows = 1, codec.columns = rows_ * TILE_COLUMNS, codec.out_dtype = FLOAT32;
       quantize_tensor(codec, sums_, sums_, 1, 0);
     }
-    const __mmask16 left_mask = first16(columns_), right_mask = first16(columns_ - 16);
+    const int64_t item = size_of(result_.dtype);
     const float* from = sums_;
-    int64_t at = at_;
-    for (int r = 0; r < rows_; r++, from += TILE_COLUMNS, at += stride_) {
-      const __m512 left = _mm512_load_ps(from), right = _mm512_load_ps(from + 16);
+    uint8_t* to = (uint8_t*)result_.to + at_ * item;
+    for (int r = 0; r < rows_; r++, from += TILE_COLUMNS, to += stride_ * item) {
       if (result_.dtype == FLOAT32) {
-        _mm512_mask_storeu_ps((float*)result_.to + at, left_mask, left);
-        _mm512_mask_storeu_ps((float*)result_.to + at + 16, right_mask, right);
-      } else {
-        const U both = upper_halves(rounded_to(result_.dtype, left), rounded_to(result_.dtype, right));
-        _mm512_mask_storeu_epi16((uint16_t*)result_.to + at, first32(columns_), (__m512i)both);
+        write_row(to, from);
+        continue;
       }
+      alignas(64) uint16_t halves[TILE_COLUMNS];
+      for (int i = 0; i < TILE_COLUMNS; i += 2 * LANES)
+        write(halves + i, upper_halves(rounded_to(result_.dtype, load(from + i)),
+                                       rounded_to(result_.dtype, load(from + i + LANES))));
+      write_row(to, halves);
     }
   }
 
  private:
+  // By a few stores where the row is whole, as it mostly is.
+  template <class T> INLINE void write_row(void* to, const T* row) const {
+    if (columns_ == TILE_COLUMNS) memcpy(to, row, sizeof(T[TILE_COLUMNS]));
+    else memcpy(to, row, sizeof(T) * (size_t)columns_);
+  }
+
   const Result& result_;
   const int rows_, columns_;
   const int64_t stride_, at_;

@@ -13,14 +13,14 @@ constexpr int LEAST_MODERATE = -62, MOST_MODERATE = 63;
 // The scales of a panel's vectors over its steps: an exponent for each box, and the factor by which its codes are to be
 // multiplied.
 struct Exponents {
-  const Packed& packed;
+  const IntegerOperand& packed;
   int vectors, boxes, box;
   int unit;                 // the power of two that a stored exponent of 0 stands for
   bool multiplied = false;  // some factor is not 1
   alignas(PANEL) uint8_t stored[VECTOR_ELEMENTS][PANEL];  // a box of every vector, then the next of every vector
   alignas(PANEL) int8_t factor[VECTOR_ELEMENTS][PANEL];
 
-  Exponents(const Packed& x, int64_t vector, int64_t k, int steps)
+  Exponents(const IntegerOperand& x, int64_t vector, int64_t k, int steps)
       : packed(x), vectors(least(PANEL, x.vectors - vector)), boxes((int)ceil_div(steps, x.box)), box(x.box) {
     const int64_t next_vector = x.to_next_vector(), next_box = x.to_next_box();
     const uint8_t* from = x.exponents + vector * next_vector + k / x.box * next_box;

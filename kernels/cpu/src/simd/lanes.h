@@ -9,6 +9,8 @@
 
 #ifdef DSQ_X86
 #include <immintrin.h>
+#elif defined __aarch64__
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -49,6 +51,8 @@ INLINE F splat(float x) {
   return (F)_mm256_set1_ps(x);
 #elif defined DSQ_X86
   return (F)_mm_set1_ps(x);
+#elif defined __aarch64__
+  return (F)vdupq_n_f32(x);
 #else
   F v;
   for (int i = 0; i < LANES; i++) v[i] = x;
@@ -64,6 +68,8 @@ INLINE I max_of(I a, I b) {
   return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #elif LANES == 8
   return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#elif defined __aarch64__
+  return (I)vmaxq_s32((int32x4_t)a, (int32x4_t)b);
 #else
   return choose(a > b, a, b);
 #endif
@@ -74,6 +80,8 @@ INLINE U max_of(U a, U b) {
   return (U)_mm512_max_epu32((__m512i)a, (__m512i)b);
 #elif LANES == 8
   return (U)_mm256_max_epu32((__m256i)a, (__m256i)b);
+#elif defined __aarch64__
+  return (U)vmaxq_u32((uint32x4_t)a, (uint32x4_t)b);
 #else
   return (U)choose((I)(a > b), (I)a, (I)b);
 #endif
@@ -87,6 +95,8 @@ INLINE bool any(I a) {
   return !_mm256_testz_si256((__m256i)a, (__m256i)a);
 #elif defined DSQ_X86
   return _mm_movemask_epi8(_mm_cmpeq_epi32((__m128i)a, _mm_setzero_si128())) != 0xffff;
+#elif defined __aarch64__
+  return vmaxvq_u32((uint32x4_t)a) != 0;
 #else
   for (int i = 0; i < LANES; i++)
     if (a[i]) return true;
@@ -98,6 +108,9 @@ INLINE bool any(I a) {
 INLINE void write_bytes(uint8_t* p, I a) {
 #if LANES == 16
   write(p, _mm512_cvtepi32_epi8((__m512i)a));
+#elif defined __aarch64__
+  const uint16x8_t halves = vcombine_u16(vmovn_u32((uint32x4_t)a), vmovn_u32((uint32x4_t)a));
+  write(p, vget_lane_u32((uint32x2_t)vmovn_u16(halves), 0));
 #else
   write(p, __builtin_convertvector(a, VECTOR(uint8_t, LANES)));
 #endif
@@ -110,6 +123,9 @@ INLINE I widened(const uint8_t* p) {
 #elif LANES == 8
   uint64_t bytes = read<uint64_t>(p);
   return (I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
+#elif defined __aarch64__
+  const uint8x8_t bytes = (uint8x8_t)vdup_n_u32(read<uint32_t>(p));
+  return (I)vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
 #else
   return __builtin_convertvector(read<VECTOR(uint8_t, LANES)>(p), I);
 #endif
@@ -125,6 +141,8 @@ INLINE F smaller(F x, F bound) {
   return (F)_mm256_min_ps((__m256)x, (__m256)bound);
 #elif defined DSQ_X86
   return (F)_mm_min_ps((__m128)x, (__m128)bound);
+#elif defined __aarch64__
+  return (F)vminnmq_f32((float32x4_t)x, (float32x4_t)bound);
 #else
   return choose(x < bound, x, bound);
 #endif
@@ -136,6 +154,8 @@ INLINE F larger(F x, F bound) {
   return (F)_mm256_max_ps((__m256)x, (__m256)bound);
 #elif defined DSQ_X86
   return (F)_mm_max_ps((__m128)x, (__m128)bound);
+#elif defined __aarch64__
+  return (F)vmaxnmq_f32((float32x4_t)x, (float32x4_t)bound);
 #else
   return choose(x > bound, x, bound);
 #endif
@@ -161,6 +181,8 @@ INLINE I nearest(F x) {
   return (I)_mm256_cvtps_epi32((__m256)x);
 #elif defined DSQ_X86
   return (I)_mm_cvtps_epi32((__m128)x);
+#elif defined __aarch64__
+  return (I)vcvtnq_s32_f32((float32x4_t)x);
 #else
   const F shift = splat(0x1.8p23f);  // adding it leaves the rounded number in the low bits
   return (I)(x + shift) - (I)shift;
@@ -178,6 +200,8 @@ INLINE F load(const half* p) {
   return (F)_mm512_cvtph_ps(read<__m256i>(p));
 #elif LANES == 8
   return (F)_mm256_cvtph_ps(read<__m128i>(p));
+#elif defined __aarch64__
+  return (F)vcvt_f32_f16(read<float16x4_t>(p));
 #else
   U h = __builtin_convertvector(read<U16>(p), U);
   U magnitude = (h & 0x7fff) << 13;
@@ -198,6 +222,8 @@ INLINE U half_bits(F x) {
   return (U)_mm512_cvtepu16_epi32(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif LANES == 8
   return (U)_mm256_cvtepu16_epi32(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined __aarch64__
+  return (U)vmovl_u16((uint16x4_t)vcvt_f16_f32((float32x4_t)x));
 #else
   U u = (U)x & 0x7fffffff, sign = (U)x >> 31 << 15;
   U normal = (u + 0xc8000fff + ((u >> 13) & 1)) >> 13;
@@ -220,6 +246,8 @@ INLINE U upper_halves(U a, U b) {
   return (U)_mm256_permute4x64_epi64(pairs, 0xd8);
 #elif defined DSQ_X86
   return (U)_mm_packs_epi32(_mm_srai_epi32((__m128i)a, 16), _mm_srai_epi32((__m128i)b, 16));
+#elif defined __aarch64__
+  return (U)vuzp2q_u16((uint16x8_t)a, (uint16x8_t)b);
 #else
   U16 halves[2] = {__builtin_convertvector(a >> 16, U16), __builtin_convertvector(b >> 16, U16)};
   return read<U>(halves);
@@ -278,6 +306,11 @@ INLINE uint32_t four_exponents(I a, I b, I c, I d) {
   x = _mm_max_epu8(x, _mm_srli_si128(x, 8));
   x = _mm_max_epu8(x, _mm_srli_si128(x, 4));
   return (uint32_t)_mm_cvtsi128_si32(x);
+#elif defined __aarch64__
+  uint8x16_t x = (uint8x16_t)bytes;
+  x = vmaxq_u8(x, vextq_u8(x, x, 8));
+  x = vmaxq_u8(x, vextq_u8(x, x, 4));
+  return vgetq_lane_u32((uint32x4_t)x, 0);
 #else
   uint8_t byte[4 * LANES], most[4] = {};
   memcpy(byte, &bytes, sizeof byte);
@@ -317,6 +350,9 @@ INLINE void four_largest(U a, U b, U c, U d, uint32_t most[4]) {
 #endif
 #if LANES >= 8
   write(most, _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+#elif defined __aarch64__
+  const uint32x4_t ab = vpmaxq_u32((uint32x4_t)a, (uint32x4_t)b), cd = vpmaxq_u32((uint32x4_t)c, (uint32x4_t)d);
+  write(most, vpmaxq_u32(ab, cd));
 #else
   const U each[4] = {a, b, c, d};
   for (int g = 0; g < 4; g++) {
