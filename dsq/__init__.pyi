@@ -3,6 +3,7 @@ from .config import DSQConfig
 from .conversion import convert, converted, set_level, unconvert
 from .coverage import Coverage, report
 from .formats import BFP, FixedPoint, Identity
+from .kernels.dispatch import fused_attention
 from .linear import Linear, Quantizers
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
@@ -26,6 +27,7 @@ __all__ = [
     "convert",
     "converted",
     "functional",
+    "fused_attention",
     "load_state_dict",
     "pack",
     "parse_levels",

@@ -4,6 +4,7 @@ Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -243,3 +244,5 @@ class Backend:
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
     device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
+    #: PyTorch's fused attention by kernels of this backend, while inside; None: it has none that is faster
+    attention: Callable[[], AbstractContextManager[None]] | None = None

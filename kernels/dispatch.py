@@ -8,7 +8,7 @@ more than a small kernel.
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 
@@ -57,6 +57,20 @@ def use_backend(backend: Backend, device_type: str = "cpu") -> Iterator[None]:
         yield
     finally:
         _backends[device_type] = before
+
+
+@contextmanager
+def fused_attention() -> Iterator[bool]:
+    """While inside, ``F.scaled_dot_product_attention`` on the CPU by dsq's kernels, for every model of the process:
+    wrap the training loop, forward and backward.
+
+    In float32 and bfloat16, causal or not; masks, dropout and fewer heads than threads stay PyTorch's. Sums are float32
+    in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX-512 that is not
+    Intel's, whose attention PyTorch multiplies faster (docs/performance.md).
+    """
+    attention = backend_for(torch.device("cpu")).attention
+    with nullcontext() if attention is None else attention():
+        yield attention is not None
 
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:

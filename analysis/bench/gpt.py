@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import dsq
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.race import Race, race
-from dsq.kernels.cpu.attention import pytorch_attention
 
 TOKENS, VOCABULARY = 512, 50257
 AUTOCAST = "bf16 autocast"
@@ -41,10 +40,10 @@ def races(rounds: int) -> Iterator[Race]:
 
 
 def step_of(name: str, sequences: int) -> Callable[[], None]:
-    """Forward, backward and a step of Adam, gradients dropped; plain contestants have PyTorch's attention."""
+    """Forward, backward and a step of Adam, gradients dropped; converted models have dsq's attention too."""
     loss, model = training(name, sequences)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    attention = pytorch_attention if CONTESTANTS[name][0] is None else nullcontext
+    attention = nullcontext if CONTESTANTS[name][0] is None else dsq.fused_attention
 
     def step() -> None:
         with attention():

@@ -1,8 +1,11 @@
-"""A training step of six transformer blocks, forward and backward, against fp32."""
+"""A training step of six transformer blocks, forward and backward, against fp32: converted models inside
+``dsq.fused_attention``, plain ones by PyTorch alone, but for one under autocast.
+"""
 
 import copy
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +15,6 @@ from analysis.models import encoder
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
 from dsq.formats import DEFAULT
-from dsq.kernels.cpu.attention import pytorch_attention
-from dsq.linear import Quantised
 
 BATCH, LENGTH, WIDTH = 8, 128, 512
 NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH = 16, 64, 128
@@ -30,11 +31,13 @@ def races(rounds: int) -> Iterator[Race]:
     title = f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, {torch.get_num_threads()} threads"
     calls = _contestants(model, x)
     for name in ("bfp", "fixed"):
-        calls[f"dsq {name} {PRECISIONS[1]}"] = step_of(converted(model, levels=PRECISIONS[1], format=name), x)
+        other = converted(model, levels=PRECISIONS[1], format=name)
+        calls[f"dsq {name} {PRECISIONS[1]}"] = step_of(other, x, attention=dsq.fused_attention)
     stochastic = converted(model, levels=PRECISIONS[0], rounding="stochastic")
-    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = step_of(stochastic, x)
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = step_of(stochastic, x, attention=dsq.fused_attention)
     plain_units = converted(model, levels=PRECISIONS[0], units="float32")
-    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"] = step_of(plain_units, x)
+    name = f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"
+    calls[name] = step_of(plain_units, x, attention=dsq.fused_attention)
     yield race(title, ("fp32", step_of(model, x)), calls, rounds)
     model = encoder(width=NARROW_WIDTH, heads=4, ffn=4 * NARROW_WIDTH, sdpa=True)
     x = torch.randn(NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH)
@@ -43,15 +46,19 @@ def races(rounds: int) -> Iterator[Race]:
 
 
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
-    calls = {"bf16 autocast": step_of(model, x, autocast=True)}
+    own = dsq.fused_attention
+    calls = {
+        "bf16 autocast": step_of(model, x, autocast=True),
+        "bf16 autocast, dsq's attention": step_of(model, x, autocast=True, attention=own),
+    }
     for precision in PRECISIONS:
         quantised = converted(model, levels=precision)
-        calls[f"dsq {DEFAULT} {precision}"] = step_of(quantised, x)
+        calls[f"dsq {DEFAULT} {precision}"] = step_of(quantised, x, attention=own)
         if precision in MIXED:
-            calls[f"dsq {DEFAULT} {precision}, autocast"] = step_of(quantised, x, autocast=True)
+            calls[f"dsq {DEFAULT} {precision}, autocast"] = step_of(quantised, x, autocast=True, attention=own)
         if precision in PACKED:
             packed = converted(model, levels=precision, stash="all")
-            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x)
+            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x, attention=own)
     return calls
 
 
@@ -60,10 +67,13 @@ def converted(model: nn.Module, **options: str) -> nn.Module:
     return dsq.convert(copy.deepcopy(model), dsq.DSQConfig(**options))  # type: ignore[arg-type]
 
 
-def step_of(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Call:
-    """Forward, backward of a mean of squares, gradients dropped; a model without quantised layers has PyTorch's
-    attention."""
-    attention = nullcontext if any(isinstance(m, Quantised) for m in model.modules()) else pytorch_attention
+def step_of(
+    model: nn.Module,
+    x: torch.Tensor,
+    autocast: bool = False,
+    attention: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Call:
+    """Forward, backward of a mean of squares, gradients dropped; all inside ``attention()``."""
 
     def step() -> None:
         with attention():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+import dsq
 from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, step_of
 from analysis.models import encoder
 from analysis.timing.allocator import keep_freed_memory
@@ -31,7 +32,10 @@ def main(arguments: Sequence[str]) -> None:
     torch.manual_seed(0)
     autocast, options = CONTESTANTS[name]
     model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
-    step = step_of(converted(model, **options) if options else model, x, autocast)
+    if options:
+        step = step_of(converted(model, **options), x, autocast, dsq.fused_attention)
+    else:
+        step = step_of(model, x, autocast)
     step()
     step()
     gc.collect()

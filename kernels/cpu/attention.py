@@ -1,9 +1,9 @@
 """PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
 
 PyTorch multiplies there by MKL, in 256-bit units on CPUs of other makers than Intel, and in bfloat16 by a primitive of
-oneDNN that it makes for each small product. ``install`` puts these kernels in the place of PyTorch's, so that all that
-calls F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the
-rounding of sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
+oneDNN that it makes for each small product. Here these kernels stand in the place of PyTorch's, so that all that calls
+F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the rounding of
+sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
 
 Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 """
@@ -23,28 +23,29 @@ from dsq.kernels.cpu.scratch import scratch
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _DTYPES = (torch.float32, torch.bfloat16)
-_installed = True
+_serving = False
+
+
+def is_faster(library: Library) -> bool:
+    """Whether the kernels of ``library`` run here, and PyTorch's are slower."""
+    return bool(library.c.dsq_attention_usable())
 
 
 @contextmanager
-def pytorch_attention() -> Iterator[None]:
-    """PyTorch's own kernels, while inside: what plain models are timed with. For all threads."""
-    global _installed
-    before, _installed = _installed, False
+def serving(library: Library) -> Iterator[None]:
+    """PyTorch's operators by the kernels of ``library``, while inside, in all threads."""
+    global _serving
+    _registered(library)
+    before, _serving = _serving, True
     try:
         yield
     finally:
-        _installed = before
+        _serving = before
 
 
 @cache
-def install(library: Library) -> Any:
-    """Serve PyTorch's operators with ``library``, in this process from now on; nothing where it would not be faster.
-
-    The result holds the registrations, which end with it.
-    """
-    if not library.c.dsq_attention_usable():
-        return None
+def _registered(library: Library) -> Any:
+    """The registrations, which end with the result: so the cache keeps it."""
     kernels = AttentionKernels(library)
     operators = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
@@ -142,7 +143,7 @@ class AttentionKernels:
 
 def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:
     """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
-    plain = _installed and attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
+    plain = _serving and attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
     alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[:2] == k.shape[:2]
     rows = q.stride(3) == k.stride(3) == v.stride(3) == 1
     return plain and alike and rows and q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()

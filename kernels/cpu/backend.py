@@ -1,5 +1,7 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
+from functools import partial
+
 from dsq.kernels.backend import Backend
 from dsq.kernels.cpu import attention
 from dsq.kernels.cpu.affine import AffineKernels
@@ -11,9 +13,8 @@ from dsq.kernels.cpu.masks import MaskKernels
 
 
 def load() -> Backend:
-    """The kernels of the best instruction set of this machine, PyTorch's fused attention from now on among them. Raises
-    ImportError where they were not built, and RuntimeError where they were built from another abi.h."""
-    attention.install(library())
+    """The kernels of the best instruction set of this machine. Raises ImportError where they were not built, and
+    RuntimeError where they were built from another abi.h."""
     return backend(next(iter(library().instruction_sets())))
 
 
@@ -39,4 +40,5 @@ def backend(isa: str) -> Backend:
         gemms=gemms(loaded),
         tuned=True,
         linear=LinearKernels(loaded, codec) if fused else None,
+        attention=partial(attention.serving, loaded) if attention.is_faster(loaded) else None,
     )

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.cpu.attention import install, pytorch_attention
-from dsq.kernels.cpu.library import LIBRARY, library
+import dsq
 
-if not LIBRARY.exists() or install(library()) is None:
-    pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
+with dsq.fused_attention() as served:
+    if not served:
+        pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
 
 #: batches, heads, queries, keys, features of a head
 SHAPES = [(2, 3, 37, 53, 20), (1, 4, 128, 128, 64), (2, 2, 200, 200, 16), (1, 2, 33, 2500, 65), (3, 1, 1, 1, 1)]
@@ -40,13 +40,19 @@ def results(function, *given: Tensor) -> list[Tensor]:
     return [y, *torch.autograd.grad(y, qkv, dy.detach())]
 
 
+def ours(function, *given: Tensor) -> list[Tensor]:
+    """The same by the kernels."""
+    with dsq.fused_attention():
+        return results(function, *given)
+
+
 @pytest.mark.parametrize("spread", [1, 8])  # with 8 most weights are next to 0
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)], ids=str)
 def test_result_and_gradients_are_those_of_the_equations(dtype, tolerance, shape, causal, spread):
     given = inputs(shape, dtype, spread)
-    found = results(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), *given)
+    found = ours(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), *given)
     expected = results(lambda *x: equations(*x, causal), *(x.double() for x in given))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
@@ -54,14 +60,27 @@ def test_result_and_gradients_are_those_of_the_equations(dtype, tolerance, shape
         assert (one - other).norm() <= tolerance * spread**2 * max(other.norm(), expected[0].norm())
 
 
-def test_it_is_these_kernels_that_answer_and_pytorch_s_while_asked_for():
+def test_the_kernels_answer_inside_and_pytorch_outside():
     q, k, v, _ = inputs((2, 4, 96, 96, 64))
-    ours = F.scaled_dot_product_attention(q, k, v)
-    with pytorch_attention():
-        theirs = F.scaled_dot_product_attention(q, k, v)
-    assert not ours.equal(theirs)
-    assert ours.stride() == theirs.stride()
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    before = F.scaled_dot_product_attention(q, k, v)
+    with dsq.fused_attention():
+        with dsq.fused_attention():
+            pass
+        inside = F.scaled_dot_product_attention(q, k, v)
+    assert F.scaled_dot_product_attention(q, k, v).equal(before)
+    assert not inside.equal(before)
+    assert inside.stride() == before.stride()
+    torch.testing.assert_close(inside, before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_backward_that_comes_after_is_pytorch_s():
+    q, k, v, dy = inputs((2, 4, 96, 96, 64))
+    qkv = [x.requires_grad_() for x in (q, k, v)]
+    with dsq.fused_attention():
+        y = F.scaled_dot_product_attention(*qkv)
+    after = torch.autograd.grad(y, qkv, dy)
+    for one, other in zip(after, ours(F.scaled_dot_product_attention, q, k, v, dy)[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_the_number_of_threads_alters_no_bit():
@@ -69,7 +88,7 @@ def test_the_number_of_threads_alters_no_bit():
     try:
         for number in (1, 2, 6):
             torch.set_num_threads(number)
-            found.append(results(F.scaled_dot_product_attention, *given))
+            found.append(ours(F.scaled_dot_product_attention, *given))
     finally:
         torch.set_num_threads(threads)
     for other in found[1:]:
@@ -78,19 +97,20 @@ def test_the_number_of_threads_alters_no_bit():
 
 def test_a_gradient_with_strides_of_its_own():
     q, k, v, dy = inputs((1, 2, 40, 40, 24))
-    expected = results(F.scaled_dot_product_attention, q, k, v, dy)
-    found = results(F.scaled_dot_product_attention, q, k, v, dy.mT.contiguous().mT)
+    expected = ours(F.scaled_dot_product_attention, q, k, v, dy)
+    found = ours(F.scaled_dot_product_attention, q, k, v, dy.mT.contiguous().mT)
     assert all(map(torch.equal, expected, found))
     one = torch.ones(()).expand(q.shape)
-    expected = results(F.scaled_dot_product_attention, q, k, v, one.contiguous())
-    assert all(map(torch.equal, expected, results(F.scaled_dot_product_attention, q, k, v, one)))
+    expected = ours(F.scaled_dot_product_attention, q, k, v, one.contiguous())
+    assert all(map(torch.equal, expected, ours(F.scaled_dot_product_attention, q, k, v, one)))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_reaches_its_row_and_no_other(bad):
     q, k, v, _ = inputs((1, 2, 40, 40, 24))
     q[0, 1, 7, 3] = bad
-    y = F.scaled_dot_product_attention(q, k, v)
+    with dsq.fused_attention():
+        y = F.scaled_dot_product_attention(q, k, v)
     broken = torch.zeros(y.shape[:3], dtype=torch.bool)
     broken[0, 1, 7] = True
     assert torch.equal(y.isnan().any(-1), broken)
@@ -108,9 +128,8 @@ def test_what_is_not_finite_reaches_its_row_and_no_other(bad):
 )
 def test_options_mean_what_they_do_in_pytorch(options):
     given = inputs((2, 2, 40, 40, 24))
-    found = results(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
-    with pytorch_attention():
-        expected = results(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
+    found = ours(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
+    expected = results(lambda *x: F.scaled_dot_product_attention(*x, **options), *given)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -123,7 +142,6 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch():
         "no key": [q, k[:, :, :0], v[:, :, :0], dy],
     }
     for given in cases.values():
-        found = results(F.scaled_dot_product_attention, *given)
-        with pytorch_attention():
-            expected = results(F.scaled_dot_product_attention, *given)
+        found = ours(F.scaled_dot_product_attention, *given)
+        expected = results(F.scaled_dot_product_attention, *given)
         assert all(one.equal(other) or other.isnan().all() for one, other in zip(found, expected, strict=True))
