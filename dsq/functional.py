@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dsq.linear import Quantised, Quantizers, linear
 from dsq.ops.explanation import Explanation, explain_linear
-from dsq.ops.product import product
+from dsq.ops.product import misfit, product
 from dsq.precision import Precision
 
 __all__ = ["explain", "linear", "matmul"]
@@ -34,8 +34,7 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
     try:
         leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:
-        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {shapes}") from None
+        raise misfit(a, b) from None
     a, b = (x.expand(*leading, *x.shape[-2:]) for x in (a, b))
     return product(a, b, quantizers.products, quantizers.seed())
 

@@ -56,11 +56,16 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     if autocast is None and a_MK.dtype != b_KN.dtype:
         raise TypeError(f"a and b must share a floating dtype, got {a_MK.dtype} and {b_KN.dtype}")
     if a_MK.dim() < 2 or a_MK.shape[:-2] != b_KN.shape[:-2] or a_MK.shape[-1] != b_KN.shape[-2]:
-        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
+        raise misfit(a_MK, b_KN)
     if torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad):
         y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-untyped-call]
         return y
     return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=autocast)
+
+
+def misfit(a: Tensor, b: Tensor) -> ValueError:
+    """What is raised for shapes that do not fit."""
+    return ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a.shape)} and {tuple(b.shape)}")
 
 
 class _Product(torch.autograd.Function):
