@@ -151,7 +151,7 @@ struct Blocks {
 inline int64_t seen(const AttentionDesc& d, int64_t i) { return d.causal && i + 1 < d.keys ? i + 1 : d.keys; }
 
 // Divides scratch memory; without any, counts what it would take.
-struct Arena {
+struct Pieces {
   float* memory;
   int64_t size = 0;
   float* take(int64_t more) {
@@ -169,10 +169,10 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
                                         float* memory) {
   const Blocks blocks(d);
   const int64_t keys = blocks.keys, width = blocks.width;
-  Arena arena{memory};
-  float *kt = arena.take(keys * width), *v = arena.take(keys * width), *q = arena.take(blocks.queries * width),
-        *s = arena.take(blocks.queries * keys), *o = q;
-  if (!memory) return arena.size;
+  Pieces pieces{memory};
+  float *kt = pieces.take(keys * width), *v = pieces.take(keys * width), *q = pieces.take(blocks.queries * width),
+        *s = pieces.take(blocks.queries * keys), *o = q;
+  if (!memory) return pieces.size;
   const T* const q_rows = rows_of<T>(t.q, d.q, batch, head);
   T* const o_rows = rows_of<T>(t.o, d.o, batch, head);
   float* const lse = rows_of<float>(t.lse, d.lse, batch, head);
@@ -195,7 +195,7 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
         _mm512_storeu_ps(x, _mm512_div_ps(_mm512_loadu_ps(x), _mm512_set1_ps(sums[i])));
     copy_out(o, rows, d.width, o_rows + first * d.o.row, d.o.row);
   }
-  return arena.size;
+  return pieces.size;
 }
 
 // Likewise.
@@ -203,12 +203,12 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
                                          float* memory) {
   const Blocks blocks(d);
   const int64_t keys = blocks.keys, width = blocks.width;
-  Arena arena{memory};
-  float *dk = arena.take(keys * width), *dv = arena.take(keys * width), *kt = arena.take(keys * width),
-        *vt = arena.take(keys * width), *k = arena.take(keys * width), *q = arena.take(blocks.queries * width),
-        *o = arena.take(blocks.queries * width), *d_o = arena.take(blocks.queries * width),
-        *p = arena.take(blocks.queries * keys), *ds = arena.take(blocks.queries * keys), *dq = o;
-  if (!memory) return arena.size;
+  Pieces pieces{memory};
+  float *dk = pieces.take(keys * width), *dv = pieces.take(keys * width), *kt = pieces.take(keys * width),
+        *vt = pieces.take(keys * width), *k = pieces.take(keys * width), *q = pieces.take(blocks.queries * width),
+        *o = pieces.take(blocks.queries * width), *d_o = pieces.take(blocks.queries * width),
+        *p = pieces.take(blocks.queries * keys), *ds = pieces.take(blocks.queries * keys), *dq = o;
+  if (!memory) return pieces.size;
   const T *const q_rows = rows_of<T>(t.q, d.q, batch, head), *const k_rows = rows_of<T>(t.k, d.k, batch, head);
   const T *const o_rows = rows_of<T>(t.o, d.o, batch, head), *const do_rows = rows_of<T>(t.d_o, d.d_o, batch, head);
   T* const dq_rows = rows_of<T>(t.dq, d.dq, batch, head);
@@ -244,7 +244,7 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
   }
   copy_out(dk, d.keys, d.width, rows_of<T>(t.dk, d.dk, batch, head), d.dk.row);
   copy_out(dv, d.keys, d.width, rows_of<T>(t.dv, d.dv, batch, head), d.dv.row);
-  return arena.size;
+  return pieces.size;
 }
 
 template <auto pass> void each_head(const AttentionDesc& d, const AttentionTensors& t, float* memory, int threads) {
