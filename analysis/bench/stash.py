@@ -12,7 +12,7 @@ import torch
 
 import dsq
 from analysis.bench import gpt
-from analysis.bench.step import BATCH, LENGTH, WIDTH
+from analysis.bench.step import BATCH, LENGTH, WIDTH, loss_of
 from analysis.models import encoder
 from analysis.stash.allocator.counted import Count, figures
 from analysis.stash.allocator.held import step_bytes
@@ -48,13 +48,7 @@ def of_blocks(setup: str) -> dict[str, float]:
     levels, _, packed = setup.partition(", ")
     if setup not in PLAIN:
         dsq.convert(model, dsq.DSQConfig(levels=levels, stash="all" if packed else "linears"))
-
-    def loss() -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=setup == PLAIN[1]):
-            y: torch.Tensor = model(x)
-        return y.float().square().mean()
-
-    held = step_bytes(loss)
+    held = step_bytes(loss_of(model, x, autocast=setup == PLAIN[1]))
     return {"held MiB": held.stash / MIB, "peak MiB": held.peak / MIB}
 
 

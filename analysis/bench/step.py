@@ -31,13 +31,11 @@ def races(rounds: int) -> Iterator[Race]:
     title = f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, {torch.get_num_threads()} threads"
     calls = _contestants(model, x)
     for name in ("bfp", "fixed"):
-        other = converted(model, levels=PRECISIONS[1], format=name)
-        calls[f"dsq {name} {PRECISIONS[1]}"] = step_of(other, x, attention=dsq.fused_attention)
+        calls[f"dsq {name} {PRECISIONS[1]}"] = _inside(converted(model, levels=PRECISIONS[1], format=name), x)
     stochastic = converted(model, levels=PRECISIONS[0], rounding="stochastic")
-    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = step_of(stochastic, x, attention=dsq.fused_attention)
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = _inside(stochastic, x)
     plain_units = converted(model, levels=PRECISIONS[0], units="float32")
-    name = f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"
-    calls[name] = step_of(plain_units, x, attention=dsq.fused_attention)
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"] = _inside(plain_units, x)
     yield race(title, ("fp32", step_of(model, x)), calls, rounds)
     model = encoder(width=NARROW_WIDTH, heads=4, ffn=4 * NARROW_WIDTH, sdpa=True)
     x = torch.randn(NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH)
@@ -46,19 +44,18 @@ def races(rounds: int) -> Iterator[Race]:
 
 
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
-    own = dsq.fused_attention
     calls = {
         "bf16 autocast": step_of(model, x, autocast=True),
-        "bf16 autocast, dsq's attention": step_of(model, x, autocast=True, attention=own),
+        "bf16 autocast, dsq's attention": _inside(model, x, autocast=True),
     }
     for precision in PRECISIONS:
         quantised = converted(model, levels=precision)
-        calls[f"dsq {DEFAULT} {precision}"] = step_of(quantised, x, attention=own)
+        calls[f"dsq {DEFAULT} {precision}"] = _inside(quantised, x)
         if precision in MIXED:
-            calls[f"dsq {DEFAULT} {precision}, autocast"] = step_of(quantised, x, autocast=True, attention=own)
+            calls[f"dsq {DEFAULT} {precision}, autocast"] = _inside(quantised, x, autocast=True)
         if precision in PACKED:
             packed = converted(model, levels=precision, stash="all")
-            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = step_of(packed, x, attention=own)
+            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = _inside(packed, x)
     return calls
 
 
@@ -74,12 +71,26 @@ def step_of(
     attention: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Call:
     """Forward, backward of a mean of squares, gradients dropped; all inside ``attention()``."""
+    loss = loss_of(model, x, autocast)
 
     def step() -> None:
         with attention():
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                y = model(x)
-            y.float().square().mean().backward()
+            loss().backward()
         model.zero_grad()
 
     return step
+
+
+def _inside(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Call:
+    return step_of(model, x, autocast, dsq.fused_attention)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Callable[[], torch.Tensor]:
+    """The forward of the step's loss."""
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y: torch.Tensor = model(x)
+        return y.float().square().mean()
+
+    return loss
