@@ -19,7 +19,7 @@ from dsq.layers.mixed import mixed
 from dsq.layers.multihead import MultiheadAttention, OutProjection
 from dsq.layers.own_attention import OwnAttention, calls_attention
 from dsq.layers.patches import PatchConv2d, cuts_patches
-from dsq.left import embedded, left, quantised_parameters
+from dsq.layers.unquantised import embedded, quantised_parameters, unquantised
 from dsq.linear import Linear, Quantised
 from dsq.stash.policy import applied
 
@@ -296,7 +296,7 @@ def _remember(module: nn.Module, name: str, value: Any) -> None:
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
-    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in left(model)) - chosen
+    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in unquantised(model)) - chosen
     if quantised < plain:
         text = (
             f"only {quantised / (quantised + plain):.0%} of the parameters that are multiplied were converted; "

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.conversion import converted
-from dsq.left import embedded
+from dsq.layers.unquantised import embedded
 from dsq.linear import Linear
 
 #: version of the workload schema (costmodel/workloads/workload_file.py)

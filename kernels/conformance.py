@@ -15,7 +15,7 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, Gemm, Groups, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, GemmKernel, Groups, LinearMatMuls, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64, TORCH
 from dsq.kernels.tuning import prepared
@@ -313,7 +313,7 @@ def _passes(
     backend: Backend,
     device: torch.device,
     matmuls: LinearMatMuls,
-    gemm: Gemm,
+    gemm: GemmKernel,
     dtypes: Dtypes,
     *tensors: Tensor,
 ) -> tuple[Tensor, Codes | None, Tensor | None, Tensor | None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Format
-from dsq.kernels.backend import Gemm, MatMul
+from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.reference.gemm import TORCH
 from dsq.kernels.triton import int8_gemm
 
@@ -62,9 +62,9 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 _BF16 = torch.bfloat16
 GEMMS = (
-    Gemm("bfloat16", _is_exact, matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    Gemm("split a", _is_exact_in_parts_of_a, _in_parts_of_a, b_dtype=_BF16),
-    Gemm("split b", _is_exact_in_parts_of_b, _in_parts_of_b, a_dtype=_BF16),
+    GemmKernel("bfloat16", _is_exact, matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
+    GemmKernel("split a", _is_exact_in_parts_of_a, _in_parts_of_a, b_dtype=_BF16),
+    GemmKernel("split b", _is_exact_in_parts_of_b, _in_parts_of_b, a_dtype=_BF16),
     *int8_gemm.GEMMS,
     TORCH,
 )
