@@ -150,12 +150,11 @@ class AttentionKernels:
 
 def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:
     """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
-    plain = _inside and attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
-    alike = (
-        q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[:2] + q.shape[3:] == k.shape[:2] + k.shape[3:]
-    )
-    rows = q.stride(3) == k.stride(3) == v.stride(3) == 1
-    return plain and alike and rows and q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
+    plain = attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
+    alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[::3] == k.shape[::3]
+    rows = q.shape[1] == k.shape[1] and q.stride(3) == k.stride(3) == v.stride(3) == 1
+    some = q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
+    return _inside > 0 and plain and alike and rows and some
 
 
 def _check(name: str, x: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
