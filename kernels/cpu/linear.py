@@ -16,7 +16,7 @@ from dsq.kernels.cpu.gemm import ONEDNN, by_onednn, summed_as_integers
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
 
-#: a Gemm's name in enum GemmKernel; any other is one of PyTorch's
+#: a GemmKernel's name in enum GemmKernel; any other is one of PyTorch's
 _KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER"}
 
 

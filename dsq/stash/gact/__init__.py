@@ -31,7 +31,7 @@ from dsq.stash.gact.bit_plan import BitPlan
 from dsq.stash.gact.codecs import CODECS
 from dsq.stash.gact.controller import Gact
 from dsq.stash.policy import Controller, apply, register
-from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
+from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 from dsq.stash.saved_tensors.window import take_off_before_steps
 

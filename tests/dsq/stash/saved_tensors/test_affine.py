@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsq.kernels.backend import Groups
-from dsq.kernels.reference.affine import pack_codes, unpack_codes
+from dsq.kernels.reference import bitstream
 from dsq.stash.saved_tensors import affine
 
 
@@ -30,9 +30,9 @@ def oracle_nearest(values: list[float], bits: int, group: int) -> list[float]:
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
 def test_codes_pack_into_one_bit_stream_and_back(bits: int, count: int) -> None:
     codes = torch.randint(2**bits, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(bits))
-    stream = pack_codes(codes, bits)
+    stream = bitstream.pack(codes[None], bits)[0]
     assert stream.tolist() == oracle_stream(codes.tolist(), bits)
-    assert torch.equal(unpack_codes(stream, bits, count), codes)
+    assert torch.equal(bitstream.unpack_unsigned(stream[None], bits, count)[0], codes)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from dsq.formats import Format
-from dsq.stash.saved_tensors.compiled_graph import MARK
+from dsq.stash.saved_tensors.compiled_graphs.exact import MARK
 
 aten = torch.ops.aten
 

@@ -1,0 +1,8 @@
+"""What graphs of torch.compile save, which run no hook inside and have no history.
+
+blocks.py   the calls of compiled models and blocks: what their graphs save goes through a policy's hooks
+exact.py    which tensors of a graph must not be quantised, marked in the graph
+packing.py  graphs that pack what they save, and unpack each tensor just before its first use
+
+The last two import torch._inductor, which takes seconds.
+"""
