@@ -1,10 +1,12 @@
 """Fused attention by the compiled kernels against its equations in float64."""
 
 import math
+from contextlib import ExitStack
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 import dsq
@@ -73,6 +75,18 @@ def test_the_kernels_answer_inside_and_pytorch_outside():
     torch.testing.assert_close(inside, before, rtol=1e-5, atol=1e-6)
 
 
+def test_contexts_may_end_in_the_order_in_which_they_began():
+    q, k, v, _ = inputs((2, 4, 96, 96, 64))
+    before = F.scaled_dot_product_attention(q, k, v)
+    first, second = ExitStack(), ExitStack()  # of two threads, say
+    for context in (first, second):
+        context.enter_context(dsq.fused_attention())
+    first.close()
+    assert not F.scaled_dot_product_attention(q, k, v).equal(before)
+    second.close()
+    assert F.scaled_dot_product_attention(q, k, v).equal(before)
+
+
 def test_a_backward_that_comes_after_is_pytorch_s():
     q, k, v, dy = inputs((2, 4, 96, 96, 64))
     qkv = [x.requires_grad_() for x in (q, k, v)]
@@ -103,6 +117,27 @@ def test_a_gradient_with_strides_of_its_own():
     one = torch.ones(()).expand(q.shape)
     expected = ours(F.scaled_dot_product_attention, q, k, v, one.contiguous())
     assert all(map(torch.equal, expected, ours(F.scaled_dot_product_attention, q, k, v, one)))
+
+
+@pytest.mark.parametrize("spread", [1e5, 1e9])  # scores of 1e10 and more, which differ by as much
+def test_large_scores(spread):
+    given = inputs((1, 2, 40, 40, 24), spread=spread)
+    y, *gradients = ours(F.scaled_dot_product_attention, *given)
+    torch.testing.assert_close(y, equations(*given[:3], causal=False))
+    assert all(x.isfinite().all() for x in gradients)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:, :1], lambda x: x[:0], lambda x: x.half()])
+@pytest.mark.parametrize("which", ["the result", "its logsumexp"])
+def test_hooks_that_give_back_something_else(which, change):
+    qkv = [x.requires_grad_() for x in inputs((1, 2, 40, 40, 24))[:3]]
+    with dsq.fused_attention():
+        y = F.scaled_dot_product_attention(*qkv)
+        saved = {"the result": lambda x: x.data_ptr() == y.data_ptr(), "its logsumexp": lambda x: x.dim() == 3}
+        with saved_tensors_hooks(lambda x: x, lambda x: change(x) if saved[which](x) else x):
+            y = F.scaled_dot_product_attention(*qkv)
+        with pytest.raises(ValueError, match=f"{which} of attention must be torch.float32"):
+            y.sum().backward()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
