@@ -80,7 +80,7 @@ class ObservedForward(ForwardMode):
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
             groups, inner = values.shape[position], 1
         run = inner * math.prod(values.shape[position + 1 :])
-        return self.ranges.quantize(key, values, Groups(run, groups))
+        return self.ranges.pack(key, values, Groups(run, groups))
 
     def _grouping(self, tensor: Tensor) -> tuple[int, tuple[int, int, int]]:
         """(axis, its sizes as outer x groups x inner): where the groups of a saved tensor lie."""
