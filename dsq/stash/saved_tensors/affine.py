@@ -40,7 +40,7 @@ class AffineGroups:
 def pack(
     x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, rounding: str, seed: int
 ) -> AffineGroups:
-    """Pack x (contiguous) in its groups, in the ranges (low, step) given or, where each group is one run, in its own."""
+    """Pack x (contiguous) in the ranges (low, step) of its groups; None: each group is one run, in its own range."""
     packed = affine_pack(x, bits, groups, ranges, None if rounding == "nearest" else seed)
     return AffineGroups(*packed, bits, groups, x.numel())
 
