@@ -12,10 +12,11 @@ from dsq.formats import BFP, Format
 from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.compiled import compiled_blocks
+from dsq.stash.bfp.in_graphs import BoxesInGraphs
 from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.saved_tensors.compiled_blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
-from dsq.stash.saved_tensors.forward_stash import ForwardStash, GraphPacking
+from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS, SENSITIVE
@@ -64,7 +65,8 @@ class Bfp(Controller):
         """What is entered around the model's forward, and around a recomputation in the backward."""
         self.forwards += 1
         encode = Encode(self.format, self.rounding, (self.seed << 20) + self.forwards)
-        in_graphs = GraphPacking(encode.format, FEW) if self.rounding == "nearest" and encode.format.packs else None
+        packs = self.rounding == "nearest" and encode.format.packs
+        in_graphs = BoxesInGraphs(str(encode.format), FEW) if packs else None
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch, in_graphs)
         if not in_backward():  # where it is a recomputation
             self.latest = stash, encode.format
@@ -77,10 +79,8 @@ class Bfp(Controller):
         if self.latest is None:
             return Summary(self.name)
         stash, fmt = self.latest
-        details = [f"format {fmt}"]
-        if stash.in_graphs and next(compiled_blocks(self.model), None):
-            details.append("both figures have what compiled graphs packed by themselves in its packed form")
-        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, tuple(details))
+        details = f"format {fmt}", *note_of_graphs(self.model, stash)
+        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, details)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of forwards: it seeds stochastic rounding."""
