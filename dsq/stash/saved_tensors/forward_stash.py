@@ -55,7 +55,7 @@ class CodedView:
 
 
 class GraphPacking(Protocol):
-    """How compiled graphs pack by themselves what a policy would: the nodes that do it. Equal ones make equal graphs."""
+    """How compiled graphs pack by themselves what a policy would: the nodes that do it. Equal ones, equal graphs."""
 
     @property
     def few(self) -> int:
