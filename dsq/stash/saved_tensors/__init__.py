@@ -12,4 +12,7 @@ From what runs first to what the backward reads:
     class_swap.py       modules given another class in place
     affine.py           a quantiser with a step and a minimum a group
     own_body.py         nn.MultiheadAttention's function in parts that a mode can see
+    compiled_blocks.py  compiled models and blocks: their graphs' hooks
+    compiled_graph.py   which of a graph's tensors stay exact
+    packing_graphs.py   graphs that pack by themselves, by nodes that a policy puts in (graph_calls.py)
 """
