@@ -79,7 +79,7 @@ class ObservedForward(ForwardMode):
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
             groups, inner = values.shape[position], 1
         run = inner * math.prod(values.shape[position + 1 :])
-        return self.ranges.quantize(key, values, Groups(run, groups))
+        return self.ranges.pack(key, values, Groups(run, groups))
 
     def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
         """What a compiled graph saves under that name."""
