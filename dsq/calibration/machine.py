@@ -11,7 +11,7 @@ import torch
 from dsq.calibration.clock import seconds
 from dsq.calibration.passes import passes
 from dsq.calibration.products import units
-from dsq.command.machine import processor
+from dsq.command.processor import processor
 
 #: float32 values of the copy: 256 MiB read and as many written, beyond any cache
 COPIED = 1 << 26
@@ -23,7 +23,7 @@ ROUNDS = 2
 TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
 
 
-def measure(device: torch.device) -> dict[str, Any]:
+def measure_hardware(device: torch.device) -> dict[str, Any]:
     """The tables of a hardware file, of the schema of costmodel/hardware/hardware.py. Takes under two minutes."""
     torch.manual_seed(0)
     threads = f"{torch.get_num_threads()} threads, " if device.type == "cpu" else ""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsq.formats import BFP, Layout
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, Sizes, check_codes
-from dsq.kernels.cpu.codec import FORMATS, SCALES
+from dsq.kernels.cpu.codec import SCALES
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.scratch import scratch
 from dsq.kernels.reference.gemm import TORCH
@@ -58,7 +58,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, codes
     of a width that this machine multiplies, and a box's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
-    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS:
+    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
         return False
     box = summed_as_integers(a.box)
     widest: int = library().c.dsq_gemm_integer_bits()

@@ -76,7 +76,7 @@ class Bfp(Controller):
         if not in_backward():  # where it is a recomputation
             self.latest = stash, fmt
         rules = FEW_BITS | dict.fromkeys(SENSITIVE, lambda call: stash.keep)
-        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.form, stash.note_call):
+        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.pack_by_rule, stash.note_call):
             yield
 
     def report(self) -> Summary:

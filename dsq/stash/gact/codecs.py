@@ -33,7 +33,7 @@ def _bfp(values_N: Tensor, bits: int, seed: int) -> Code:
     return pack(values_N, BFP(bits), rounding="stochastic", seed=seed)
 
 
-CODECS = {
+CODE_FAMILIES = {
     # step = range / (2^b - 1)
     "affine": CodeFamily(_affine, lambda bits: (2.0**bits - 1) ** -2, tuple(range(1, 9))),
     # step = 2^(E - (b - 2))

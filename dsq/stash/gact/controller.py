@@ -83,7 +83,7 @@ class Gact(Controller):
             stash = ForwardStash(run.encode, weights, storages_of(self.inputs))
             self.latest = run, stash
         self.inputs = ()
-        with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.form, stash.note_call):
+        with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.pack_by_rule, stash.note_call):
             yield
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:

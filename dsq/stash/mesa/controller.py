@@ -32,7 +32,7 @@ class Mesa(Controller):
         """What is entered around the model's forward."""
         observed = ObservedForward(self.kinds, self.ranges, self.running, parameter_storages(self.model))
         self.latest = observed.stash
-        with saved_tensors_hooks(observed.pack, get), Rules(FEW_BITS, observed.stash.form), observed:
+        with saved_tensors_hooks(observed.pack, get), Rules(FEW_BITS, observed.stash.pack_by_rule), observed:
             yield
 
     def report(self) -> Summary:

@@ -13,7 +13,7 @@ from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
+from dsq.stash.saved_tensors.multi_head_forward import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
 from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of

@@ -1,4 +1,4 @@
-"""What graphs of torch.compile save, which run no hook inside and have no history.
+"""What graphs of torch.compile save: no mode sees their operations, and what they give has no history.
 
 blocks.py   the calls of compiled models and blocks: what their graphs save goes through a policy's hooks
 exact.py    which tensors of a graph must not be quantised, marked in the graph
