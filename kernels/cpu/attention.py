@@ -85,8 +85,9 @@ class AttentionKernels:
         if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
             given = q_BHLD, k_BHSD, v_BHSD, dropout_p, is_causal
             return self._forward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
-        o_BHLD = _like_heads(q_BHLD)
-        lse_BHL = torch.empty(*o_BHLD.transpose(1, 2).shape[:3], dtype=torch.float32, device="cpu").transpose(1, 2)
+        batches, heads, rows, _ = q_BHLD.shape
+        o_BHLD = torch.empty_like(q_BHLD)  # strides are PyTorch's: compilers rely on them
+        lse_BHL = torch.empty(batches, rows, heads, dtype=torch.float32, device="cpu").transpose(1, 2)
         tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD, "lse": lse_BHL}
         self._run(self._library.c.dsq_attention_forward, tensors, is_causal, scale)
         return o_BHLD, lse_BHL
@@ -164,7 +165,7 @@ def _check(name: str, x: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
 
 
 def _like_heads(x_BHLD: Tensor) -> Tensor:
-    """A new tensor of this shape, in memory (B, L, H, D), which layers that come next read."""
+    """A new tensor of this shape, in memory (B, L, H, D)."""
     batches, heads, rows, width = x_BHLD.shape
     return torch.empty(batches, rows, heads, width, dtype=x_BHLD.dtype, device="cpu").transpose(1, 2)
 

@@ -208,9 +208,9 @@ def hooks(draw: random.Random) -> None:
 
 
 def _heads(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Rows of values side by side, the rows in any order and with gaps, of one batch or head for all perhaps."""
+    """Rows of values side by side, the rows in any order and with gaps, one for all perhaps."""
     order, gap = draw.sample(range(3), 3), draw.choice([0, 0, 1, 5])
-    sizes = [shape[axis] if axis == 2 or draw.random() < 0.9 else 1 for axis in order]
+    sizes = [shape[axis] if draw.random() < 0.9 else 1 for axis in order]
     x = torch.randn(*sizes, gap + shape[3]) * draw.choice([0.1, 1, 3])
     return x.to(dtype)[..., gap:].permute(*map(order.index, range(3)), 3).expand(shape)
 

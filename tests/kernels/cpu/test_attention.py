@@ -71,8 +71,20 @@ def test_the_kernels_answer_inside_and_pytorch_outside():
         inside = F.scaled_dot_product_attention(q, k, v)
     assert F.scaled_dot_product_attention(q, k, v).equal(before)
     assert not inside.equal(before)
-    assert inside.stride() == before.stride()
     torch.testing.assert_close(inside, before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize("one", [None, 0, 1, 2])
+def test_strides_are_pytorch_s(order, one):  # compiled code relies on them
+    q, k, v, dy = inputs((2, 4, 40, 40, 24))
+    if one is not None:
+        q = q.narrow(one, 0, 1)
+    q = q.permute(*order, 3).contiguous().permute(*map(order.index, range(3)), 3).expand(2, 4, 40, 24)
+    found, expected = (f(F.scaled_dot_product_attention, q, k, v, dy) for f in (ours, results))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_contexts_may_end_in_the_order_in_which_they_began():

@@ -200,3 +200,16 @@ def test_subnormals_survive_a_caller_that_flushes_them(isa):
         torch.set_flush_denormal(False)
     assert expected.any()
     assert same_bits(y, expected)
+
+
+@EACH_ISA
+@pytest.mark.parametrize("kind", FORMATS)
+def test_bytes_that_no_kernel_packed(isa, kind):
+    """Hooks may give back any; make sanitize runs this too."""
+    for bits in (2, 4, 16):
+        fmt, layout = kind(bits), Layout.of((3, 40), 1)
+        codes, scales = (part.clone() for part in backend(isa).pack(torch.ones(3, 1, 40), fmt, layout, None))
+        for byte in range(256):
+            codes.fill_(byte), scales.fill_(byte)
+            found, expected = (backend(i).unpack(codes, scales, fmt, layout, torch.float32) for i in (isa, "portable"))
+            assert same_bits(found, expected), (bits, byte)
