@@ -1,17 +1,9 @@
-"""The models that are measured: an encoder, a ResNet-20, and small ones of transformers."""
+"""The two models on which stash policies are compared: an encoder and a ResNet-20."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from costmodel.model.operations import Workload
-from costmodel.workloads.named import load_workload
 
 
 class Attention(nn.Module):
@@ -86,25 +78,3 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10) ->
             stages.append(BasicBlock(inner, width, 2 if stage > 0 and block == 0 else 1))
             inner = width
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
-
-
-def from_transformers(head: str, attention: str = "sdpa", **fields: Any) -> Any:
-    """The model of transformers of the class ``head``: random weights, in training mode, without dropout and without a
-    cache of keys and values, which is no part of training. ``fields``: of its configuration.
-    """
-    import transformers
-
-    kind = getattr(transformers, head)
-    config = kind.config_class(attn_implementation=attention, use_cache=False, **fields)
-    for field in vars(config):
-        if "drop" in field:
-            setattr(config, field, 0.0)
-    return kind(config).train()
-
-
-def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
-    """What the cost model makes of a model of transformers, by its config.json."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
-        return load_workload(str(path), sequences, **lengths)

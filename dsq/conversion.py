@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from dsq import stash
@@ -29,6 +28,8 @@ Model = TypeVar("Model", bound=nn.Module)
 _BEFORE = "_dsq_before"
 #: what ``convert`` puts on a layer
 _FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
+#: quantised classes by the plain ones whose place they take
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Linear, MultiheadAttention, OutProjection)}
 #: fields of DSQConfig that it alone acts on
 _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
 
@@ -234,12 +235,8 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 
 def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
     kind = _class(module)
-    if kind is nn.Linear:
-        return Linear
-    if kind is nn.MultiheadAttention:
-        return MultiheadAttention
-    if kind is NonDynamicallyQuantizableLinear:
-        return OutProjection
+    if kind in _CLASSES:
+        return _CLASSES[kind]
     if kind is nn.Conv2d and cuts_patches(module):
         return PatchConv2d
     if is_experts(module):

@@ -182,6 +182,12 @@ class Quantised:
         """Whether it is in floating point now."""
         return self.eval_full_precision and not self.training
 
+    def extra_repr(self) -> str:
+        q = self.quantizers
+        formats = dict.fromkeys(type(fmt).__name__ for fmt in (q.q0, q.q1, q.q2, q.q3))  # the wide ones differ
+        own = f"precision={q.precision}, format={'/'.join(formats)}"
+        return ", ".join(filter(None, (super().extra_repr(), own)))  # type: ignore[misc]
+
 
 class Linear(Quantised, nn.Linear):
     """``nn.Linear`` whose three products run quantised and whose stash is packed; same parameters, same state dict.
@@ -206,7 +212,3 @@ class Linear(Quantised, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
         return self.multiply(input, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        q = self.quantizers
-        return f"{super().extra_repr()}, precision={q.precision}, format={type(q.q0).__name__}"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.models import encoder, from_transformers, resnet20
+from analysis.models import encoder, resnet20
+from analysis.small_transformers import from_transformers
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.models import from_transformers, workload_of
+from analysis.small_transformers import from_transformers, workload_of
 from costmodel.model.operations import Workload
 from costmodel.workloads.named import transformer_iwslt_de_en
 from costmodel.workloads.transformer import build

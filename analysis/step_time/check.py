@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import dsq
-from analysis.models import from_transformers, workload_of
+from analysis.small_transformers import from_transformers, workload_of
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.timer import Call, in_turns
 from costmodel.hardware.hardware import Hardware, load_hardware

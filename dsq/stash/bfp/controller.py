@@ -13,10 +13,11 @@ from dsq.formats import BFP, Format
 from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.compiled import compiled_blocks
+from dsq.stash.bfp.in_graphs import BoxesInGraphs
 from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
-from dsq.stash.saved_tensors.forward_stash import ForwardStash, GraphPacking
+from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS, SENSITIVE
@@ -71,7 +72,7 @@ class Bfp(Controller):
                 return None
             return pack(values.reshape(-1), fmt, rounding=self.rounding, seed=(seed << 16) + next(turns))
 
-        in_graphs = GraphPacking(fmt, FEW) if self.rounding == "nearest" and fmt.packs else None
+        in_graphs = BoxesInGraphs(str(fmt), FEW) if self.rounding == "nearest" and fmt.packs else None
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch, in_graphs)
         if not in_backward():  # where it is a recomputation
             self.latest = stash, fmt
@@ -84,10 +85,8 @@ class Bfp(Controller):
         if self.latest is None:
             return Summary(self.name)
         stash, fmt = self.latest
-        details = [f"format {fmt}"]
-        if stash.in_graphs and next(compiled_blocks(self.model), None):
-            details.append("both figures have what compiled graphs packed by themselves in its packed form")
-        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, tuple(details))
+        details = f"format {fmt}", *note_of_graphs(self.model, stash)
+        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, details)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of forwards: it seeds stochastic rounding."""

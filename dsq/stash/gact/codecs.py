@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dsq.formats import BFP
 from dsq.packing import pack
-from dsq.stash.saved_tensors.affine import quantize_groups
+from dsq.stash.saved_tensors.affine import pack_groups
 from dsq.stash.saved_tensors.forward_stash import Code
 
 EXACT = 32  #: the width that stands for "kept as it is"
@@ -26,7 +26,7 @@ class CodeFamily:
 
 
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
-    return quantize_groups(values_N, bits, group=256, seed=seed)
+    return pack_groups(values_N, bits, group=256, seed=seed)
 
 
 def _bfp(values_N: Tensor, bits: int, seed: int) -> Code:

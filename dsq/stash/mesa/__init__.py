@@ -36,7 +36,7 @@ from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_block
 from dsq.stash.saved_tensors.hooks import around_forward
 
 
-@register("mesa", composes_with=("checkpoint",), compiled="blocks")
+@register("mesa", composes_with=("checkpoint",), compiled="model")
 def attach(
     model: nn.Module,
     *,

@@ -35,6 +35,12 @@ def around_compiled_blocks(controller: Controller, model: nn.Module) -> None:
     controller.undo.callback(forget_compiled)
 
 
+def note_of_graphs(model: nn.Module, stash: ForwardStash) -> tuple[str, ...]:
+    """What a report of the bytes of ``stash`` says where graphs pack by themselves."""
+    packs = stash.in_graphs is not None and next(compiled_blocks(model), None) is not None
+    return ("both figures have what compiled graphs packed by themselves in its packed form",) if packs else ()
+
+
 def _restore(block: nn.Module, name: str, run: Callable[..., Any]) -> None:
     if isinstance(getattr(block, name), CompiledBlock):  # a copy of a block is made without
         setattr(block, name, run)
@@ -55,7 +61,7 @@ class _Graphs:
             return nullcontext()
         from dsq.stash.saved_tensors.compiled_graphs.packing import graphs_pack  # torch._inductor takes seconds
 
-        return graphs_pack(*packing)
+        return graphs_pack(packing)
 
 
 class CompiledBlock(SharedByCopies):
