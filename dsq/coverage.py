@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsq.command.table import table
 from dsq.conversion import as_plain, converted
-from dsq.left import Left, left
+from dsq.layers.unquantised import Unquantised, unquantised
 from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
@@ -47,7 +47,7 @@ class Coverage:
     backward: Flops | None  #: None: nothing needs a gradient
     layers: int  #: converted
     uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
-    left: tuple[Left, ...]  #: modules with matrices that are not quantised, and why
+    left: tuple[Unquantised, ...]  #: modules with matrices that are not quantised, and why
     stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
     plain_stash_bytes: int | None  #: the same before conversion
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
@@ -105,7 +105,7 @@ def report(model: nn.Module, *inputs: Any, **keywords: Any) -> Coverage:
         with _undisturbed(model), as_plain(model):
             plain_bytes = measure(run).nbytes
     seconds = _best_seconds(model, run)
-    return Coverage(forward, backward, len(layers), uncalled, left(model), stash_bytes, plain_bytes, *seconds)
+    return Coverage(forward, backward, len(layers), uncalled, unquantised(model), stash_bytes, plain_bytes, *seconds)
 
 
 def _counted(

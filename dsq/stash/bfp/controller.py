@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.bfp.in_graphs import BoxesInGraphs
 from dsq.stash.policy import Controller, Summary, check_keys
-from dsq.stash.saved_tensors.compiled_blocks import note_of_graphs
+from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
@@ -64,14 +65,19 @@ class Bfp(Controller):
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward, and around a recomputation in the backward."""
         self.forwards += 1
-        encode = Encode(self.format, self.rounding, (self.seed << 20) + self.forwards)
-        packs = self.rounding == "nearest" and encode.format.packs
-        in_graphs = BoxesInGraphs(str(encode.format), FEW) if packs else None
+        fmt, seed, turns = self.format, (self.seed << 20) + self.forwards, count(1)
+
+        def encode(tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
+            if values.numel() <= FEW or not fmt.packs:
+                return None
+            return pack(values.reshape(-1), fmt, rounding=self.rounding, seed=(seed << 16) + next(turns))
+
+        in_graphs = BoxesInGraphs(str(fmt), FEW) if self.rounding == "nearest" and fmt.packs else None
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch, in_graphs)
         if not in_backward():  # where it is a recomputation
-            self.latest = stash, encode.format
+            self.latest = stash, fmt
         rules = FEW_BITS | dict.fromkeys(SENSITIVE, lambda call: stash.keep)
-        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.form, stash.note_call):
+        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.pack_by_rule, stash.note_call):
             yield
 
     def report(self) -> Summary:
@@ -89,17 +95,3 @@ class Bfp(Controller):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self.name, state, ("forwards",))
         self.forwards = whole_number("forwards", state["forwards"], 0)
-
-
-class Encode:
-    """The encoder of one forward: dsq.pack over neighbours in memory, a seed a tensor."""
-
-    def __init__(self, fmt: Format, rounding: Rounding, seed: int) -> None:
-        self.format, self.rounding, self.seed = fmt, rounding, seed
-        self.turn = 0
-
-    def __call__(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
-        if values.numel() <= FEW or not self.format.packs:
-            return None
-        self.turn += 1
-        return pack(values.reshape(-1), self.format, rounding=self.rounding, seed=(self.seed << 16) + self.turn)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from dsq.stash.saved_tensors.graph_calls import call
+from dsq.stash.saved_tensors.compiled_graphs.calls import call
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from dsq.stash.mesa.observed_forward import OPERATIONS
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, register
 from dsq.stash.saved_tensors.affine import ROUNDINGS
-from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
+from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 

@@ -12,7 +12,7 @@ from dsq.stash.mesa.observed_forward import OPERATIONS, ObservedForward
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
-from dsq.stash.saved_tensors.compiled_blocks import note_of_graphs
+from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
@@ -34,7 +34,7 @@ class Mesa(Controller):
         """What is entered around the model's forward."""
         observed = ObservedForward(self.kinds, self.ranges, self.running, parameter_storages(self.model))
         self.latest = observed.stash
-        rules = Rules(FEW_BITS, observed.stash.form)
+        rules = Rules(FEW_BITS, observed.stash.pack_by_rule)
         with graphs_ask(observed), saved_tensors_hooks(observed.pack, get), rules, observed:
             yield
 

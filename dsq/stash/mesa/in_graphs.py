@@ -19,7 +19,7 @@ from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_unpack
 from dsq.kernels.operators import define
 from dsq.stash.saved_tensors.affine import AffineGroups
-from dsq.stash.saved_tensors.graph_calls import call
+from dsq.stash.saved_tensors.compiled_graphs.calls import call
 
 BITS = 8
 

@@ -14,7 +14,7 @@ from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
+from dsq.stash.saved_tensors.multi_head_forward import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
 from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
@@ -79,7 +79,7 @@ class ObservedForward(ForwardMode):
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
             groups, inner = values.shape[position], 1
         run = inner * math.prod(values.shape[position + 1 :])
-        return self.ranges.quantize(key, values, Groups(run, groups))
+        return self.ranges.pack(key, values, Groups(run, groups))
 
     def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
         """What a compiled graph saves under that name."""

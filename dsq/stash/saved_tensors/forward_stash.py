@@ -150,7 +150,7 @@ class ForwardStash:
             self._count(nbytes, nbytes)
         return kept
 
-    def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
+    def pack_by_rule(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
         """What a rule keeps of a tensor, counted with the rest."""
         saved = pack_one(tensor)
         if isinstance(saved, (TwoValued, Narrow)) and pack_one != self.keep:  # keep counts what it keeps

@@ -20,9 +20,9 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
-from dsq.stash.saved_tensors.compiled_graph import MARK
+from dsq.stash.saved_tensors.compiled_graphs.calls import call
+from dsq.stash.saved_tensors.compiled_graphs.exact import MARK
 from dsq.stash.saved_tensors.forward_stash import GraphPacking
-from dsq.stash.saved_tensors.graph_calls import call
 
 aten = torch.ops.aten
 
