@@ -258,7 +258,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
     const int tile_bytes = TILE * size_of(dtype);
     const int64_t ahead_bytes = ahead * size_of(dtype);
-    for (int64_t row = top; row < bottom; row++) {
+    for (int64_t row = bottom - 1; row >= top; row--) {  // those read last are still in the nearest cache
       const uint8_t* x = values(row, column);
       uint8_t* to = out.place(row, column);
       if (STOCHASTIC)
