@@ -1,8 +1,8 @@
 """Which of the GEMMs that fit a product is the fastest here: measured once for a machine and a class of sizes.
 
-A GEMM is timed with what it needs before it can multiply: operands quantised to values, or packed. Sizes count as their
-next power of two, and beyond MEASURED multiply-accumulates a smaller product stands for a larger one. The choice is
-kept in a file, so that a resumed run multiplies as the first did:
+A GEMM is timed with what it needs before it can multiply: operands quantised to values, or packed. Sizes count as the
+next of four to an octave (4, 5, 6, 7, 8, 10 and so on), and beyond MEASURED multiply-accumulates a smaller product
+stands for a larger one. The choice is kept in a file, so that a resumed run multiplies as the first did:
 
     $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.jsonl
 
@@ -101,12 +101,17 @@ def timed(
 
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
-    """``sizes`` as powers of two, the largest halved until the product is one that is timed on such a device."""
-    powers = [1 << max(size - 1, 0).bit_length() for size in sizes]
-    while math.prod(powers) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
-        powers[powers.index(max(powers))] //= 2
-    rows, columns, depth = powers
+    """``sizes`` rounded up to three bits, the largest halved until the product is one that is timed on such a device."""
+    rounded = [_up_to_three_bits(size) for size in sizes]
+    while math.prod(rounded) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
+        rounded[rounded.index(max(rounded))] //= 2
+    rows, columns, depth = rounded
     return rows, columns, depth
+
+
+def _up_to_three_bits(size: int) -> int:
+    step = 1 << max((size - 1).bit_length() - 3, 0)
+    return -(-size // step) * step
 
 
 def prepared(

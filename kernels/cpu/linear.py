@@ -39,7 +39,7 @@ class LinearKernels:
         if by_torch and matmuls.output.result is not None:
             return None
         shape_TK, stash = _matrix(x_shape), matmuls.stash
-        output, room = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, stochastic)
+        output, room, _ = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, stochastic)
         fields: dict[str, Any] = {"output": output}
         code_shape: tuple[int, ...] = ()
         scale_shape: tuple[int, ...] = ()
@@ -100,13 +100,9 @@ class LinearKernels:
         wanted = (gemm for gemm, shape in zip(gemms, (w_shape, x_shape), strict=True) if shape is not None)
         if any(gemm not in _KERNELS for gemm in wanted):
             return None
-        shape_TN, fields, room = _matrix(dy_shape), dict[str, Any](), 0
+        shape_TN, fields, room, after = _matrix(dy_shape), dict[str, Any](), 0, 0
         dx_shape: tuple[int, ...] = ()
         dw_shape: tuple[int, ...] = ()
-        if w_shape is not None:
-            dx_shape = (*dy_shape[:-1], matmuls.input_gradient.sizes(shape_TN, w_shape)[1])
-            operands = (dtypes.y, dtypes.w, dtypes.x), shape_TN, w_shape
-            fields["input_gradient"], room = self._matmul(matmuls.input_gradient, gemms[0], *operands, stochastic)
         matmul, as_stored = matmuls.weight_gradient, False
         if x_shape is not None:
             assert matmul.a.format is not None
@@ -114,11 +110,19 @@ class LinearKernels:
             # int16, codes of x are multiplied faster as b
             as_stored = w_shape is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
             if as_stored:
-                matmul, packed, operands = matmul.transposed(), "a", ((dtypes.x, dtypes.y, dtypes.w), x_shape, shape_TN)
+                dw_shape = (x_shape[1], shape_TN[1])
+                operands = (dtypes.x, dtypes.y, dtypes.w), x_shape, shape_TN, stochastic
+                made = self._matmul(matmul.transposed(), gemms[1], *operands, packed="a")
             else:
-                packed, operands = "b", ((dtypes.y, dtypes.x, dtypes.w), shape_TN, x_shape)
-            dw_shape = operands[1][1], operands[2][1]
-            fields["weight_gradient"], more = self._matmul(matmul, gemms[1], *operands, stochastic, packed)
+                dw_shape = (shape_TN[1], x_shape[1])
+                operands = (dtypes.y, dtypes.x, dtypes.w), shape_TN, x_shape, stochastic
+                made = self._matmul(matmul, gemms[1], *operands, packed="b")
+            fields["weight_gradient"], room, after = made
+        if w_shape is not None:
+            dx_shape = (*dy_shape[:-1], matmuls.input_gradient.sizes(shape_TN, w_shape)[1])
+            operands = (dtypes.y, dtypes.w, dtypes.x), shape_TN, w_shape, stochastic
+            # behind dw's operands: dy is quantised for both at once
+            fields["input_gradient"], more, _ = self._matmul(matmuls.input_gradient, gemms[0], *operands, start=after)
             room = max(room, more)
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
 
@@ -151,12 +155,13 @@ class LinearKernels:
         b_shape: torch.Size,
         stochastic: bool,
         packed: str = "",
-    ) -> tuple[dict[str, Any], int]:
-        """The fields of a MatMulDesc, and the bytes of scratch memory that it takes.
+        start: int = 0,
+    ) -> tuple[dict[str, Any], int, int]:
+        """The fields of a MatMulDesc, and where in scratch memory all that it takes ends, and its operands end.
 
-        ``dtypes``: of a, b and the result. ``packed``: which of "a" and "b" comes as codes.
+        ``dtypes``: of a, b and the result. ``packed``: which of "a" and "b" comes as codes. ``start``: the first byte.
         """
-        arena = Arena()
+        arena = Arena(start)
         a_dtype, b_dtype, dtype = dtypes
         values = torch.bfloat16 if gemm in _KERNELS else dtype
         a_axis, b_axis = matmul.contracted()
@@ -172,6 +177,7 @@ class LinearKernels:
             "gemm": getattr(self._library.c, _KERNELS.get(gemm, "GEMM_TORCH")),
             "result": {"out_dtype": self._library.dtypes()[dtype]},
         }
+        operands_end = arena.size
         if gemm == "integer":
             assert matmul.a.format is not None
             fields["box"] = box = summed_as_integers(matmul.a.format.box)
@@ -185,7 +191,7 @@ class LinearKernels:
             fields["result"] = self._codec.fields(matmul.result, layout, torch.float32, dtype, stochastic)
             fields["result_seed"] = matmul.result_seed
             fields["result_offset"] = 0 if dtype is torch.float32 else arena.take(4 * rows * columns)
-        return fields, arena.size
+        return fields, arena.size, operands_end
 
     def _operand(
         self,

@@ -34,9 +34,10 @@ def scratch(size: int) -> Tensor:
 
 
 class Arena:
-    """Divides scratch memory into aligned pieces: ``size`` is what all of them take."""
+    """Divides scratch memory into aligned pieces: ``size`` is where the last of them ends."""
 
-    size = 0
+    def __init__(self, start: int = 0) -> None:
+        self.size = start
 
     def take(self, size: int) -> int:
         """The offset of a new piece of ``size`` bytes."""

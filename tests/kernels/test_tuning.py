@@ -30,7 +30,7 @@ def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [((1, 1, 1), (1, 1, 1)), ((33, 64, 100), (64, 64, 128)), ((4096, 4096, 4096), (512, 512, 1024))],
+    [((1, 7, 9), (1, 7, 10)), ((33, 64, 300), (40, 64, 320)), ((4096, 4096, 4096), (512, 512, 1024))],
 )
 def test_sizes_of_a_class(sizes, expected):
     assert size_class(sizes) == expected

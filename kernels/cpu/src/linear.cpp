@@ -11,14 +11,19 @@ struct Given {
   const uint8_t* scales = nullptr;
 };
 
-// The operand as the GEMM takes it, in scratch memory unless it comes so.
-Given quantized(const OperandDesc& operand, bool as_codes, Given x, uint8_t* scratch, int threads, uint64_t seed) {
+// Where the operand is, as the GEMM takes it: in scratch memory unless it comes so.
+Given placed(const OperandDesc& operand, bool as_codes, Given x, uint8_t* scratch) {
   if (as_codes && operand.packed) return x;
-  uint8_t *const out = scratch + operand.offset, *const out_scales = scratch + operand.scales_offset;
-  if (as_codes) pack_tensor(operand.codec, x.data, out, out_scales, threads, seed + operand.seed);
-  else if (operand.packed) unpack_tensor(operand.codec, x.data, x.scales, out, threads);
-  else quantize_tensor(operand.codec, x.data, out, threads, seed + operand.seed);
-  return {out, out_scales};
+  return {scratch + operand.offset, scratch + operand.scales_offset};
+}
+
+// What brings values there.
+Encoding encoding(const MatMulDesc& desc, const OperandDesc& operand, const uint8_t* x, uint8_t* scratch, int threads,
+                  uint64_t seed) {
+  uint8_t* const out = scratch + operand.offset;
+  if (desc.gemm == GEMM_INTEGER)
+    return Encoding(operand.codec, x, out, scratch + operand.scales_offset, threads, seed + operand.seed);
+  return Encoding(operand.codec, x, (void*)out, threads, seed + operand.seed);
 }
 
 // Whether a GEMM can quantise its result a tile at a time, to the same bits: nothing depends on values outside a box, nor
@@ -27,12 +32,18 @@ bool quantises_in_tiles(const CodecDesc& p) {
   return !p.stochastic && p.box && TILE_COLUMNS % p.box == 0 && p.scales != SIGNED_E4M3;
 }
 
-// out = quantised(a) quantised(b) + bias, quantised if so asked. Each is values, or codes with scales.
+// out = quantised(a) quantised(b) + bias, quantised if so asked. Each is values, or codes with scales, or null: values
+// that are quantised already.
 void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t* out, uint8_t* scratch, int threads,
             uint64_t seed) {
   const bool as_codes = desc.gemm == GEMM_INTEGER;
-  const Given left = quantized(desc.a, as_codes, a, scratch, threads, seed);
-  const Given right = quantized(desc.b, as_codes, b, scratch, threads, seed);
+  auto quantized = [&](const OperandDesc& operand, Given x) {
+    const Given to = placed(operand, as_codes, x, scratch);
+    if (!operand.packed && x.data) encoding(desc, operand, x.data, scratch, threads, seed).run(threads);
+    if (operand.packed && !as_codes) unpack_tensor(operand.codec, x.data, x.scales, (void*)to.data, threads);
+    return to;
+  };
+  const Given left = quantized(desc.a, a), right = quantized(desc.b, b);
   uint32_t* panels = (uint32_t*)(scratch + desc.panels_offset);
   const GemmSize size{desc.rows, desc.columns, desc.depth};
   const CodecDesc& codec = desc.result;
@@ -57,15 +68,25 @@ void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t
 
 void linear_forward(const LinearForwardDesc& desc, const uint8_t* x, const uint8_t* w, const float* bias,
                     uint8_t* y, uint8_t* codes, uint8_t* scales, uint8_t* scratch, int threads, uint64_t seed) {
-  if (codes) pack_tensor(desc.stash, x, codes, scales, threads, seed + desc.stash_seed);
-  matmul(desc.output, {x}, {w}, bias, y, scratch, threads, seed);
+  if (codes) {
+    Encoding stash(desc.stash, x, codes, scales, threads, seed + desc.stash_seed);
+    Encoding operand = encoding(desc.output, desc.output.a, x, scratch, threads, seed);
+    encode_both(stash, operand, threads);
+  }
+  matmul(desc.output, {codes ? nullptr : x}, {w}, bias, y, scratch, threads, seed);
 }
 
 void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const uint8_t* w, const uint8_t* codes,
                      const uint8_t* scales, uint8_t* dx, uint8_t* dw, uint8_t* scratch, int threads, uint64_t seed) {
-  const Given gradient{dy}, x{codes, scales};
-  const bool transposed = desc.weight_gradient.a.packed;
-  if (dx) matmul(desc.input_gradient, gradient, {w}, nullptr, dx, scratch, threads, seed);
+  const MatMulDesc &of_dx = desc.input_gradient, &of_dw = desc.weight_gradient;
+  const bool transposed = of_dw.a.packed, both = dx && dw;
+  if (both) {
+    Encoding for_dx = encoding(of_dx, of_dx.a, dy, scratch, threads, seed);
+    Encoding for_dw = encoding(of_dw, transposed ? of_dw.b : of_dw.a, dy, scratch, threads, seed);
+    encode_both(for_dx, for_dw, threads);
+  }
+  const Given gradient{both ? nullptr : dy}, x{codes, scales};
+  if (dx) matmul(of_dx, gradient, {w}, nullptr, dx, scratch, threads, seed);
   if (dw)
-    matmul(desc.weight_gradient, transposed ? x : gradient, transposed ? gradient : x, nullptr, dw, scratch, threads, seed);
+    matmul(of_dw, transposed ? x : gradient, transposed ? gradient : x, nullptr, dw, scratch, threads, seed);
 }

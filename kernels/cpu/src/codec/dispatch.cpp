@@ -18,13 +18,19 @@ constexpr int64_t VALUES_PER_THREAD = 1 << 15;
 
 typedef void (*Range)(const CodecJob&, int64_t begin, int64_t end, std::atomic<uint32_t>& most);
 
-uint32_t deal_out(const CodecJob& job, Range range, int64_t count, int threads) {
-  if (count == 0) return 0;
-  const CodecDesc& p = *job.desc;
-  int64_t useful = p.outer * p.rows * p.columns / VALUES_PER_THREAD;
+int64_t values_of(const CodecDesc& p) { return p.outer * p.rows * p.columns; }
+
+// The pieces to deal `count` tasks out in; fewer threads where there is less to do.
+int64_t pieces_for(const CodecDesc& p, int64_t count, int& threads) {
+  int64_t useful = values_of(p) / VALUES_PER_THREAD;
   if (useful > count) useful = count;
   if (threads > useful) threads = (int)useful;
-  const int64_t pieces = !openmp_parallel || threads < 2 ? 1 : 8 * threads < count ? 8 * threads : count;
+  return !openmp_parallel || threads < 2 ? 1 : 8 * threads < count ? 8 * threads : count;
+}
+
+uint32_t deal_out(const CodecJob& job, Range range, int64_t count, int threads) {
+  if (count == 0) return 0;
+  const int64_t pieces = pieces_for(*job.desc, count, threads);
   std::atomic<uint32_t> most{0};
   parallel_for(pieces, threads, [&](int64_t i) { range(job, count * i / pieces, count * (i + 1) / pieces, most); });
   return most;
@@ -40,22 +46,6 @@ void range_largest(const CodecJob& job, int64_t begin, int64_t end, std::atomic<
   const CodecDesc& p = *job.desc;
   int64_t values = p.outer * p.rows * p.columns;
   atomic_max(ISAS[p.isa]->largest(job, begin * piece, end * piece < values ? end * piece : values), most);
-}
-
-// Quantises or packs, also finding the largest value if a static binary point is in force: a few tasks at a time, whose
-// values are still in a near cache when they are read again.
-template <auto kernel> void range_encode(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
-  const CodecDesc& p = *job.desc;
-  const IsaKernels& isa = *ISAS[p.isa];
-  if (p.box || job.tensor_exponent != p.static_scale) return (isa.*kernel)(job, begin, end);
-  constexpr int64_t few = 256;
-  const Tasks tasks = encode_tasks(p);
-  auto first_value = [&](int64_t task) { return task / tasks.strips * p.columns + task % tasks.strips * tasks.width; };
-  for (; begin < end; begin += few) {
-    const int64_t stop = begin + few < end ? begin + few : end;
-    atomic_max(isa.largest(job, first_value(begin), first_value(stop)), most);
-    (isa.*kernel)(job, begin, stop);
-  }
 }
 
 void range_unpack(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
@@ -80,60 +70,6 @@ uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
 // its own. Then the steps do not depend on which it is.
 bool holds_scales(int32_t exponent, const Magnitudes& found) {
   return (int32_t)(found.most >> 23) <= exponent && (int32_t)(found.least >> 23) >= exponent - 13;
-}
-
-template <auto kernel> void range_guessed(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
-  constexpr int64_t few = 256;
-  for (; begin < end && holds_scales(job.tensor_exponent, *job.found); begin += few)
-    (ISAS[job.desc->isa]->*kernel)(job, begin, begin + few < end ? begin + few : end);
-}
-
-// Quantises or packs SIGNED_E4M3 in one pass, with an exponent of the tensor that is guessed, somewhat high, from a few
-// of its values; then corrects the scales. Returns false where another pass has to do it all again: where the guess was
-// too low, or scales so far below that their steps depend on it.
-template <auto kernel> bool encode_by_guess(CodecJob& job, int64_t tasks, int threads) {
-  constexpr int64_t fewest = 1 << 14, places = 16, some = 256;
-  constexpr int32_t slack = 3;
-  const CodecDesc& p = *job.desc;
-  const int64_t values = p.outer * p.rows * p.columns;
-  if (values < fewest || job.values == job.out) return false;
-  uint32_t most = 0;
-  for (int64_t i = 0; i < places; i++) {
-    const int64_t at = values / places * i;
-    const uint32_t here = ISAS[p.isa]->largest(job, at, at + some);
-    most = here > most ? here : most;
-  }
-  const int32_t guess = (int32_t)(most >> 23) + slack;
-  if (most == 0 || clipped(guess) != guess) return false;
-  Magnitudes found;
-  job.found = &found, job.tensor_exponent = guess;
-  deal_out(job, range_guessed<kernel>, tasks, threads);
-  job.found = nullptr, job.tensor_exponent = (int32_t)(found.most >> 23);
-  if (!holds_scales(guess, found) || clipped(job.tensor_exponent) != job.tensor_exponent) return false;
-  if (!job.exponents) return true;
-  const int rise = (guess - job.tensor_exponent) << 3;
-  uint8_t* const end = tensor_scale(p, job.exponents);
-  for (uint8_t* scale = job.exponents; scale < end; scale++) *scale = (uint8_t)(*scale & 127 ? *scale + rise : *scale);
-  return true;
-}
-
-// Quantises or packs. Where one box holds the whole tensor, or an exponent of the tensor all boxes' scales, it comes
-// first, from a pass of its own; a static one is known, unless a NaN turns up among the values: then all becomes NaN.
-template <auto kernel> void encode(CodecJob& job, int threads) {
-  const CodecDesc& p = *job.desc;
-  const int64_t tasks = encode_tasks(p).count();
-  const bool of_e4m3 = p.scales == SIGNED_E4M3;
-  if (of_e4m3 && encode_by_guess<kernel>(job, tasks, threads)) return;
-  if (p.box == 0 && p.static_scale >= 0)
-    job.tensor_exponent = p.static_scale;
-  else if (p.box == 0 || of_e4m3)
-    job.tensor_exponent =
-        (int)(deal_out(job, range_largest, ceil_div(p.outer * p.rows * p.columns, 4096), threads) >> 23);
-  if (of_e4m3) job.tensor_exponent = clipped(job.tensor_exponent);
-  const uint32_t found = deal_out(job, range_encode<kernel>, tasks, threads) >> 23;
-  if (found != NAN_EXPONENT) return;
-  job.tensor_exponent = NAN_EXPONENT;
-  deal_out(job, range_encode<kernel>, tasks, threads);
 }
 
 // Where rows hold whole boxes and whole bytes of codes, the tensor can be treated as one long row, unless rounding
@@ -177,18 +113,109 @@ void choose_writing(CodecJob& job, int32_t dtype, int threads) {
 
 const IsaKernels* isa_kernels(int index) { return index < ISA_COUNT ? ISAS[index] : nullptr; }
 
+Encoding::Encoding(const CodecDesc& desc, const void* x, void* out, int threads, uint64_t seed)
+    : p_(as_one_row(desc)), kernel_(&IsaKernels::quantize),
+      job_{&p_, x, out, nullptr, nullptr, seed, 0, false, false, beyond_caches(p_, p_.dtype), nullptr} {
+  choose_writing(job_, p_.out_dtype, threads);
+  find_exponent(threads);
+}
+
+Encoding::Encoding(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* scales, int threads, uint64_t seed)
+    : p_(as_one_row(desc)), kernel_(&IsaKernels::pack), scales_(scales),
+      job_{&p_, x, nullptr, codes, p_.box ? scales : nullptr, seed, 0, false, false, beyond_caches(p_, p_.dtype), nullptr} {
+  find_exponent(threads);
+}
+
+// Where one box holds the whole tensor, or an exponent of the tensor all boxes' scales, it comes first: from a pass of
+// its own, or, of SIGNED_E4M3, guessed, somewhat high, from a few values; a static one is known.
+void Encoding::find_exponent(int threads) {
+  constexpr int64_t fewest = 1 << 14, places = 16, some = 256;
+  constexpr int32_t slack = 3;
+  const int64_t values = values_of(p_);
+  const bool of_e4m3 = p_.scales == SIGNED_E4M3;
+  if (of_e4m3 && values >= fewest && job_.values != job_.out) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < places; i++) {
+      const int64_t at = values / places * i;
+      const uint32_t here = ISAS[p_.isa]->largest(job_, at, at + some);
+      most = here > most ? here : most;
+    }
+    job_.tensor_exponent = (int32_t)(most >> 23) + slack;
+    if (most != 0 && clipped(job_.tensor_exponent) == job_.tensor_exponent) {
+      job_.found = &found_;
+      return;
+    }
+  }
+  if (p_.box == 0 && p_.static_scale >= 0)
+    job_.tensor_exponent = p_.static_scale;
+  else if (p_.box == 0 || of_e4m3)
+    job_.tensor_exponent = (int)(deal_out(job_, range_largest, ceil_div(values, 4096), threads) >> 23);
+  if (of_e4m3) job_.tensor_exponent = clipped(job_.tensor_exponent);
+}
+
+void Encoding::run_piece(int64_t piece, int64_t pieces) {
+  // A few tasks at a time: where the largest value is looked for too, to be read again from a near cache, and where the
+  // exponent is a guess, to end soon if it was too low.
+  constexpr int64_t few = 256;
+  const Tasks tasks = encode_tasks(p_);
+  const IsaKernels& isa = *ISAS[p_.isa];
+  int64_t begin = tasks.count() * piece / pieces;
+  const int64_t end = tasks.count() * (piece + 1) / pieces;
+  const bool is_static = !p_.box && job_.tensor_exponent == p_.static_scale;
+  if (begin < end && !is_static && !job_.found) return (isa.*kernel_)(job_, begin, end);
+  auto first_value = [&](int64_t task) { return task / tasks.strips * p_.columns + task % tasks.strips * tasks.width; };
+  for (; begin < end && !(job_.found && !holds_scales(job_.tensor_exponent, found_)); begin += few) {
+    const int64_t stop = begin + few < end ? begin + few : end;
+    if (is_static) atomic_max(isa.largest(job_, first_value(begin), first_value(stop)), largest_);
+    (isa.*kernel_)(job_, begin, stop);
+  }
+}
+
+// Another pass has to do it all again where the guess was too low, or scales so far below that their steps depend on it;
+// and where a NaN turned up under a static exponent: then all becomes NaN.
+void Encoding::finish(int threads) {
+  if (job_.found) {
+    const int32_t guess = job_.tensor_exponent;
+    job_.found = nullptr, job_.tensor_exponent = (int32_t)(found_.most >> 23);
+    if (!holds_scales(guess, found_) || clipped(job_.tensor_exponent) != job_.tensor_exponent) {
+      job_.tensor_exponent = clipped((int)(deal_out(job_, range_largest, ceil_div(values_of(p_), 4096), threads) >> 23));
+      run_alone(threads);
+    } else if (job_.exponents) {
+      const int rise = (guess - job_.tensor_exponent) << 3;
+      uint8_t* const end = tensor_scale(p_, job_.exponents);
+      for (uint8_t* scale = job_.exponents; scale < end; scale++)
+        *scale = (uint8_t)(*scale & 127 ? *scale + rise : *scale);
+    }
+  } else if (largest_ >> 23 == NAN_EXPONENT) {
+    job_.tensor_exponent = NAN_EXPONENT;
+    run_alone(threads);
+  }
+  if (!scales_) return;
+  if (uint8_t* const own = tensor_scale(p_, scales_)) *own = (uint8_t)job_.tensor_exponent;
+}
+
+void Encoding::run_alone(int threads) {
+  const int64_t pieces = pieces_for(p_, encode_tasks(p_).count(), threads);
+  parallel_for(pieces, threads, [&](int64_t i) { run_piece(i, pieces); });
+}
+
+void Encoding::run(int threads) {
+  run_alone(threads);
+  finish(threads);
+}
+
+void encode_both(Encoding& one, Encoding& other, int threads) {
+  const int64_t pieces = ceil_div(values_of(one.p_), VALUES_PER_THREAD);
+  parallel_for(pieces, threads, [&](int64_t i) { one.run_piece(i, pieces), other.run_piece(i, pieces); });
+  one.finish(threads), other.finish(threads);
+}
+
 void quantize_tensor(const CodecDesc& desc, const void* x, void* out, int threads, uint64_t seed) {
-  const CodecDesc p = as_one_row(desc);
-  CodecJob job{&p, x, out, nullptr, nullptr, seed, 0, false, false, beyond_caches(p, p.dtype), nullptr};
-  choose_writing(job, p.out_dtype, threads);
-  encode<&IsaKernels::quantize>(job, threads);
+  Encoding(desc, x, out, threads, seed).run(threads);
 }
 
 void pack_tensor(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed) {
-  const CodecDesc p = as_one_row(desc);
-  CodecJob job{&p, x, nullptr, codes, p.box ? exponents : nullptr, seed, 0, false, false, beyond_caches(p, p.dtype), nullptr};
-  encode<&IsaKernels::pack>(job, threads);
-  if (uint8_t* const own = tensor_scale(p, exponents)) *own = (uint8_t)job.tensor_exponent;
+  Encoding(desc, x, codes, exponents, threads, seed).run(threads);
 }
 
 void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {

@@ -57,13 +57,13 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     prefetch<2>(tile + done, TILE * item - done);
   }
 
-  INLINE void load_columns(const uint8_t* x, int n, F value[VECTORS]) const {
+  INLINE void load_columns(const uint8_t* x, int32_t dtype, int n, F value[VECTORS]) const {
     alignas(64) uint8_t few[TILE * 4];
     if (n < TILE) {
       memset(few, 0, sizeof few);
       x = (const uint8_t*)memcpy(few, x, (size_t)(n * item));
     }
-    load_tile(x, p.dtype, value);
+    load_tile(x, dtype, value);
   }
 
   // A tile of n columns under any exponents, one for each column.
@@ -71,7 +71,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
                                            const Numbers& numbers, uint8_t* to) const {
     F x[VECTORS];
     I code[VECTORS];
-    load_columns(from, n, x);
+    load_columns(from, p.dtype, n, x);
     EACH_VECTOR(v) {
       const auto f = grid.any_factors(widened(exponent + v * LANES));
       const F t = f.codes_of(x[v]) * splat(Grid::FRACTIONS);
@@ -88,30 +88,38 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   // ---- boxes along the columns ----
 
   // n columns from (row, column) on, at most BATCH_COLUMNS. Boxes of 16 find their exponents here; else
-  // exponent[i / box] is that of column - skipped + i.
-  void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
-    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * item;
-    const int32_t dtype = p.dtype;
-    const bool in_groups = p.box % 16 == 0, from_memory = job.from_memory;
+  // exponent[i / box] is that of column - skipped + i. USUAL: BATCH_COLUMNS of float32 in boxes of 16, known to the compiler.
+  template <bool USUAL> void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
+    if (USUAL) n = BATCH_COLUMNS;
+    const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
+    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype), box = USUAL ? 16 : p.box;
+    const bool in_groups = box % 16 == 0, from_memory = job.from_memory;
     const uint8_t* x = values(row, column);
     uint32_t four[BATCH_COLUMNS / TILE];  // a group's exponent in each byte
     uint8_t* const group = (uint8_t*)four;
     alignas(64) uint32_t key[Grid::SIGNED ? BATCH_COLUMNS / 16 : 1];  // of a group
-    if (p.box == 16) {
-      for (int i = 0; i < tiles; i++) {
-        F value[VECTORS];
-        if (from_memory && !STOCHASTIC) prefetch<2>((uintptr_t)(x + i * tile_bytes) + PAGE, tile_bytes);
-        load_columns(x + i * tile_bytes, n - i * TILE, value);
-        if constexpr (Grid::SIGNED) keys_of(value, key + 4 * i);
-        else four[i] = exponents_of(value);
+    if (box == 16) {
+      // four tiles at once: what is read in one piece should have been written in one
+      for (int i = 0; i < BATCH_COLUMNS / TILE; i += 4) {
+        U most[4] = {};
+#pragma GCC unroll 4
+        for (int t = 0; t < 4; t++) {
+          const uint8_t* const tile = x + (i + t) * tile_bytes;
+          if (i + t >= tiles) break;
+          F value[VECTORS];
+          if (from_memory && !STOCHASTIC) prefetch<2>((uintptr_t)tile + PAGE, tile_bytes);
+          load_columns(tile, dtype, n - (i + t) * TILE, value);
+          most[t] = Grid::SIGNED ? keys_of(value) : exponents_of(value);
+        }
+        if constexpr (Grid::SIGNED) largest_of_parts(most, key + 4 * i);
+        else largest_bytes(most, four + i);
       }
       if constexpr (Grid::SIGNED) {
-        memset(key + 4 * tiles, 0, sizeof key - 16 * (size_t)tiles);
         for (int g = 0; g < BATCH_COLUMNS / 16; g += LANES) write_bytes(group + g, grid.scales_of(read<U>(key + g)));
       }
     } else if (in_groups) {
       memset(group, job.tensor_exponent, sizeof four);
-      for (int g = 0; p.box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / p.box];
+      for (int g = 0; box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / box];
     }
     for (int i = n / TILE; i < BATCH_COLUMNS / TILE; i++) four[i] = i < tiles ? four[i] : four[0];
     FactorsOfGroups<Grid, VALUES> factors;
@@ -122,12 +130,13 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         for (int c = 0; c < BATCH_COLUMNS / CHUNK; c++) random.begin(c, begun + c);
       }
       for (int c = 0; c * CHUNK < n; c++) {
-        if (from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * item) + PAGE);
+        if (from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * size_of(dtype)) + PAGE);
         random.draw(c, c, row);
       }
     }
 
-    const Sink out = sink;
+    Sink out = sink;
+    if constexpr (VALUES) if (USUAL) out.dtype = FLOAT32;
     const auto codes = all_codes;
     const Grid on = grid;
     uint8_t* to = out.place(row, column);
@@ -142,11 +151,11 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       } else {
         uint8_t each[TILE] = {};
         if (in_groups) each_of_groups(group + at / 16, each);
-        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(skipped + at + c) / p.box];
+        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(skipped + at + c) / box];
         slow_tile(x, n - at, each, numbers, to);
       }
     }
-    if (p.box == 16 && job.exponents) {
+    if (box == 16 && job.exponents) {
       uint8_t* const exponents = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
       if (n == BATCH_COLUMNS) memcpy(exponents, four, sizeof four);
       else memcpy(exponents, four, (size_t)ceil_div(n, 16));
@@ -160,7 +169,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       const int n = (int)(last - column < TILE ? last - column : TILE);
       F value[VECTORS];
       alignas(64) uint32_t found[TILE];
-      load_columns(values(row, column), n, value);
+      load_columns(values(row, column), p.dtype, n, value);
       EACH_VECTOR(v) write(found + v * LANES, Grid::key_of(value[v]));
       for (int i = 0; i < n; i++) {
         uint32_t& most = key[(column - first + i) / p.box];
@@ -173,6 +182,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   void columns(int64_t begin, int64_t end) {
     const Tasks tasks = encode_tasks(p);
     const bool own_exponents = p.box != 0 && p.box != 16;
+    const bool usual = p.box == 16 && p.dtype == FLOAT32 && p.out_dtype == FLOAT32;
     uint8_t exponent[CHUNK];
     int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
     while (begin < end) {
@@ -185,9 +195,11 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
           memcpy(job.exponents + row * ceil_div(p.columns, p.box) + first / p.box, exponent,
                  (size_t)ceil_div(last - first, p.box));
       }
-      for (int64_t column = first; column < last; column += BATCH_COLUMNS)
-        batch(row, column, (int)(last - column < BATCH_COLUMNS ? last - column : BATCH_COLUMNS), exponent,
-              column - first);
+      for (int64_t column = first; column < last; column += BATCH_COLUMNS) {
+        const int n = (int)(last - column < BATCH_COLUMNS ? last - column : BATCH_COLUMNS);
+        if (usual && n == BATCH_COLUMNS) batch<true>(row, column, n, exponent, column - first);
+        else batch<false>(row, column, n, exponent, column - first);
+      }
       begin += run, strip += run;
       if (strip == tasks.strips) strip = 0, row++;
     }
@@ -196,9 +208,11 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   // ---- boxes along the rows ----
 
   // The scale of each of n columns from `column`, over rows top..bottom - 1. A few rows at a time are
-  // read as far as they go, which is how memory is fastest.
+  // read as far as they go, which is how memory is fastest. USUAL: whole tiles of float32.
+  template <bool USUAL>
   void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t exponent[BATCH_COLUMNS]) {
     constexpr int together = 4;
+    const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
     const int64_t stride = p.columns * item;
     for (int64_t row = top; row < bottom; row += together) {
       const int rows = (int)(bottom - row < together ? bottom - row : together);
@@ -208,7 +222,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         const uint8_t* x = values(row, column + i);
         for (int r = 0; r < rows; r++, x += stride) {
           F value[VECTORS];
-          load_columns(x, n - i, value);
+          load_columns(x, dtype, USUAL ? TILE : n - i, value);
           EACH_VECTOR(v) most[v] = max_of(most[v], Grid::key_of(value[v]));
         }
         EACH_VECTOR(v) write(exponent + i + v * LANES, row + together < bottom ? (I)most[v] : grid.scales_of(most[v]));
@@ -216,70 +230,82 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     }
   }
 
-  // A tile of n columns of rows top..bottom - 1; prefetches the values `ahead` meanwhile.
-  void rows_of_tile(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[TILE],
-                    int64_t ahead) const {
-    I unusual = {};
-    Factors factors[VECTORS];
-    EACH_VECTOR(v) {
-      const I e = read<I>(exponent + v * LANES);
-      unusual |= grid.not_ordinary(e);
-      grid.template ordinary_factors<VALUES>(e, factors[v].up_or_shift, factors[v].step_or_most);
+  // n columns of rows top..bottom - 1, given the scale of each; prefetches the values `ahead` meanwhile. USUAL: as above,
+  // to float32.
+  template <bool USUAL>
+  void batch_of_rows(int64_t top, int64_t bottom, int64_t column, int n, const int32_t exponent[BATCH_COLUMNS],
+                     int64_t ahead) {
+    alignas(64) float up_or_shift[BATCH_COLUMNS], step_or_most[BATCH_COLUMNS];
+    bool ordinary[BATCH_COLUMNS / TILE];
+    for (int i = 0; i < n; i += TILE) {
+      I unusual = {};
+      EACH_VECTOR(v) {
+        const I e = read<I>(exponent + i + v * LANES);
+        F a, b;
+        grid.template ordinary_factors<VALUES>(e, a, b);
+        write(up_or_shift + i + v * LANES, a);
+        write(step_or_most + i + v * LANES, b);
+        unusual |= grid.not_ordinary(e);
+      }
+      ordinary[i / TILE] = (USUAL || n - i >= TILE) && !any(unusual);
     }
-    const Sink out = sink;
+    if (STOCHASTIC)
+      for (int c = 0; c * CHUNK < n; c++) random.begin(c, column / CHUNK + c);
+    Sink out = sink;
+    if constexpr (VALUES) if (USUAL) out.dtype = FLOAT32;
     const auto codes = all_codes;
     const Grid on = grid;
-    const int32_t dtype = p.dtype;
-    const int64_t stride = p.columns * item, ahead_bytes = ahead * item;
-    const int rows = (int)(bottom - top), half = (int)(column % CHUNK / TILE);
-    const uint8_t* x = values(top, column);
-    uint8_t* to = out.place(top, column);
-    if (n >= TILE && !any(unusual)) {
-      for (int r = 0; r < rows; r++, x += stride, to += out.row_stride()) {
-        prefetch_while_rounding((uintptr_t)x + ahead_bytes);
-        out.prefetch_ahead(to, out.tile_stride());
-        auto factors_of = [&](int v) ALWAYS { return factors[v]; };
-        fast_tile<STOCHASTIC>(x, dtype, on, factors_of, codes, random.drawn[r][half], out, to);
+    const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
+    const int tile_bytes = TILE * size_of(dtype);
+    const int64_t ahead_bytes = ahead * size_of(dtype);
+    for (int64_t row = bottom - 1; row >= top; row--) {  // those read last are still in the nearest cache
+      const uint8_t* x = values(row, column);
+      uint8_t* to = out.place(row, column);
+      if (STOCHASTIC)
+        for (int c = 0; c * CHUNK < n; c++) {
+          if (job.from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * size_of(dtype)) + ahead_bytes);
+          random.draw(c, c, row);
+        }
+      for (int i = 0; i < n; i += TILE, x += tile_bytes, to += out.tile_stride()) {
+        const Numbers& numbers = random.drawn[i / CHUNK][i % CHUNK / TILE];
+        if (ordinary[i / TILE]) {
+          auto factors_of = [&](int v) ALWAYS -> Factors {
+            return {read<F>(up_or_shift + i + v * LANES), read<F>(step_or_most + i + v * LANES)};
+          };
+          if (job.from_memory) prefetch_while_rounding((uintptr_t)x + ahead_bytes);
+          out.prefetch_ahead(to, out.tile_stride());
+          fast_tile<STOCHASTIC>(x, dtype, on, factors_of, codes, numbers, out, to);
+        } else {
+          uint8_t each[TILE];
+          for (int c = 0; c < TILE; c++) each[c] = (uint8_t)exponent[i + c];
+          slow_tile(x, n - i, each, numbers, to);
+        }
       }
-    } else {
-      uint8_t each[TILE];
-      for (int c = 0; c < TILE; c++) each[c] = (uint8_t)exponent[c];
-      for (int r = 0; r < rows; r++, x += stride, to += out.row_stride())
-        slow_tile(x, n, each, random.drawn[r][half], to);
     }
   }
 
   void rows(int64_t begin, int64_t end) {
     const Tasks tasks = encode_tasks(p);
+    const bool usual = p.dtype == FLOAT32 && p.out_dtype == FLOAT32 && p.columns % TILE == 0;
     alignas(64) int32_t exponent[BATCH_COLUMNS];
     while (begin < end) {
       const int64_t block = begin / tasks.strips, strip = begin % tasks.strips, column = strip * CHUNK;
       int64_t run = tasks.strips - strip < end - begin ? tasks.strips - strip : end - begin;
-      if (run > BATCH) run = BATCH;
+      if (run > BATCH_OF_ROWS) run = BATCH_OF_ROWS;
       const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
       const int64_t top = outer * p.rows + box * p.box, last = (outer + 1) * p.rows;
       const int64_t bottom = top + p.box < last ? top + p.box : last;
       const int n = (int)(p.columns - column < run * CHUNK ? p.columns - column : run * CHUNK);
-      largest_of_columns(top, bottom, column, n, exponent);
+      if (usual) largest_of_columns<true>(top, bottom, column, n, exponent);
+      else largest_of_columns<false>(top, bottom, column, n, exponent);
       if (job.exponents) {
         uint8_t* to = job.exponents + block * p.columns + column;
         for (int i = 0; i < n; i++) to[i] = (uint8_t)exponent[i];
       }
       // the hardware prefetcher follows a row, but not the jump to the next rows
       const int64_t ahead = strip + run < tasks.strips ? run * CHUNK : p.box * p.columns - column;
-      for (int c = 0; c < n; c += CHUNK) {
-        if (STOCHASTIC) random.begin(0, strip + c / CHUNK);
-        for (int64_t row = top; row < bottom; row += SLOTS) {
-          const int64_t until = row + SLOTS < bottom ? row + SLOTS : bottom;
-          if (STOCHASTIC)
-            for (int64_t r = row; r < until; r++) {
-              prefetch_while_drawing((uintptr_t)values(r, column + c + ahead));
-              random.draw((int)(r - row), 0, r);
-            }
-          for (int i = c; i < n && i < c + CHUNK; i += TILE)
-            rows_of_tile(row, until, column + i, n - i, exponent + i, ahead);
-        }
-      }
+      if (usual) batch_of_rows<true>(top, bottom, column, n, exponent, ahead);
+      else batch_of_rows<false>(top, bottom, column, n, exponent, ahead);
       begin += run;
     }
   }

@@ -14,7 +14,9 @@ constexpr int CHUNK = 128;
 // Chunks that go through one stage of the work before any goes through the next: from load to store a value passes a
 // long chain of dependent instructions, and a processor overlaps only the short chains of one stage well. What is read
 // twice is still in the first-level cache.
-constexpr int BATCH = 4, BATCH_COLUMNS = BATCH * CHUNK;
+constexpr int BATCH = 8, BATCH_COLUMNS = BATCH * CHUNK;
+// The same of boxes along the rows, which are to stay in that cache too.
+constexpr int BATCH_OF_ROWS = 4;
 
 // The largest magnitudes of boxes, as bits: the largest of all and the smallest that is not 0.
 struct Magnitudes {

@@ -51,9 +51,6 @@ struct Numbers {
   }
 };
 
-// Chunks' numbers that are drawn before any is used.
-constexpr int SLOTS = 16;
-
 struct Random {
   static constexpr int ROUNDS = 7;
   static constexpr uint64_t MULTIPLIER_0 = 0xD2511F53, MULTIPLIER_1 = 0xCD9E8D57;
@@ -68,7 +65,7 @@ struct Random {
 
   uint64_t keys[2 * ROUNDS];
   Start starts[BATCH][16 / LANES][2];
-  Numbers drawn[SLOTS][CHUNK / TILE];
+  Numbers drawn[BATCH][CHUNK / TILE];  // before any is used
 
   explicit Random(uint64_t seed) {
     for (int round = 0; round < ROUNDS; round++) {

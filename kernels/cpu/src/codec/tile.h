@@ -49,8 +49,8 @@ INLINE void store_tile(void* out, int32_t dtype, const F value[VECTORS], bool pa
   }
 }
 
-// The largest key of each of a tile's groups.
-INLINE void keys_of(const F x[VECTORS], uint32_t key[4]) {
+// The largest keys of a tile's four groups, which largest_of_parts is to compare.
+INLINE U keys_of(const F x[VECTORS]) {
   constexpr int units = 16 / LANES;
   U most[4];
 #pragma GCC unroll 4
@@ -59,11 +59,11 @@ INLINE void keys_of(const F x[VECTORS], uint32_t key[4]) {
 #pragma GCC unroll 4
     for (int v = 1; v < units; v++) most[g] = max_of(most[g], signed_key(x[g * units + v]));
   }
-  four_largest(most[0], most[1], most[2], most[3], key);
+  return largest_lanes(most[0], most[1], most[2], most[3]);
 }
 
-// The largest stored exponent of each of a tile's groups, a byte each.
-INLINE uint32_t exponents_of(const F x[VECTORS]) {
+// The largest stored exponents of a tile's four groups, a byte each, which largest_bytes is to compare.
+INLINE U exponents_of(const F x[VECTORS]) {
   constexpr int units = 16 / LANES;
   I most[4];
 #pragma GCC unroll 4
@@ -72,7 +72,7 @@ INLINE uint32_t exponents_of(const F x[VECTORS]) {
 #pragma GCC unroll 4
     for (int v = 1; v < units; v++) most[g] = max_of(most[g], magnitude_bits(x[g * units + v]));
   }
-  return four_exponents(most[0], most[1], most[2], most[3]);
+  return exponent_bytes(most[0], most[1], most[2], most[3]);
 }
 
 }  // namespace

@@ -287,39 +287,11 @@ INLINE U pick(U a, U b, uint32_t mask) {
 #endif
 }
 
-// The largest stored exponent of each of four boxes, a byte each, from the lane-wise maxima of their magnitudes, or
+// The stored exponents of four boxes, in the four bytes of each lane, from the lane-wise maxima of their magnitudes, or
 // from their values where a box is one vector.
-INLINE uint32_t four_exponents(I a, I b, I c, I d) {
-  U bytes = pick((U)a >> 23, (U)b >> 15, 0xff);
-  bytes = pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);
-#if LANES == 16
-  __m256i y = _mm256_max_epu8(_mm512_castsi512_si256((__m512i)bytes), _mm512_extracti64x4_epi64((__m512i)bytes, 1));
-#elif LANES == 8
-  __m256i y = (__m256i)bytes;
-#endif
-#if LANES >= 8
-  __m128i x = _mm_max_epu8(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
-#elif defined DSQ_X86
-  __m128i x = (__m128i)bytes;
-#endif
-#ifdef DSQ_X86
-  x = _mm_max_epu8(x, _mm_srli_si128(x, 8));
-  x = _mm_max_epu8(x, _mm_srli_si128(x, 4));
-  return (uint32_t)_mm_cvtsi128_si32(x);
-#elif defined __aarch64__
-  uint8x16_t x = (uint8x16_t)bytes;
-  x = vmaxq_u8(x, vextq_u8(x, x, 8));
-  x = vmaxq_u8(x, vextq_u8(x, x, 4));
-  return vgetq_lane_u32((uint32x4_t)x, 0);
-#else
-  uint8_t byte[4 * LANES], most[4] = {};
-  memcpy(byte, &bytes, sizeof byte);
-  for (int i = 0; i < 4 * LANES; i++)
-    if (byte[i] > most[i % 4]) most[i % 4] = byte[i];
-  uint32_t packed = 0;
-  for (int i = 3; i >= 0; i--) packed = packed << 8 | most[i];
-  return packed;
-#endif
+INLINE U exponent_bytes(I a, I b, I c, I d) {
+  const U bytes = pick((U)a >> 23, (U)b >> 15, 0xff);
+  return pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);
 }
 
 // What orders values by magnitude, and of two equal ones the positive above the negative.
@@ -331,33 +303,85 @@ INLINE U signed_key(F x) {
 #endif
 }
 
-// The largest lane of each of four vectors.
-INLINE void four_largest(U a, U b, U c, U d, uint32_t most[4]) {
 #if LANES == 16
-  const auto in_pairs = [](U x, U y) ALWAYS {
-    return max_of((U)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y), (U)_mm512_unpackhi_epi32((__m512i)x, (__m512i)y));
-  };
-  const __m512i ab = (__m512i)in_pairs(a, b), cd = (__m512i)in_pairs(c, d);
-  const U each = max_of((U)_mm512_unpacklo_epi64(ab, cd), (U)_mm512_unpackhi_epi64(ab, cd));
-  const __m256i half = _mm256_max_epu32(_mm512_castsi512_si256((__m512i)each),
-                                        _mm512_extracti64x4_epi64((__m512i)each, 1));
+INLINE U max_of_bytes(U a, U b) { return (U)_mm512_max_epu8((__m512i)a, (__m512i)b); }
+#define UNPACKED(half, bits, a, b) (U)_mm512_unpack##half##_epi##bits((__m512i)(a), (__m512i)(b))
 #elif LANES == 8
-  const auto in_pairs = [](U x, U y) ALWAYS {
-    return max_of((U)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y), (U)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y));
-  };
-  const __m256i ab = (__m256i)in_pairs(a, b), cd = (__m256i)in_pairs(c, d);
-  const __m256i half = (__m256i)max_of((U)_mm256_unpacklo_epi64(ab, cd), (U)_mm256_unpackhi_epi64(ab, cd));
+INLINE U max_of_bytes(U a, U b) { return (U)_mm256_max_epu8((__m256i)a, (__m256i)b); }
+#define UNPACKED(half, bits, a, b) (U)_mm256_unpack##half##_epi##bits((__m256i)(a), (__m256i)(b))
 #endif
 #if LANES >= 8
-  write(most, _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+// Within each 128 bits: lane i is the largest lane of vector i.
+template <U (*MAX)(U, U)> INLINE U largest_in_turn(U a, U b, U c, U d) {
+  const U ab = MAX(UNPACKED(lo, 32, a, b), UNPACKED(hi, 32, a, b)), cd = MAX(UNPACKED(lo, 32, c, d), UNPACKED(hi, 32, c, d));
+  return MAX(UNPACKED(lo, 64, ab, cd), UNPACKED(hi, 64, ab, cd));
+}
+#undef UNPACKED
+#endif
+
+// Of four vectors: each one's largest lane in lane i of 128 bits, which largest_of_parts is to compare.
+INLINE U largest_lanes(U a, U b, U c, U d) {
+#if LANES >= 8
+  return largest_in_turn<max_of>(a, b, c, d);
 #elif defined __aarch64__
   const uint32x4_t ab = vpmaxq_u32((uint32x4_t)a, (uint32x4_t)b), cd = vpmaxq_u32((uint32x4_t)c, (uint32x4_t)d);
-  write(most, vpmaxq_u32(ab, cd));
+  return (U)vpmaxq_u32(ab, cd);
 #else
   const U each[4] = {a, b, c, d};
-  for (int g = 0; g < 4; g++) {
-    most[g] = 0;
+  U most{};
+  for (int g = 0; g < 4; g++)
     for (int i = 0; i < LANES; i++) most[g] = each[g][i] > most[g] ? each[g][i] : most[g];
+  return most;
+#endif
+}
+
+// The largest of the 128 bits of each of four vectors, lane by lane.
+INLINE void largest_of_parts(const U x[4], uint32_t most[16]) {
+#if LANES == 16
+  const auto of_two = [](U a, U b) ALWAYS {
+    return max_of((U)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, 0x44), (U)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, 0xee));
+  };
+  const __m512i ab = (__m512i)of_two(x[0], x[1]), cd = (__m512i)of_two(x[2], x[3]);
+  write(most, max_of((U)_mm512_shuffle_i32x4(ab, cd, 0x88), (U)_mm512_shuffle_i32x4(ab, cd, 0xdd)));
+#elif LANES == 8
+  for (int i = 0; i < 4; i += 2) {
+    const __m256i a = (__m256i)x[i], b = (__m256i)x[i + 1];
+    write(most + 4 * i, max_of((U)_mm256_permute2x128_si256(a, b, 0x20), (U)_mm256_permute2x128_si256(a, b, 0x31)));
+  }
+#else
+  for (int i = 0; i < 4; i++) write(most + 4 * i, x[i]);
+#endif
+}
+
+// The largest of all lanes of each of four vectors, byte by byte.
+INLINE void largest_bytes(const U x[4], uint32_t most[4]) {
+#if LANES >= 8
+  const U each = largest_in_turn<max_of_bytes>(x[0], x[1], x[2], x[3]);
+#if LANES == 16
+  const __m256i y = _mm256_max_epu8(_mm512_castsi512_si256((__m512i)each), _mm512_extracti64x4_epi64((__m512i)each, 1));
+#else
+  const __m256i y = (__m256i)each;
+#endif
+  write(most, _mm_max_epu8(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1)));
+#else
+  for (int v = 0; v < 4; v++) {
+#ifdef DSQ_X86
+    __m128i y = (__m128i)x[v];
+    y = _mm_max_epu8(y, _mm_srli_si128(y, 8));
+    y = _mm_max_epu8(y, _mm_srli_si128(y, 4));
+    most[v] = (uint32_t)_mm_cvtsi128_si32(y);
+#elif defined __aarch64__
+    uint8x16_t y = (uint8x16_t)x[v];
+    y = vmaxq_u8(y, vextq_u8(y, y, 8));
+    y = vmaxq_u8(y, vextq_u8(y, y, 4));
+    most[v] = vgetq_lane_u32((uint32x4_t)y, 0);
+#else
+    uint8_t byte[4 * LANES], largest[4] = {};
+    memcpy(byte, &x[v], sizeof byte);
+    for (int i = 0; i < 4 * LANES; i++)
+      if (byte[i] > largest[i % 4]) largest[i % 4] = byte[i];
+    most[v] = (uint32_t)largest[3] << 24 | (uint32_t)largest[2] << 16 | (uint32_t)largest[1] << 8 | largest[0];
+#endif
   }
 #endif
 }
