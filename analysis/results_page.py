@@ -5,6 +5,8 @@
 A table stands between two comments of the page, of which the first says what it is:
 
     <!-- table: ledger demo_formats.csv demo_formats picture -->   a ledger's runs of a recipe, and cost against score
+    <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
+                                                                   names (globs): a row a format, a column a box
     <!-- table: stash train_stash.csv -->                          the accuracy that stash policies reach
     <!-- end -->
 """
@@ -12,13 +14,16 @@ A table stands between two comments of the page, of which the first says what it
 import re
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
 
 from analysis import ROOT
 from analysis.experiments import report
-from analysis.experiments.ledger.configurations import configurations
+from analysis.experiments.ledger.configurations import Configuration, configurations
 from analysis.experiments.ledger.ledger import read_ledger
 from dsq.command.files import write_text
 from dsq.command.parser import OneLineParser, guarded
+from dsq.command.table import table
 
 PROG = "python -m analysis.results_page"
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "analysis" / "results"
@@ -41,10 +46,7 @@ def _table(words: list[str], pictures: bool) -> str:
 
 def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
     """``options``: picture, where the page shows the recipe's."""
-    groups = configurations(read_ledger(RESULTS / file))
-    if recipe not in groups:
-        raise ValueError(f"{file}: holds no run of {recipe!r}, only of {', '.join(groups)}")
-    group = groups[recipe]
+    group = _group(file, recipe)
     text = report.table_of(group, markdown=True, hidden=_HIDDEN)
     if "picture" not in options:
         return text
@@ -56,6 +58,31 @@ def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
     return f"{text}\n\n![cost against {report.measure(group[0])}](../{picture.relative_to(ROOT)})"
 
 
+def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: bool) -> str:
+    """``down``, ``across``: the columns of the ledger that tell the table's rows and columns."""
+    group = _group(file, recipe)
+    reference = next(one for one in group if one.is_float)
+    rows: dict[str, dict[str, Any]] = {}
+    for one in group:
+        if any(fnmatchcase(re.sub(r"_seed\d+$", "", one.first["run"]), glob) for glob in globs):
+            row = rows.setdefault(one.first[down], {down: one.first[down]})
+            row[one.first[across]] = one.above(reference)
+    names = sorted({name for row in rows.values() for name in row} - {down}, key=_numbers)
+    return table(list(rows.values()), {down: "", **dict.fromkeys(names, "+.1f")}, markdown=True)
+
+
+def _numbers(text: str) -> tuple[list[float], str]:
+    """The order of levels, sizes and fractions: by their numbers."""
+    return [float(number) for number in re.findall(r"[\d.]+", text)], text
+
+
+def _group(file: str, recipe: str) -> list[Configuration]:
+    groups = configurations(read_ledger(RESULTS / file))
+    if recipe not in groups:
+        raise ValueError(f"{file}: holds no run of {recipe!r}, only of {', '.join(groups)}")
+    return groups[recipe]
+
+
 def _stash(file: str, draw: bool) -> str:
     import pandas as pd
 
@@ -64,7 +91,7 @@ def _stash(file: str, draw: bool) -> str:
     return means(pd.read_csv(RESULTS / file))
 
 
-_KINDS: dict[str, Callable[..., str]] = {"ledger": _ledger, "stash": _stash}
+_KINDS: dict[str, Callable[..., str]] = {"ledger": _ledger, "grid": _grid, "stash": _stash}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from dsq import stash
@@ -19,16 +18,18 @@ from dsq.layers.mixed import mixed
 from dsq.layers.multihead import MultiheadAttention, OutProjection
 from dsq.layers.own_attention import OwnAttention, calls_attention
 from dsq.layers.patches import PatchConv2d, cuts_patches
-from dsq.left import embedded, left, quantised_parameters
+from dsq.layers.unquantised import embedded, quantised_parameters, unquantised
 from dsq.linear import Linear, Quantised
 from dsq.stash.policy import applied
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: attribute of a module whose settings were changed too: what they were
+#: attribute of a module whose settings (_get) were changed too: what they were
 _BEFORE = "_dsq_before"
 #: what ``convert`` puts on a layer
 _FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
+#: quantised classes by the plain ones whose place they take
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Linear, MultiheadAttention, OutProjection)}
 #: fields of DSQConfig that it alone acts on
 _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
 
@@ -64,8 +65,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
         if config.attention:
             _quantise_attention(model)
         if config.stash == "all":
-            stash.apply(model, "bfp")  # at the q1 of the layers, whatever their level
-            _remember(model, "stash", "bfp")
+            _change(model, "stash", True)  # at the q1 of the layers, whatever their level
         _warn_of_little(model, excluded + tied)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
@@ -80,8 +80,6 @@ def unconvert(model: Model) -> Model:
     Parameters stay as they are. Stash policies applied by hand stay too. Returns ``model``. Raises TypeError where it
     is no module, ValueError where it has no converted layers.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     layers = converted(model)
     if not layers:
         raise ValueError("model has no converted layers: there is nothing to take back")
@@ -92,14 +90,7 @@ def unconvert(model: Model) -> Model:
     changed: list[Any] = list(model.modules())
     for module in changed:
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
-            if name == "stash":
-                applied(module)[value].remove(module)  # of a deep copy: the two share the policy
-            elif name == "attention":
-                module.set_attn_implementation(value)
-            elif name == "class":
-                _set_class(module, value)
-            else:
-                setattr(module, name, value)
+            _set(module, name, value)
     return model
 
 
@@ -111,7 +102,11 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         yield
         return
     own = [(layer, type(layer), layer.__dict__.copy()) for layer in layers]
-    settings = [(m, m.__dict__[_BEFORE], m.__dict__.copy()) for m in model.modules() if _BEFORE in m.__dict__]
+    settings = [
+        (module, before, {name: _get(module, name) for name in before})
+        for module in model.modules()
+        if (before := module.__dict__.get(_BEFORE))
+    ]
     unconvert(model)
     try:
         yield
@@ -119,17 +114,10 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         for layer, kind, fields in own:
             layer.__class__ = kind
             _take_fields(layer, fields)
-        for module, before, fields in settings:
+        for module, before, changed in settings:
             module.__dict__[_BEFORE] = before
-            for name, value in before.items():
-                if name == "stash":
-                    stash.apply(module, value)
-                elif name == "attention":
-                    _attention_function(module)
-                elif name == "class":
-                    _set_class(module, mixed(OwnAttention, value))
-                else:
-                    setattr(module, name, fields[name])
+            for name, value in changed.items():
+                _set(module, name, value)
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
@@ -186,12 +174,12 @@ def _change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
                 attentions |= {name} if kind is MultiheadAttention else set()
         elif isinstance(module, nn.TransformerEncoderLayer):
             # its fused evaluation path reads the weights and never calls the Linears
-            _set(module, "activation_relu_or_gelu", 0)
+            _change(module, "activation_relu_or_gelu", 0)
         elif isinstance(module, nn.TransformerEncoder):
-            _set(module, "use_nested_tensor", False)  # nested tensors are for that path alone
+            _change(module, "use_nested_tensor", False)  # nested tensors are for that path alone
         elif getattr(module, "skip_embed_dim_check", None) is False:
             # fairseq's attention would hand its weights to PyTorch's function and never call its Linears
-            _set(module, "skip_embed_dim_check", True)
+            _change(module, "skip_embed_dim_check", True)
     return excluded, tied
 
 
@@ -247,12 +235,8 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 
 def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
     kind = _class(module)
-    if kind is nn.Linear:
-        return Linear
-    if kind is nn.MultiheadAttention:
-        return MultiheadAttention
-    if kind is NonDynamicallyQuantizableLinear:
-        return OutProjection
+    if kind in _CLASSES:
+        return _CLASSES[kind]
     if kind is nn.Conv2d and cuts_patches(module):
         return PatchConv2d
     if is_experts(module):
@@ -272,31 +256,46 @@ def _quantise_attention(model: nn.Module) -> None:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
         elif calls_attention(module, _class(module)):
-            _remember(module, "class", _class(module))
-            _set_class(module, mixed(OwnAttention, _class(module)))
+            _change(module, "class", mixed(OwnAttention, _class(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
+            from dsq.layers.attention_interface import NAME  # needs transformers
+
             inside |= set(module.modules())  # its setting holds for the models inside it
-            _remember(module, "attention", module.config._attn_implementation)
-            _attention_function(module)
+            _change(module, "attention", NAME)
 
 
-def _attention_function(module: Any) -> None:
-    from dsq.layers.attention_interface import NAME  # needs transformers
-
-    module.set_attn_implementation(NAME)
-
-
-def _set(module: nn.Module, name: str, value: Any) -> None:
-    _remember(module, name, getattr(module, name))
-    setattr(module, name, value)
+def _change(module: nn.Module, name: str, value: Any) -> None:
+    """Change a setting, and remember what it was."""
+    before = _get(module, name)
+    _set(module, name, value)
+    module.__dict__.setdefault(_BEFORE, {})[name] = before
 
 
-def _remember(module: nn.Module, name: str, value: Any) -> None:
-    module.__dict__.setdefault(_BEFORE, {})[name] = value
+def _get(module: Any, name: str) -> Any:
+    """A setting: "class", "attention" (the function in models of transformers), "stash" (whether everything saved is
+    packed), or an attribute."""
+    if name == "class":
+        return _class(module)
+    if name == "attention":
+        return module.config._attn_implementation
+    return "bfp" in applied(module) if name == "stash" else getattr(module, name)
+
+
+def _set(module: Any, name: str, value: Any) -> None:
+    if name == "class":
+        _set_class(module, value)
+    elif name == "attention":
+        module.set_attn_implementation(value)
+    elif name == "stash" and value:
+        stash.apply(module, "bfp")
+    elif name == "stash":
+        applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
+    else:
+        setattr(module, name, value)
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
-    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in left(model)) - chosen
+    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in unquantised(model)) - chosen
     if quantised < plain:
         text = (
             f"only {quantised / (quantised + plain):.0%} of the parameters that are multiplied were converted; "

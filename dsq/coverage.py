@@ -1,5 +1,6 @@
-"""How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes."""
+"""How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,10 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsq.command.table import table
 from dsq.conversion import as_plain, converted
-from dsq.left import Left, left
+from dsq.layers.unquantised import Unquantised, unquantised
 from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
+
+#: timed runs each way; the best counts, as what else runs on a machine only slows
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,11 @@ class Coverage:
     backward: Flops | None  #: None: nothing needs a gradient
     layers: int  #: converted
     uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
-    left: tuple[Left, ...]  #: modules with matrices that are not quantised, and why
+    left: tuple[Unquantised, ...]  #: modules with matrices that are not quantised, and why
     stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
     plain_stash_bytes: int | None  #: the same before conversion
+    seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
+    plain_seconds: float  #: the same before conversion
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
@@ -62,6 +68,8 @@ class Coverage:
             share = self.stash_bytes / self.plain_stash_bytes
             before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+        before, after = 1e3 * self.plain_seconds, 1e3 * self.seconds
+        lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.forward.plain.get("aten.bmm"):
@@ -74,10 +82,10 @@ class Coverage:
 def report(model: nn.Module, *inputs: Any, **keywords: Any) -> Coverage:
     """Run ``model(*inputs, **keywords)`` and say how much of it is quantised.
 
-    The model runs twice as it is and once as it was before conversion, each with its backward where anything needs a
-    gradient: of ``loss`` of the result where it has one (transformers), else of the sum of its tensors. Parameters,
-    ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all positions,
-    whatever the mask.
+    The model runs eight times as it is and seven as it was before conversion, with its backward where anything needs a
+    gradient: of ``loss`` of the result where it has one (transformers), else of the sum of its tensors.
+    Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
+    positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
 
     Raises TypeError where ``model`` is no module.
     """
@@ -96,7 +104,8 @@ def report(model: nn.Module, *inputs: Any, **keywords: Any) -> Coverage:
             stash_bytes = measure(run).nbytes
         with _undisturbed(model), as_plain(model):
             plain_bytes = measure(run).nbytes
-    return Coverage(forward, backward, len(layers), uncalled, left(model), stash_bytes, plain_bytes)
+    seconds = _best_seconds(model, run)
+    return Coverage(forward, backward, len(layers), uncalled, unquantised(model), stash_bytes, plain_bytes, *seconds)
 
 
 def _counted(
@@ -118,6 +127,31 @@ def _counted(
         for hook in hooks:
             hook.remove()
     return tuple(name for name, layer in layers.items() if layer not in called), forward, backward
+
+
+def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float]:
+    """Of a forward and backward of the model as it is, and as it was before conversion, in turns."""
+    now, before = [], []
+    for _ in range(ROUNDS):
+        now.append(_seconds(model, run))
+        with as_plain(model):
+            before.append(_seconds(model, run))
+    return min(now), min(before)
+
+
+def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
+    """Of the second of two: in the first kernels are chosen and code is compiled."""
+    parameters = list(model.parameters())
+    for _ in range(2):
+        with _undisturbed(model), _without_gradients(parameters):
+            start = time.perf_counter()
+            loss = run()
+            if loss is not None and loss.requires_grad:
+                loss.backward()
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+            taken = time.perf_counter() - start
+    return taken
 
 
 def _counter() -> FlopCounterMode:

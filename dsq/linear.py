@@ -29,7 +29,7 @@ from dsq.ops import linear_passes
 from dsq.ops.product import ProductMatMuls, product_matmuls
 from dsq.ops.transformed_linear import transformed_linear
 from dsq.packing import Rounding
-from dsq.precision import Precision
+from dsq.precision import DEFAULT_LEVELS, Precision
 
 _exporting = torch.compiler.is_exporting
 _function_transform = torch._C._functorch.peek_interpreter_stack
@@ -106,7 +106,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         weight: (N, K), of the dtype of ``x``. Under autocast dtypes may differ, as for F.linear; the operands are
             quantised from the tensors as they are, not from copies in autocast's dtype.
         bias: (N,) or None.
-        precision: Quantizers, or four widths of the default format, rounded to nearest: "[16,4,4,16]".
+        precision: Quantizers, or four widths of the default format, rounded to nearest: "[4,4,4,8]".
     Returns:
         (..., N) tensor of the dtype of ``x``, or of autocast's.
     Raises:
@@ -182,6 +182,12 @@ class Quantised:
         """Whether it is in floating point now."""
         return self.eval_full_precision and not self.training
 
+    def extra_repr(self) -> str:
+        q = self.quantizers
+        formats = dict.fromkeys(type(fmt).__name__ for fmt in (q.q0, q.q1, q.q2, q.q3))  # the wide ones differ
+        own = f"precision={q.precision}, format={'/'.join(formats)}"
+        return ", ".join(filter(None, (super().extra_repr(), own)))  # type: ignore[misc]
+
 
 class Linear(Quantised, nn.Linear):
     """``nn.Linear`` whose three products run quantised and whose stash is packed; same parameters, same state dict.
@@ -197,7 +203,7 @@ class Linear(Quantised, nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        precision: Precision | str | Quantizers = "[16,4,4,16]",
+        precision: Precision | str | Quantizers = DEFAULT_LEVELS[0],
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -206,7 +212,3 @@ class Linear(Quantised, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
         return self.multiply(input, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        q = self.quantizers
-        return f"{super().extra_repr()}, precision={q.precision}, format={type(q.q0).__name__}"

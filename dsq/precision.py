@@ -9,7 +9,7 @@ from typing import Any
 from dsq.formats.base import NARROWEST, WIDEST
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
-ACCEPTED_LEVELS = "precisions that never decrease, as in [2,2,2,16] [16,4,4,16]"
+ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def parse_named_precision(text: str) -> tuple[str | None, Precision]:
 
 
 def parse_levels(text: str) -> tuple[Precision, ...]:
-    """The schedule written ``[2,2,2,16] [16,4,4,16]`` (spaces, commas or semicolons between). Raises ValueError."""
+    """The schedule written ``[4,3,3,8] [8,4,4,8]`` (spaces, commas or semicolons between). Raises ValueError."""
     if not isinstance(text, str) or not re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])*\s*", text):
         raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
     return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))

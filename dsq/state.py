@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
-from dsq.observation import Observation
 from dsq.scheduler import PrecisionScheduler
+from dsq.stash.meter.observation import Observation
 
 _KEYS = {"config", "scheduler"}
 
@@ -98,7 +98,7 @@ class DynamicPrecision:
         return rose
 
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what dsq.observation saw."""
+        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw."""
         found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
         return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.conversion import converted
-from dsq.left import embedded
+from dsq.layers.unquantised import embedded
 from dsq.linear import Linear
 
 #: version of the workload schema (costmodel/workloads/workload_file.py)
@@ -153,14 +153,7 @@ class _Recorder(TorchDispatchMode):
         self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
 
     def add_pass(
-        self,
-        name: str,
-        kind: str,
-        rows: int,
-        width: int,
-        cls: str = "other",
-        parameters: int = 0,
-        trained: bool = True,
+        self, name: str, kind: str, rows: int, width: int, cls: str = "other", parameters: int = 0, trained: bool = True
     ) -> None:
         entry = {"op": "pointwise", "name": name, "kind": kind, "rows": rows, "width": width}
         self.operations.append(entry | {"cls": cls, "parameters": parameters, "trained": trained})
@@ -169,8 +162,7 @@ class _Recorder(TorchDispatchMode):
         """Count the parameter unless some operation has; True if it was new."""
         key = (parameter.untyped_storage()._cdata, int(parameter.storage_offset()))
         new = key not in self._counted
-        if new:
-            self._counted.add(key)
+        self._counted.add(key)
         return new
 
     def _parameter(self, tensor: Any) -> bool:
@@ -185,22 +177,16 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
-def _product(recorder: _Recorder, name: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
-    """a_BMK b_BKN, either of which may lack the batch axis."""
+def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    """bias + a_BMK b_BKN, either of which may lack the batch axis, or a_BMK b_BKN alone."""
+    *added, a, b = args
+    bias = added[0] if added and recorder._parameter(added[0]) else None
     batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
     weight = b if recorder._parameter(b) else None
     if weight is not None:
         name = recorder._names[b.untyped_storage()._cdata]
     fields = {"quantised": False, "x_grad": a.requires_grad, "w_grad": b.requires_grad}
     recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
-
-
-def _mm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
-    _product(recorder, name, args[0], args[1])
-
-
-def _addmm(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
-    _product(recorder, name, args[1], args[2], args[0] if recorder._parameter(args[0]) else None)
 
 
 def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
@@ -273,21 +259,16 @@ def _times(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
 
 #: what each dispatched operation is recorded as
 _RECORD: dict[Any, Callable[..., None]] = {
-    aten.mm: _mm,
-    aten.bmm: _mm,
-    aten.addmm: _addmm,
-    aten.baddbmm: _addmm,
+    **dict.fromkeys((aten.mm, aten.bmm, aten.addmm, aten.baddbmm), _product),
     aten.convolution: _convolution,
     aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
     aten._scaled_dot_product_flash_attention: _fused_attention,
     aten._scaled_dot_product_efficient_attention: _fused_attention,
     aten._scaled_dot_product_cudnn_attention: _fused_attention,
-    aten._softmax: _pass("softmax", "attention"),
-    aten._safe_softmax: _pass("softmax", "attention"),
+    **dict.fromkeys((aten._softmax, aten._safe_softmax), _pass("softmax", "attention")),
     aten.masked_fill: _pass("scale", "attention"),
     aten._log_softmax: _pass("loss"),
-    aten.native_layer_norm: _norm,
-    aten._fused_rms_norm: _norm,
+    **dict.fromkeys((aten.native_layer_norm, aten._fused_rms_norm), _norm),
     aten.embedding: _embedding,
     aten.add: _sum,
     aten.mul: _times,

@@ -2,7 +2,7 @@
 
     python examples/fairseq_translation.py
 
-The target language is the source language in capitals with the verb last. Training starts at a stash of 2 bits and
+The target language is the source language in capitals with the verb last. Training starts at a stash of 3 bits and
 rises by itself. The commands are those of fairseq_plugin, printed as they run.
 """
 
@@ -22,7 +22,7 @@ MODEL = """--arch transformer --encoder-layers 1 --decoder-layers 1 --share-deco
     --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 --decoder-attention-heads 2"""
 TRAINING = """--criterion label_smoothed_cross_entropy --optimizer adam --lr 0.003 --dropout 0 --max-tokens 400
     --no-epoch-checkpoints --num-workers 0 --cpu --log-format simple"""
-DSQ = ["--dsq-levels", "[2,2,2,16] [16,4,4,16]", "--dsq-patience", "2", "--dsq-threshold", "0.02"]
+DSQ = ["--dsq-levels", "[4,3,3,8] [8,4,4,8]", "--dsq-patience", "2", "--dsq-threshold", "0.02"]
 
 
 def write_pairs(prefix: Path, count: int, draw: random.Random) -> None:

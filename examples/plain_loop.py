@@ -3,7 +3,7 @@
     python examples/plain_loop.py
 
 An MLP learns the classes that another MLP, of random weights, gives to random points. It starts with a stash of
-2 bits; when the validation loss has not fallen by 2 % for three validations, the level rises.
+3 bits; when the validation loss has not fallen by 2 % for three validations, the level rises.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main(steps: int = 1000, validate_every: int = 25) -> dict[str, list[float]]:
         with torch.no_grad():
             return x, teacher(x).argmax(1)
 
-    config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]"), patience=3, threshold=0.02)
+    config = dsq.DSQConfig(levels="[4,3,3,8] [8,4,4,8]", patience=3, threshold=0.02)
     dynamic = dsq.DynamicPrecision(model, config)  # converts in place: the same parameters, names and state dict
     scheduler = dynamic.scheduler
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)

@@ -45,7 +45,7 @@ class DSQFlags(FairseqDataclass):
         None,
         "LEVELS",
         "the precision schedule, lowest level first, each level [q0,q1,q2,q3] in bits of 2..32: "
-        '"[2,2,2,16] [16,4,4,16]". One level is a static precision. Absent: no DSQ',
+        '"[4,3,3,8] [8,4,4,8]". One level is a static precision. Absent: no DSQ',
     )
     dsq_format: str = _flag(
         _DEFAULT["format"],

@@ -23,6 +23,6 @@ def evaluate(text: Any) -> Any:
         tree = ast.parse(text.strip(), mode="eval")
         if all(isinstance(node, _ACCEPTED) for node in ast.walk(tree)):
             return eval(compile(tree, "<value>", "eval"), {"__builtins__": {}})
-    except (SyntaxError, TypeError):
+    except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError):
         pass
     raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', got {text!r}")

@@ -159,7 +159,7 @@ class Dtypes(NamedTuple):
     y: torch.dtype
 
 
-class Gemm(NamedTuple):
+class GemmKernel(NamedTuple):
     """One way to multiply: a kernel, and what it takes."""
 
     name: str
@@ -240,7 +240,7 @@ class Backend:
     #: (codes, bits, groups, N, dtype) -> values (N,)
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
     #: the ways it can multiply, the preferred first: its own; PyTorch's matmul, which fits any product; others
-    gemms: tuple[Gemm, ...]
+    gemms: tuple[GemmKernel, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
     device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel

@@ -15,12 +15,13 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, Gemm, Groups, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, GemmKernel, Groups, LinearMatMuls, MatMul, Operand
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64, TORCH
 from dsq.kernels.tuning import prepared
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+#: of tensors, but for float64, which kernels may round to float32 first
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def cases(formats: Iterable[type[Format]], rows: int = 21, columns: int = 140) -
 def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> Iterator[Case]:
     ragged, even = (rows, columns), (2, 16 * (rows // 16), 128 * max(columns // 128, 1))
     for bits in range(2, 17):
-        into, out = FLOATS[bits % 3], FLOATS[(bits // 3) % 3]
+        into, out = DTYPES[bits % 3], DTYPES[(bits // 3) % 3]
         for dim in (-1, -2):
             yield Case(ragged, dim, format(bits, 16), into, out, seed=bits)
             yield Case(even, dim, format(bits, 16), out, into)
@@ -121,14 +122,22 @@ def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor 
     found_codes, found_scales = backend.pack(on_device, case.format, layout, case.seed)
     found_y = backend.quantize(on_device, case.format, layout, case.seed, case.out)
     found_z = backend.unpack(codes.to(device), scales.to(device), case.format, layout, case.out)
-    pairs = [("codes", codes, found_codes), ("scales", scales, found_scales)]
-    pairs += [("quantize", y, found_y), ("unpack", z, found_z)]
-    return [name for name, expected, found in pairs if not same_bits(expected, found.cpu())]
+    return _differing(
+        ("codes", codes, found_codes),
+        ("scales", scales, found_scales),
+        ("quantize", y, found_y),
+        ("unpack", z, found_z),
+    )
+
+
+def _differing(*results: tuple[str, Tensor, Tensor]) -> list[str]:
+    """The names of those, of (name, expected, what the backend gave), in which the two differ."""
+    return [name for name, expected, found in results if not same_bits(expected, found.cpu())]
 
 
 def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
     """Of masks: what was tried, and the operations in which ``backend`` differs from the reference ("" for none)."""
-    for dtype in (*FLOATS, torch.float64, torch.bool):
+    for dtype in (*DTYPES, torch.float64, torch.bool):
         for count in (0, 1, 8, 31, 2048, 4100):
             x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
             for low, high, nan_is_open in ((0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)):
@@ -140,8 +149,7 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
                 if dtype is not torch.bool:
                     found_x = backend.apply_mask(bits.to(device), x.to(device))
                     pairs.append(("apply", REFERENCE.apply_mask(bits, x), found_x))
-                wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected, got.cpu()))
-                yield f"mask of {count} {dtype} between {low} and {high}", wrong
+                yield f"mask of {count} {dtype} between {low} and {high}", " ".join(_differing(*pairs))
 
 
 #: (values, groups) of affine codes: runs that tiles divide and others, several groups a tile, a short last run
@@ -160,7 +168,7 @@ _AFFINE = (
 def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
     """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference ("" for
     none)."""
-    for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*FLOATS, torch.float64)):
+    for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*DTYPES, torch.float64)):
         x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
         low, high = REFERENCE.affine_extents(x, groups)
         ranges = None
@@ -174,14 +182,11 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         moved = AffineCodes(*(part.to(device) for part in packed))
         found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
         found = backend.affine_extents(on_device, groups), backend.affine_pack(on_device, bits, groups, given, seed)
-        pairs = [
-            *zip(("low", "high"), (low, high), found[0], strict=True),
-            *zip(("codes", "low of codes", "step"), packed, found[1], strict=True),
-            ("unpack", y, found_y),
-        ]
+        names = "low", "high", "codes", "low of codes", "step", "unpack"
+        results = zip(names, (low, high, *packed, y), (*found[0], *found[1], found_y), strict=True)
         # + 0: which of its zeros is a group's smallest value is not said
-        wrong = " ".join(name for name, expected, got in pairs if not same_bits(expected + 0, got.cpu() + 0))
-        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", wrong
+        wrong = _differing(*((name, expected + 0, got + 0) for name, expected, got in results))
+        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", " ".join(wrong)
 
 
 _SIGNED = ((SignedBFP, SignedBFP), (SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, BFP), (BFP, SignedBFP))
@@ -209,16 +214,9 @@ class Product:
 
 def products() -> Iterator[Product]:
     """Formats, widths and transposed operands, with boxes along the contraction and sizes that tiles do not divide."""
-    sizes_and_spreads = (
-        (1, 1, 1, 0),
-        (5, 16, 33, 0),
-        (40, 100, 17, 0),
-        (33, 600, 70, 0),
-        (7, 300, 9, 3),
-        (7, 300, 9, 6),
-    )
+    sizes = (1, 1, 1, 0), (5, 16, 33, 0), (40, 100, 17, 0), (33, 600, 70, 0), (7, 300, 9, 3), (7, 300, 9, 6)
     which = (False, False), (False, True), (True, False)
-    for (rows, depth, columns, spread), transposed in itertools.product(sizes_and_spreads, which):
+    for (rows, depth, columns, spread), transposed in itertools.product(sizes, which):
         for kinds, bits in _OPERANDS:
             a, b = (
                 Operand(kind(width), 0 if moved == first else 1, transposed=moved)
@@ -273,8 +271,8 @@ def _moved(x: Tensor | Codes, device: torch.device) -> Tensor | Codes:
 
 #: of a layer's tensors: all the same, or as autocast has them
 _LAYERS = (
-    *(Dtypes(dtype, dtype, dtype) for dtype in FLOATS),
-    *itertools.starmap(Dtypes, itertools.product(FLOATS[:2], FLOATS[:1], FLOATS[1:])),
+    *(Dtypes(dtype, dtype, dtype) for dtype in DTYPES),
+    *itertools.starmap(Dtypes, itertools.product(DTYPES[:2], DTYPES[:1], DTYPES[1:])),
 )
 _WIDTHS = ((4, 4, 4, 16), (8, 2, 5, 9), (4, 3, 3, 8))  #: of q0 to q3; units for 8 bits take the last alone
 
@@ -310,12 +308,7 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
 
 
 def _passes(
-    backend: Backend,
-    device: torch.device,
-    matmuls: LinearMatMuls,
-    gemm: Gemm,
-    dtypes: Dtypes,
-    *tensors: Tensor,
+    backend: Backend, device: torch.device, matmuls: LinearMatMuls, gemm: GemmKernel, dtypes: Dtypes, *tensors: Tensor
 ) -> tuple[Tensor, Codes | None, Tensor | None, Tensor | None]:
     """y, the stash, dx and dw of x, w, dy and a bias."""
     assert backend.linear is not None

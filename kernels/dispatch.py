@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, AffineCodes, Backend, Gemm, Groups, MatMul, Sizes, check_codes
+from dsq.kernels.backend import FLOATS, AffineCodes, Backend, GemmKernel, Groups, MatMul, Sizes, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.tuning import fastest
@@ -80,7 +80,7 @@ def codec_for(device: torch.device, fmt: Format) -> Backend:
 
 
 @lru_cache(maxsize=4096)
-def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
+def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> GemmKernel:
     """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
     if dtype.itemsize < torch.float32.itemsize and len(fitting) > 1:

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.command.machine import processor
+from dsq.command.processor import processor
 from dsq.formats import Layout
-from dsq.kernels.backend import Backend, Codes, Gemm, MatMul, Operand, Sizes
+from dsq.kernels.backend import Backend, Codes, GemmKernel, MatMul, Operand, Sizes
 
 #: multiply-accumulates of the largest product that is timed: about 6 ms of a core in float32. A quarter of it lies in
 #: the second-level cache, where kernels are alike that differ by half on larger products
@@ -45,11 +45,13 @@ MARGIN = 0.95
 class TimedGemm(NamedTuple):
     """One kernel that fits a product, and the seconds it took."""
 
-    gemm: Gemm
+    gemm: GemmKernel
     seconds: float
 
 
-def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> Gemm:
+def fastest(
+    gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
+) -> GemmKernel:
     """The kernel to multiply with, of ``gemms``, which all fit ``matmul`` and stand in the order of preference."""
     wanted = os.environ.get("DSQ_GEMM")
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
@@ -66,7 +68,7 @@ def fastest(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Si
     return known
 
 
-def preferred(times: Sequence[TimedGemm]) -> Gemm:
+def preferred(times: Sequence[TimedGemm]) -> GemmKernel:
     """The fastest, but the earliest where a later one does not gain more than noise may."""
     best = times[0]
     for trial in times[1:]:
@@ -75,7 +77,9 @@ def preferred(times: Sequence[TimedGemm]) -> Gemm:
     return best.gemm
 
 
-def timed(gemms: Sequence[Gemm], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> list[TimedGemm]:
+def timed(
+    gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
+) -> list[TimedGemm]:
     """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
@@ -111,13 +115,15 @@ def _up_to_three_bits(size: int) -> int:
 
 
 def prepared(
-    gemm: Gemm, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
+    gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
 ) -> tuple[Tensor | Codes, Tensor | Codes]:
     """``a`` and ``b`` quantised by ``backend``, as ``gemm`` takes them: values, or packed."""
     return _prepared(gemm, gemm.a_dtype, matmul.a, a, backend), _prepared(gemm, gemm.b_dtype, matmul.b, b, backend)
 
 
-def _prepared(gemm: Gemm, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend) -> Tensor | Codes:
+def _prepared(
+    gemm: GemmKernel, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend
+) -> Tensor | Codes:
     if operand.format is None:
         return x.t() if operand.transposed else x
     layout = Layout.of(x.shape, operand.axis)
@@ -143,7 +149,7 @@ def _file() -> Path:
     return Path(home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsq") / "gemms.jsonl"
 
 
-def _known(gemms: Sequence[Gemm], key: str) -> Gemm | None:
+def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
     """The choice in the file; None where there is none that can be read."""
     try:
         lines = _file().read_bytes().splitlines()

@@ -10,6 +10,8 @@ from analysis.models import encoder
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
 
+LEVELS = (*PRECISIONS, "[8,8,8,16]")
+
 
 def races(rounds: int) -> Iterator[Race]:
     """Converted models under autocast against the plain one, and in bfloat16 against the plain one."""
@@ -18,11 +20,11 @@ def races(rounds: int) -> Iterator[Race]:
     title = f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, {torch.get_num_threads()} threads"
     mixed = {
         f"dsq {precision}, autocast": step_of(converted(model, levels=precision), x, autocast=True)
-        for precision in PRECISIONS
+        for precision in LEVELS
     }
     yield race(title, ("bf16 autocast", step_of(model, x, autocast=True)), mixed | {"fp32": step_of(model, x)}, rounds)
     model, x = copy.deepcopy(model).bfloat16(), x.bfloat16()
     whole: dict[str, Call] = {
-        f"dsq {precision}, bf16 model": step_of(converted(model, levels=precision), x) for precision in PRECISIONS
+        f"dsq {precision}, bf16 model": step_of(converted(model, levels=precision), x) for precision in LEVELS
     }
     yield race(title, ("bf16 model", step_of(model, x)), whole, rounds)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.models import encoder, resnet20
+from analysis.small_transformers import from_transformers
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
@@ -54,16 +55,9 @@ def _resnet() -> Training:
     return model, lambda: F.cross_entropy(model(x), classes)
 
 
-def _transformer(kind: str, head: str, **fields: Any) -> Training:
-    import transformers
-
-    config = transformers.AutoConfig.for_model(kind, **fields)
-    config.use_cache = False
-    for field in vars(config):
-        if "drop" in field or field.endswith("pdrop"):
-            setattr(config, field, 0.0)
-    model: nn.Module = getattr(transformers, head)(config).train()
-    if kind == "vit":
+def _transformer(head: str, **fields: Any) -> Training:
+    model = from_transformers(head, **fields)
+    if model.main_input_name == "pixel_values":
         images, classes = torch.randn(16, 3, 64, 64), torch.zeros(16).long()
         return model, lambda: model(pixel_values=images, labels=classes).loss
     ids = torch.randint(WORDS, (8, 128))
@@ -73,8 +67,8 @@ def _transformer(kind: str, head: str, **fields: Any) -> Training:
 MODELS: dict[str, Callable[[], Training]] = {
     "encoder": _encoder,
     "resnet": _resnet,
-    "vit": partial(_transformer, "vit", "ViTForImageClassification", image_size=64, patch_size=8, **_SIZES),
-    "bert": partial(_transformer, "bert", "BertForMaskedLM", vocab_size=WORDS, **_SIZES),
-    "gpt2": partial(_transformer, "gpt2", "GPT2LMHeadModel", vocab_size=WORDS, n_embd=WIDTH, n_layer=3, n_head=8),
-    "llama": partial(_transformer, "llama", "LlamaForCausalLM", vocab_size=WORDS, **_SIZES),
+    "vit": partial(_transformer, "ViTForImageClassification", image_size=64, patch_size=8, **_SIZES),
+    "bert": partial(_transformer, "BertForMaskedLM", vocab_size=WORDS, **_SIZES),
+    "gpt2": partial(_transformer, "GPT2LMHeadModel", vocab_size=WORDS, n_embd=WIDTH, n_layer=3, n_head=8),
+    "llama": partial(_transformer, "LlamaForCausalLM", vocab_size=WORDS, **_SIZES),
 }

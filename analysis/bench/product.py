@@ -8,7 +8,7 @@ from torch import Tensor
 
 from analysis.timing.race import Race, race
 from analysis.timing.timer import Call
-from dsq.kernels.backend import Gemm, MatMul
+from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.dispatch import backend_for
 from dsq.kernels.tuning import prepared
 from dsq.linear import Quantizers
@@ -37,5 +37,5 @@ def _contestants(x: Tensor, w: Tensor) -> dict[str, Call]:
     return calls
 
 
-def _whole(gemm: Gemm, matmul: MatMul, x: Tensor, w: Tensor) -> Tensor:
+def _whole(gemm: GemmKernel, matmul: MatMul, x: Tensor, w: Tensor) -> Tensor:
     return gemm.run(matmul, *prepared(gemm, matmul, x, w, backend_for(x.device)), None)

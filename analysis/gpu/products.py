@@ -12,7 +12,7 @@ from dsq.command.table import Record
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import Gemm, MatMul, Operand, Sizes
+from dsq.kernels.backend import GemmKernel, MatMul, Operand, Sizes
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.tuning import prepared
 
@@ -63,7 +63,7 @@ def _figures(ms: float, plain: dict[str, float], products: int) -> Record:
     }
 
 
-def _calls(gemm: Gemm, matmul: MatMul, x: Tensor, w: Tensor) -> dict[str, Call]:
+def _calls(gemm: GemmKernel, matmul: MatMul, x: Tensor, w: Tensor) -> dict[str, Call]:
     operands = partial(prepared, gemm, matmul, x, w, TRITON)
     left, right = operands()
     return {"product": lambda: gemm.run(matmul, left, right, None), "all": lambda: gemm.run(matmul, *operands(), None)}

@@ -1,19 +1,17 @@
 """Small models of Hugging Face and fairseq for the check of predicted memory: each with a batch and its workload."""
 
-import json
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from analysis.small_transformers import from_transformers, workload_of
 from costmodel.model.operations import Workload
-from costmodel.workloads.named import load_workload, transformer_iwslt_de_en
+from costmodel.workloads.named import transformer_iwslt_de_en
 from costmodel.workloads.transformer import build
 
 SEQUENCES, LENGTH, WORDS, WIDTH = 16, 128, 1000, 128
@@ -71,33 +69,22 @@ def checked_model(name: str) -> CheckedModel:
 
 
 def _transformers(name: str) -> CheckedModel:
-    import transformers
-
-    kind, fields = MODELS[name]
+    head, fields = MODELS[name]
     sequences = LARGE_SEQUENCES if name == LARGE else SEQUENCES
-    config = transformers.AutoConfig.for_model(name.partition("-")[0], **({"vocab_size": WORDS} | fields))
-    config._attn_implementation = "sdpa"
-    for field in vars(config):
-        if "drop" in field or field.endswith("pdrop"):
-            setattr(config, field, 0.0)
-    config.use_cache = False  # a cache of keys and values is no part of training
-    model: nn.Module = getattr(transformers, kind)(config).train()
+    model = from_transformers(head, **({"vocab_size": WORDS} | fields))
     ids = torch.randint(1, WORDS, (sequences, LENGTH))
     inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     sizes: dict[str, int] = {"target_length": LENGTH}
     if name == "vit":
         inputs, sizes = {"pixel_values": torch.randn(SEQUENCES, 3, 96, 96), "labels": torch.zeros(SEQUENCES).long()}, {}
     elif name == "whisper":
-        inputs["input_features"] = torch.randn(SEQUENCES, config.num_mel_bins, 2 * LENGTH)
+        inputs["input_features"] = torch.randn(SEQUENCES, model.config.num_mel_bins, 2 * LENGTH)
         del inputs["input_ids"]
     elif name == "t5":
         sizes["source_length"] = LENGTH
     elif name == "bert":
         sizes = {"source_length": LENGTH}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config.to_dict() | {"architectures": [kind]}))
-        workload = load_workload(str(path), sequences, **sizes)
+    workload = workload_of(model, sequences, **sizes)
 
     def loss() -> Tensor:
         wanted = next(model.parameters()).dtype

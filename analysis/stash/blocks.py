@@ -1,9 +1,10 @@
 """Blocks whose checkpoints are packed, and compiled blocks: bytes, gradient error and time (CPU).
 
-    python -m analysis.stash.blocks boundaries|compiled [--only bytes|time] [--rounds 5]
+    python -m analysis.stash.blocks boundaries|gpt2|compiled [--only bytes|time] [--rounds 5]
 
 boundaries  GPT-2 of transformers: 12 blocks, 256 wide, one sequence of 2,048 tokens; all but the first row checkpoint
             every block
+gpt2        the same at its own width of 768, without the plain row
 compiled    4 pre-LN blocks, 256 wide, 4 heads of fused attention, 4 sequences of 256 tokens, compiled one
             by one or in one graph, by inductor
 
@@ -54,11 +55,11 @@ CHECKPOINTS: dict[str, Callable[..., Any] | None] = {
 POLICIES: dict[str, dict[str, Any]] = {"bfp": {"bits": 4}, "gact": {"bits": 4, "adapt_interval": None}, "mesa": {}}
 
 
-def checkpointed(setup: str, blocks: int) -> Training:
+def checkpointed(setup: str, blocks: int, width: int = 256) -> Training:
     import transformers
 
     config = transformers.GPT2Config(
-        vocab_size=256, n_embd=256, n_layer=blocks, n_head=4, n_positions=2048, use_cache=False
+        vocab_size=256, n_embd=width, n_layer=blocks, n_head=width // 64, n_positions=2048, use_cache=False
     )
     torch.manual_seed(0)
     model, ids = transformers.GPT2LMHeadModel(config).train(), torch.randint(256, (1, 2048))
@@ -96,16 +97,17 @@ class Comparison:
 
 COMPARISONS = {
     "boundaries": Comparison(checkpointed, tuple(CHECKPOINTS), "checkpoint", ("bfp 4", "snvint 4"), 12),
+    "gpt2": Comparison(partial(checkpointed, width=768), ("checkpoint", "snvint 4"), "checkpoint", ("snvint 4",), 12),
     "compiled": Comparison(
         compiled,
         (
             "eager",
             "compiled",
             *(f"{mode}, {policy}" for policy in POLICIES for mode in ("eager", "compiled")),
-            "one graph, bfp",
+            *(f"one graph, {policy}" for policy in ("bfp", "mesa")),
         ),
         "eager, bfp",
-        ("eager", "compiled", "compiled, bfp", "one graph, bfp", "eager, mesa", "compiled, mesa"),
+        ("eager", "compiled", "compiled, bfp", "one graph, bfp", "eager, mesa", "compiled, mesa", "one graph, mesa"),
         4,
     ),
 }

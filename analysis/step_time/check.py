@@ -9,25 +9,21 @@ layers, so that their passes are predicted with --container 32.
 """
 
 import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
 
 import dsq
+from analysis.small_transformers import from_transformers, workload_of
 from analysis.timing.allocator import keep_freed_memory
 from analysis.timing.timer import Call, in_turns
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import DSQ, Setup
-from costmodel.workloads.named import load_workload
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 from dsq.formats import Identity
@@ -40,9 +36,8 @@ WARM, ROUNDS = 3, 8
 
 @dataclass(frozen=True)
 class SmallModel:
-    """A small model of transformers: its configuration's and its class's name, and its sizes."""
+    """A small model of transformers: the name of its class, and its sizes."""
 
-    kind: str
     head: str
     sequences: int
     fields: dict[str, Any]
@@ -57,15 +52,13 @@ def _alike(width: int, layers: int, heads: int, ffn: int) -> dict[str, Any]:
 
 MODELS = {
     "gpt2": SmallModel(
-        "GPT2",
         "GPT2LMHeadModel",
         4,
         {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
     ),
-    "llama": SmallModel("Llama", "LlamaForCausalLM", 4, _alike(512, 2, 8, 1408)),
-    "bert": SmallModel("Bert", "BertForMaskedLM", 8, _alike(256, 4, 4, 1024)),
+    "llama": SmallModel("LlamaForCausalLM", 4, _alike(512, 2, 8, 1408)),
+    "bert": SmallModel("BertForMaskedLM", 8, _alike(256, 4, 4, 1024)),
     "opt": SmallModel(
-        "OPT",
         "OPTForCausalLM",
         4,
         {
@@ -73,8 +66,8 @@ MODELS = {
             **{"word_embed_proj_dim": 384, "activation_function": "relu"},
         },
     ),
-    "gpt_neox": SmallModel("GPTNeoX", "GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
-    "qwen2": SmallModel("Qwen2", "Qwen2ForCausalLM", 8, _alike(256, 6, 4, 768) | {"num_key_value_heads": 2}),
+    "gpt_neox": SmallModel("GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
+    "qwen2": SmallModel("Qwen2ForCausalLM", 8, _alike(256, 6, 4, 768) | {"num_key_value_heads": 2}),
 }
 LEVELS = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
 SETUPS = {
@@ -107,12 +100,8 @@ def run(options: argparse.Namespace) -> None:
 
 def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
     """A row for each setup: the step as measured, all setups in turns, and as predicted."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        _, config = build(name)
-        path.write_text(json.dumps(config.to_dict() | {"architectures": [MODELS[name].head]}))
-        lengths = {"source_length": LENGTH} if name == "bert" else {"target_length": LENGTH}
-        workload = load_workload(str(path), MODELS[name].sequences, **lengths)
+    lengths = {"source_length": LENGTH} if name == "bert" else {"target_length": LENGTH}
+    workload = workload_of(build(name), MODELS[name].sequences, **lengths)
     seconds = in_turns({setup: step(name, setup) for setup in SETUPS}, ROUNDS, repeats=1, warm=WARM)
     for label, setup in SETUPS.items():
         measured, predicted = min(seconds[label]), float(evaluate(workload, setup, hardware).total.seconds)
@@ -122,26 +111,14 @@ def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
         }
 
 
-def build(name: str) -> tuple[nn.Module, Any]:
-    """The model, in training mode, and its configuration."""
-    import transformers
-
-    chosen = MODELS[name]
-    config = getattr(transformers, f"{chosen.kind}Config")(
-        vocab_size=WORDS, attn_implementation="eager", **chosen.fields
-    )
-    for field in vars(config):
-        if "drop" in field or field.endswith("pdrop"):
-            setattr(config, field, 0.0)
-    config.use_cache = False
+def build(name: str) -> Any:
     torch.manual_seed(0)
-    model: nn.Module = getattr(transformers, chosen.head)(config)
-    return model.train(), config
+    return from_transformers(MODELS[name].head, "eager", vocab_size=WORDS, **MODELS[name].fields)
 
 
 def step(name: str, setup: str) -> Call:
     """One training step of the model."""
-    model, _ = build(name)
+    model = build(name)
     if setup.startswith("dsq"):
         dsq.convert(model, dsq.DSQConfig(levels=setup.removeprefix("dsq "), tied=True))  # type: ignore[arg-type]
     ids = torch.randint(WORDS, (MODELS[name].sequences, LENGTH))

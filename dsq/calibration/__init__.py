@@ -7,6 +7,6 @@ passes.py     the pointwise operations between them, packing, the optimiser
 machine.py    what the machine says of itself, its bandwidth; the whole as a hardware file's data
 """
 
-from dsq.calibration.machine import measure
+from dsq.calibration.machine import measure_hardware
 
-__all__ = ["measure"]
+__all__ = ["measure_hardware"]

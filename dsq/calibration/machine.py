@@ -1,7 +1,6 @@
 """The machine as a hardware file: what it says of itself, and what was measured."""
 
 import os
-from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from dsq.calibration.clock import seconds
 from dsq.calibration.passes import passes
 from dsq.calibration.products import units
-from dsq.command.machine import processor
+from dsq.command.processor import processor
 
 #: float32 values of the copy: 256 MiB read and as many written, beyond any cache
 COPIED = 1 << 26
@@ -23,7 +22,7 @@ ROUNDS = 2
 TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
 
 
-def measure(device: torch.device) -> dict[str, Any]:
+def measure_hardware(device: torch.device) -> dict[str, Any]:
     """The tables of a hardware file, of the schema of costmodel/hardware/hardware.py. Takes under two minutes."""
     torch.manual_seed(0)
     threads = f"{torch.get_num_threads()} threads, " if device.type == "cpu" else ""
@@ -33,9 +32,11 @@ def measure(device: torch.device) -> dict[str, Any]:
     added = seconds(lambda: b.add_(a))
     on_chip, on_chip_source = _on_chip(device)
     rounds = [(units(device), passes(device)) for _ in range(ROUNDS)]
-    peaks, passed = (_quickest(found) for found in zip(*rounds, strict=True))
+    peaks, passed = (
+        [min(alike, key=_seconds) for alike in zip(*found, strict=True)] for found in zip(*rounds, strict=True)
+    )
     return {
-        "name": _name(device),
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
         "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
         "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
@@ -46,19 +47,11 @@ def measure(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _quickest(rounds: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [min(alike, key=_seconds) for alike in zip(*rounds, strict=True)]
-
-
 def _seconds(found: dict[str, Any]) -> float:
     """What a product or a pass of a typical size takes."""
     product = TYPICAL_FLOPS / (1e12 * found["tflops"]) if "tflops" in found else 0.0
     passing = TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
     return float(product + passing)
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def _memory(device: torch.device) -> int:

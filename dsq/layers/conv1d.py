@@ -13,3 +13,6 @@ class Conv1D(Quantised, PlainConv1D):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x, self.weight.t(), self.bias)
+
+    def __repr__(self) -> str:  # that of transformers asks for no extra_repr
+        return f"{super().__repr__()[:-1]}, {self.extra_repr()})"

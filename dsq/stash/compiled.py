@@ -52,7 +52,7 @@ def backward_again() -> Iterator[None]:
 
 
 def inside_compiled() -> bool:
-    """Whether torch.compile traces the code that runs now, or called it as what it cannot trace, with no word."""
+    """Whether torch.compile traces the code that runs now, or left it out of a graph, of which it does not tell."""
     if torch.compiler.is_compiling():
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")

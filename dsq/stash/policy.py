@@ -295,17 +295,12 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
     places = [(model, "this model")]
     places += [(module, f"this submodule {name!r} of the model") for name, module in model.named_modules() if name]
     places += [(root, "a model around this one") for root in around]
-    for module, where in places:
-        for other in module.__dict__.get(_APPLIED, ()):
-            _check_pair(entry, other, where)
-
-
-def _check_pair(entry: Policy, other: str, where: str) -> None:
-    if other == entry.name:
-        raise ValueError(f"policy {other!r} is already applied to {where}; call remove() on its controller first")
-    if not compatible(entry.name, other):
-        goes_with = ", ".join(p for p in policies() if compatible(entry.name, p)) or "none"
-        raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
+    for other, where in ((other, where) for module, where in places for other in module.__dict__.get(_APPLIED, ())):
+        if other == entry.name:
+            raise ValueError(f"policy {other!r} is already applied to {where}; call remove() on its controller first")
+        if not compatible(entry.name, other):
+            goes_with = ", ".join(p for p in policies() if compatible(entry.name, p)) or "none"
+            raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
 
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:
@@ -319,7 +314,7 @@ def _check_compiled(model: nn.Module, entry: Policy) -> None:
 
 _COMPILE_BEFORE = (
     "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
-    "compiled = torch.compile(model) (bfp), or to a model of which each block was compiled (bfp, gact, mesa)"
+    "compiled = torch.compile(model) (bfp, mesa), or to a model of which each block was compiled (bfp, gact, mesa)"
 )
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from dsq.kernels.cpu.scratch import scratch
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _DTYPES = (torch.float32, torch.bfloat16)
-_serving = False
+_lock = Lock()
+_inside = 0  # contexts of serving() that are open, in all threads
 
 
 def is_faster(library: Library) -> bool:
@@ -34,13 +36,15 @@ def is_faster(library: Library) -> bool:
 @contextmanager
 def serving(library: Library) -> Iterator[None]:
     """PyTorch's operators by the kernels of ``library``, while inside, in all threads."""
-    global _serving
-    _registered(library)
-    before, _serving = _serving, True
+    global _inside
+    with _lock:
+        _registered(library)
+        _inside += 1
     try:
         yield
     finally:
-        _serving = before
+        with _lock:
+            _inside -= 1
 
 
 @cache
@@ -81,8 +85,9 @@ class AttentionKernels:
         if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
             given = q_BHLD, k_BHSD, v_BHSD, dropout_p, is_causal
             return self._forward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
-        o_BHLD = _like_heads(q_BHLD)
-        lse_BHL = torch.empty(*o_BHLD.transpose(1, 2).shape[:3], dtype=torch.float32, device="cpu").transpose(1, 2)
+        batches, heads, rows, _ = q_BHLD.shape
+        o_BHLD = torch.empty_like(q_BHLD)  # strides are PyTorch's: compilers rely on them
+        lse_BHL = torch.empty(batches, rows, heads, dtype=torch.float32, device="cpu").transpose(1, 2)
         tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD, "lse": lse_BHL}
         self._run(self._library.c.dsq_attention_forward, tensors, is_causal, scale)
         return o_BHLD, lse_BHL
@@ -106,6 +111,9 @@ class AttentionKernels:
         if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
             given = dy_BHLD, q_BHLD, k_BHSD, v_BHSD, y_BHLD, lse_BHL, dropout_p, is_causal
             return self._backward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
+        _check("the gradient", dy_BHLD, q_BHLD.shape, q_BHLD.dtype)
+        _check("the result", y_BHLD, q_BHLD.shape, q_BHLD.dtype)
+        _check("its logsumexp", lse_BHL, q_BHLD.shape[:3], torch.float32)
         dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
         tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": _rows(y_BHLD), "lse": lse_BHL}
         tensors |= {"d_o": _rows(dy_BHLD), "dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
@@ -143,14 +151,21 @@ class AttentionKernels:
 
 def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:
     """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
-    plain = _serving and attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
-    alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[:2] == k.shape[:2]
-    rows = q.stride(3) == k.stride(3) == v.stride(3) == 1
-    return plain and alike and rows and q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
+    plain = attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
+    alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[::3] == k.shape[::3]
+    rows = q.shape[1] == k.shape[1] and q.stride(3) == k.stride(3) == v.stride(3) == 1
+    some = q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
+    return _inside > 0 and plain and alike and rows and some
+
+
+def _check(name: str, x: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Saved-tensor hooks may give back anything, and kernels read memory as shapes say."""
+    if x.shape != shape or x.dtype != dtype:
+        raise ValueError(f"{name} of attention must be {dtype} {tuple(shape)}, got {x.dtype} {tuple(x.shape)}")
 
 
 def _like_heads(x_BHLD: Tensor) -> Tensor:
-    """A new tensor of this shape, in memory (B, L, H, D), which layers that come next read."""
+    """A new tensor of this shape, in memory (B, L, H, D)."""
     batches, heads, rows, width = x_BHLD.shape
     return torch.empty(batches, rows, heads, width, dtype=x_BHLD.dtype, device="cpu").transpose(1, 2)
 

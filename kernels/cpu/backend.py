@@ -5,7 +5,7 @@ from functools import partial
 from dsq.kernels.backend import Backend
 from dsq.kernels.cpu import attention
 from dsq.kernels.cpu.affine import AffineKernels
-from dsq.kernels.cpu.codec import FORMATS, CodecKernels
+from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.gemm import gemms
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import LinearKernels
@@ -26,7 +26,7 @@ def backend(isa: str) -> Backend:
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
-        formats=FORMATS,
+        formats=frozenset(SCALES),
         quantize=codec.quantize,
         pack=codec.pack,
         unpack=codec.unpack,

@@ -19,7 +19,6 @@ SCALES: dict[type[Format], str] = {
     SignedBFP: "SIGNED_POWER",
     SignedNVInt: "SIGNED_E4M3",
 }
-FORMATS = frozenset(SCALES)
 
 
 class _Prepared(NamedTuple):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dsq.formats import BFP, Layout
-from dsq.kernels.backend import Codes, Gemm, MatMul, Operand, Sizes, check_codes
-from dsq.kernels.cpu.codec import FORMATS, SCALES
+from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, Sizes, check_codes
+from dsq.kernels.cpu.codec import SCALES
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.scratch import scratch
 from dsq.kernels.reference.gemm import TORCH
@@ -28,16 +28,16 @@ _PANEL_DEPTH = 256
 ONEDNN = "onednn"
 
 
-def gemms(library: Library) -> tuple[Gemm, ...]:
+def gemms(library: Library) -> tuple[GemmKernel, ...]:
     """The kernels of ``library``, and for what they do not take PyTorch's matmul and the one of its oneDNN: on CPUs of
     other makers PyTorch's, by Intel's MKL, may leave the widest units idle; a small product it starts sooner."""
     has_bfloat16, has_integer = library.has_gemm("GEMM_BFLOAT16"), library.has_gemm("GEMM_INTEGER")
     bf16 = torch.bfloat16
     return (
-        Gemm("bfloat16", lambda *product: has_bfloat16 and _fits_bfloat16(*product), _bfloat16, False, bf16, bf16),
-        Gemm("integer", lambda *product: has_integer and _fits_integer(*product), _integer, packed=True),
+        GemmKernel("bfloat16", lambda *given: has_bfloat16 and _fits_bfloat16(*given), _bfloat16, False, bf16, bf16),
+        GemmKernel("integer", lambda *given: has_integer and _fits_integer(*given), _integer, packed=True),
         TORCH,
-        Gemm(ONEDNN, _fits_onednn, _by_onednn),
+        GemmKernel(ONEDNN, _fits_onednn, _by_onednn),
     )
 
 
@@ -58,7 +58,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, codes
     of a width that this machine multiplies, and a box's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
-    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= FORMATS:
+    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
         return False
     box = summed_as_integers(a.box)
     widest: int = library().c.dsq_gemm_integer_bits()

@@ -12,12 +12,11 @@ that holds a NaN or an infinity, or whose spread overflows, comes back as NaN, a
 Shape suffixes: N values; G groups; A, B the runs of a group and their values.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from dsq.kernels.backend import AffineCodes, Groups
+from dsq.kernels.reference import bitstream
 from dsq.kernels.reference.philox import BLOCK, uniform
 
 #: values that are worked on at once: a bound on scratch memory
@@ -52,12 +51,12 @@ def pack(x_N: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] |
             position += (1 - 0.5**17 - uniform_N).to(position.dtype)
         # NaN has no integer: code 0, and the group's own NaN step brings it back
         codes_N[part] = position.floor_().clamp_(0, 2**bits - 1).nan_to_num_(0.0).to(torch.uint8)
-    return AffineCodes(pack_codes(codes_N, bits), low_G, step_G)
+    return AffineCodes(bitstream.pack(codes_N[None], bits)[0], low_G, step_G)
 
 
 def unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
     """The (count,) values q step + low."""
-    codes_N = unpack_codes(packed.codes, bits, count)
+    codes_N = bitstream.unpack_unsigned(packed.codes[None], bits, count)[0]
     values_N = torch.empty(count, dtype=dtype, device=codes_N.device)
     for begin in range(0, count, _CHUNK):
         part = slice(begin, begin + _CHUNK)
@@ -69,46 +68,3 @@ def unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: to
 def _groups_of(groups: Groups, begin: int, values: Tensor) -> Tensor:
     index = torch.arange(begin, begin + values.numel(), device=values.device)
     return index.div_(groups.run, rounding_mode="floor").remainder_(groups.number)
-
-
-def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Flat uint8 codes of `bits` bits as one little-endian bit stream of ceil(numel bits / 8) bytes."""
-    if bits == 8:
-        return codes.contiguous()
-    count, width = _word(bits)
-    short = -codes.numel() % count
-    if short:
-        codes = torch.cat([codes, codes.new_zeros(short)])
-    columns = codes.view(-1, count)
-    # uint8 holds a whole word when the codes fill exactly one byte
-    word = columns[:, 0].to(torch.uint8 if width == 1 else torch.int64)
-    for index in range(1, count):
-        word = word | (columns[:, index].to(word.dtype) << (bits * index))
-    stream = word.view(-1, 1) if width == 1 else word.view(-1, 1).view(torch.uint8)[:, :width]
-    return stream.reshape(-1)[: math.ceil((codes.numel() - short) * bits / 8)].clone()
-
-
-def unpack_codes(stream: Tensor, bits: int, numel: int) -> Tensor:
-    """The (numel,) uint8 codes of a stream written by pack_codes."""
-    if bits == 8:
-        return stream
-    count, width = _word(bits)
-    short = -stream.numel() % width
-    if short:
-        stream = torch.cat([stream, stream.new_zeros(short)])
-    columns = stream.view(-1, width)
-    word = columns[:, 0]
-    if width > 1:
-        word = word.to(torch.int64)
-        for index in range(1, width):
-            word = word | (columns[:, index].to(torch.int64) << (8 * index))
-    codes = torch.empty(word.numel(), count, dtype=torch.uint8, device=stream.device)
-    for index in range(count):
-        codes[:, index] = (word >> (bits * index)) & (2**bits - 1)
-    return codes.view(-1)[:numel]
-
-
-def _word(bits: int) -> tuple[int, int]:
-    """(codes, bytes) of the shortest run of codes that ends on a byte."""
-    common = math.gcd(bits, 8)
-    return 8 // common, bits // common

@@ -1,4 +1,9 @@
-"""Codes to and from bitstreams: little-endian, ``bits`` to a code, two's complement, each row padded to a byte."""
+"""Codes to and from bitstreams: little-endian, ``bits`` to a code, each row padded to a byte.
+
+Eight codes fill ``bits`` bytes. Shape suffixes: R rows, C columns, G groups of eight codes, B bytes of a group.
+"""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -6,34 +11,41 @@ from torch.nn.functional import pad as pad_with_zeros
 
 
 def pack(codes_RC: Tensor, bits: int) -> Tensor:
-    """Codes (R, C), int64, as bytes (R, ceil(C * bits / 8)). Eight codes fill ``bits`` bytes; byte j holds the bits
-    [8j, 8j + 8) of the stream."""
+    """The low ``bits`` of codes (R, C), integers of any dtype that holds them, as bytes (R, ceil(C * bits / 8))."""
     rows, columns = codes_RC.shape
     groups = -(-columns // 8)
-    padded = pad_with_zeros(codes_RC, (0, groups * 8 - columns)).view(rows, groups, 8) & ((1 << bits) - 1)
-    packed = torch.empty(rows, groups, bits, dtype=torch.uint8, device=codes_RC.device)
-    for j in range(bits):
-        byte = torch.zeros_like(padded[..., 0])
-        for i in range(8):
-            shift = i * bits - 8 * j
-            if -bits < shift < 8:
-                byte |= padded[..., i] << shift if shift >= 0 else padded[..., i] >> -shift
-        packed[..., j] = (byte & 0xFF).to(torch.uint8)
-    return packed.view(rows, groups * bits)[:, : -(-columns * bits // 8)].contiguous()
+    codes_RG8 = pad_with_zeros(codes_RC, (0, groups * 8 - columns)).view(rows, groups, 8) & ((1 << bits) - 1)
+    packed_RGB = codes_RG8.new_zeros(rows, groups, bits)
+    for code, byte, left in _overlaps(bits):
+        packed_RGB[..., byte].bitwise_or_(_shifted(codes_RG8[..., code], left))
+    packed_R = (packed_RGB & 0xFF).to(torch.uint8).view(rows, groups * bits)
+    return packed_R[:, : -(-columns * bits // 8)].contiguous()
 
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The codes (R, columns), int64, of such bytes."""
-    rows = packed.shape[0]
-    groups = -(-columns // 8)
-    padded = pad_with_zeros(packed, (0, groups * bits - packed.shape[1])).view(rows, groups, bits).long()
-    codes = torch.empty(rows, groups, 8, dtype=torch.int64, device=packed.device)
+    """The codes (R, columns) of such bytes, two's complement, int64."""
     sign = 1 << (bits - 1)
-    for i in range(8):
-        code = torch.zeros_like(codes[..., 0])
-        for j in range(bits):
-            shift = 8 * j - i * bits
-            if -8 < shift < bits:
-                code |= padded[..., j] << shift if shift >= 0 else padded[..., j] >> -shift
-        codes[..., i] = ((code & (2 * sign - 1)) ^ sign) - sign
-    return codes.view(rows, groups * 8)[:, :columns]
+    return (unpack_unsigned(packed.long(), bits, columns) ^ sign) - sign
+
+
+def unpack_unsigned(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """The codes as numbers from 0, in the dtype of ``packed``, which must hold them."""
+    rows, groups = packed.shape[0], -(-columns // 8)
+    packed_RGB = pad_with_zeros(packed, (0, groups * bits - packed.shape[1])).view(rows, groups, bits)
+    codes_RG8 = packed.new_zeros(rows, groups, 8)
+    for code, byte, left in _overlaps(bits):
+        codes_RG8[..., code].bitwise_or_(_shifted(packed_RGB[..., byte], -left))
+    return codes_RG8.view(rows, groups * 8)[:, :columns] & ((1 << bits) - 1)
+
+
+def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
+    """Each code and byte of a group that share bits, and how far left the code is shifted to lie in the byte."""
+    for code in range(8):
+        for byte in range(bits):
+            left = code * bits - byte * 8
+            if -bits < left < 8:
+                yield code, byte, left
+
+
+def _shifted(x: Tensor, left: int) -> Tensor:
+    return x << left if left >= 0 else x >> -left

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dsq.kernels.backend import Gemm, MatMul
+from dsq.kernels.backend import GemmKernel, MatMul
 
 
 def _any(matmul: MatMul, dtype: torch.dtype) -> bool:
@@ -20,6 +20,6 @@ def _by_torch(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None)
 
 
 #: sums in float64, rounded once to float32, unless the operands are float64
-FLOAT64 = Gemm("float64", _any, _in_float64)
+FLOAT64 = GemmKernel("float64", _any, _in_float64)
 #: PyTorch's matmul in the operands' own dtype
-TORCH = Gemm("torch", _any, _by_torch)
+TORCH = GemmKernel("torch", _any, _by_torch)

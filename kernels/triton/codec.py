@@ -1,8 +1,4 @@
-"""Quantise, pack and unpack on a GPU: launches the kernels of codec_kernels.
-
-Triton is imported with the first call. With TRITON_INTERPRET=1 in the environment by then, the same launches run the
-same kernels on CPU tensors, slowly (that is how they are tested where there is no GPU).
-"""
+"""Quantise, pack and unpack on a GPU: launches the kernels of codec_kernels."""
 
 from dataclasses import dataclass
 from functools import lru_cache

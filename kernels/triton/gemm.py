@@ -5,29 +5,27 @@ Values of at most 8 significant bits are exact in bfloat16. One with 9 to 16 bit
 two products. Shape suffixes: M rows, N columns, K the contraction.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from dsq.formats import Format
-from dsq.kernels.backend import Gemm, MatMul
+from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.reference.gemm import TORCH
 from dsq.kernels.triton import int8_gemm
 
-
-def _is_exact(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return _fits(matmul, dtype) and _narrow(matmul.a.format) and _narrow(matmul.b.format)
+Fits = Callable[[Format | None], bool]
 
 
-def _is_exact_in_parts_of_a(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return _fits(matmul, dtype) and _two_parts(matmul.a.format) and _narrow(matmul.b.format)
+def _exact(a: Fits, b: Fits) -> Callable[[MatMul, torch.dtype], bool]:
+    """Whether products are exact where the formats of both operands fit."""
 
+    def fits(matmul: MatMul, dtype: torch.dtype) -> bool:
+        wanted = matmul.exact and dtype == torch.float32 and a(matmul.a.format) and b(matmul.b.format)
+        return wanted and torch.cuda.is_bf16_supported(including_emulation=False)
 
-def _is_exact_in_parts_of_b(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return _fits(matmul, dtype) and _narrow(matmul.a.format) and _two_parts(matmul.b.format)
-
-
-def _fits(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return matmul.exact and dtype == torch.float32 and torch.cuda.is_bf16_supported(including_emulation=False)
+    return fits
 
 
 def _narrow(fmt: Format | None) -> bool:
@@ -62,9 +60,9 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 _BF16 = torch.bfloat16
 GEMMS = (
-    Gemm("bfloat16", _is_exact, matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    Gemm("split a", _is_exact_in_parts_of_a, _in_parts_of_a, b_dtype=_BF16),
-    Gemm("split b", _is_exact_in_parts_of_b, _in_parts_of_b, a_dtype=_BF16),
+    GemmKernel("bfloat16", _exact(_narrow, _narrow), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
+    GemmKernel("split a", _exact(_two_parts, _narrow), _in_parts_of_a, b_dtype=_BF16),
+    GemmKernel("split b", _exact(_narrow, _two_parts), _in_parts_of_b, a_dtype=_BF16),
     *int8_gemm.GEMMS,
     TORCH,
 )

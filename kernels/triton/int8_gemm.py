@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Format, Layout
-from dsq.kernels.backend import Codes, Gemm, MatMul, Operand, check_codes
+from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, check_codes
 from dsq.kernels.triton.codec import GRIDS, grid_of, words_of
 
 #: values of the contraction that one integer dot product takes at most
@@ -122,4 +122,4 @@ def _spare(fmt: Format) -> int:
     return (127 // -fmt.smallest_code).bit_length() - 1
 
 
-GEMMS = tuple(Gemm(f"int8 {tile}", fits, partial(_run, tile), packed=True) for tile in TILES)
+GEMMS = tuple(GemmKernel(f"int8 {tile}", fits, partial(_run, tile), packed=True) for tile in TILES)

@@ -33,8 +33,13 @@ def test_a_table_follows_its_ledger(tmp_path, monkeypatch: pytest.MonkeyPatch) -
     assert written.startswith("Before.\n\n<!--")
     assert written.endswith("<!-- end -->\n\nAfter.\n")
     assert results_page.written(written) == written
+    grid = results_page.written(page.replace("ledger ledger.csv r", "grid ledger.csv r format levels bfp*"))
+    assert [line.split("|")[1:3] for line in grid.splitlines() if "|" in line][::2] == [
+        [" format   ", "   [4,4,4,16] "],
+        [" bfp      ", "         -2.0 "],
+    ]
     for words, message in (
-        ("pie ledger.csv", "accepted are ledger, stash"),
+        ("pie ledger.csv", "accepted are ledger, grid, stash"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
     ):
         with pytest.raises(ValueError, match=message):

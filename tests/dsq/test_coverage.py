@@ -65,6 +65,22 @@ def test_a_model_that_needs_no_gradient_and_one_that_is_plain():
         dsq.report("a model")
 
 
+def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
+    net = dsq.convert(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), CONFIG)
+    now = 0.0
+
+    def work(layer, _):  # by the clock below
+        nonlocal now
+        now += 3 if isinstance(layer, dsq.Linear) else 2
+
+    for layer in net:
+        layer.register_forward_pre_hook(work)
+    monkeypatch.setattr("dsq.coverage.time.perf_counter", lambda: now)
+    found = dsq.report(net, torch.randn(4, 16))
+    assert (found.seconds, found.plain_seconds) == (6, 4)
+    assert "4000 ms before, 6000 ms now (1.50 x)" in str(found)
+
+
 def test_the_stash_policy_that_convert_applied_is_back_after():
     net = dsq.convert(nn.TransformerEncoderLayer(64, 2, 128), dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
     found = dsq.report(net, torch.randn(8, 4, 64))

@@ -32,8 +32,8 @@ def example(name: str) -> ModuleType:
 
 
 def test_the_plain_loop_rises_at_a_plateau_and_goes_on_learning():
-    losses = example("plain_loop").main(steps=300)
-    first, second = losses["[2,2,2,16]"], losses["[16,4,4,16]"]
+    losses = example("plain_loop").main(steps=500)
+    first, second = losses["[4,3,3,8]"], losses["[8,4,4,8]"]
     assert first[-1] < first[0]
     assert min(second) < min(first)
 

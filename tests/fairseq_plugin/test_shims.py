@@ -74,7 +74,11 @@ def test_values_of_options(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["print()", "x", "[].append", "[i for i in [1]]", "9 ** 9", "1 +", "(1)(2)", "[] - 1", ""]
+    "text",
+    [
+        *("print()", "x", "[].append", "[i for i in [1]]", "9 ** 9", "1 +", "(1)(2)", "[] - 1", ""),
+        *(f"{'-' * 5000}1", f"[0] * {2**60}", f"[0] * {2**80}", "\udcff"),  # too deep, too large, no text
+    ],
 )
 def test_code_is_no_value_of_an_option(text: str) -> None:
     with pytest.raises(ValueError, match="must be made of numbers and lists"):

@@ -7,6 +7,7 @@ Each case is drawn from its number alone. A case that ends the process is named 
 
 import argparse
 import ctypes
+import math
 import random
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 
 import dsq
 from dsq.formats import FORMATS, Format, format_class, options
@@ -205,7 +207,41 @@ def hooks(draw: random.Random) -> None:
         return
 
 
-KINDS = (codec, codec, codec, affine, masks, layers, layers, hooks)
+def _heads(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Rows of values side by side, the rows in any order and with gaps, one for all perhaps."""
+    order, gap = draw.sample(range(3), 3), draw.choice([0, 0, 1, 5])
+    sizes = [shape[axis] if draw.random() < 0.9 else 1 for axis in order]
+    x = torch.randn(*sizes, gap + shape[3]) * draw.choice([0.1, 1, 3])
+    return x.to(dtype)[..., gap:].permute(*map(order.index, range(3)), 3).expand(shape)
+
+
+def attention(draw: random.Random) -> None:
+    """Fused attention and its gradients: those of its equations in float64, to the rounding of float32's sums."""
+    heads = draw.randint(1, 3), draw.randint(1, 4)
+    L, S = (draw.choice([1, 2, 5, 6, 7, 16, 17, 33, 64, 97, 200]) for _ in range(2))
+    D = draw.choice([1, 3, 16, 20, 33, 64, 65])
+    dtype, causal = draw.choice([torch.float32, torch.bfloat16]), draw.random() < 0.5
+    q, k, v, dy = (_heads(draw, (*heads, rows, D), dtype) for rows in (L, S, S, L))
+    scale = draw.choice([D**-0.5, 0.02, 1.0])
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = exact[0] @ exact[1].mT * scale
+    hidden = ~torch.ones(L, S, dtype=torch.bool).tril() if causal else torch.zeros(L, S, dtype=torch.bool)
+    y = scores.masked_fill(hidden, -math.inf).softmax(-1) @ exact[2]
+    expected = y, *torch.autograd.grad(y, exact, dy.double())
+    given = [x.requires_grad_() for x in (q, k, v)]
+    with dsq.fused_attention():
+        y = F.scaled_dot_product_attention(*given, is_causal=causal, scale=scale)
+        found = y, *torch.autograd.grad(y, given, dy)
+    unit = (1 + scores.abs().amax().item()) * (2.0**-20 if dtype == torch.float32 else 2.0**-6)
+    q_most, k_most, v_most, dy_most = (x.abs().amax().item() for x in (q, k, v, dy))
+    ds_most = 2 * D * dy_most * v_most * scale
+    bounds = {"y": v_most, "dq": ds_most * k_most, "dk": ds_most * q_most * L, "dv": dy_most * L}
+    for (name, bound), one, other in zip(bounds.items(), found, expected, strict=True):
+        if not (one - other).abs().amax().item() <= unit * bound:
+            raise AssertionError(f"attention's {name} is not that of its equations")
+
+
+KINDS = (codec, codec, codec, affine, masks, layers, layers, attention, hooks)
 
 
 def run_case(number: int) -> str:

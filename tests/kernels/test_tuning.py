@@ -8,7 +8,7 @@ import torch
 
 import dsq
 from dsq.kernels import tuning
-from dsq.kernels.backend import Gemm
+from dsq.kernels.backend import GemmKernel
 from dsq.kernels.dispatch import backend_for, gemm_for
 from dsq.kernels.reference.gemm import TORCH
 from dsq.kernels.tuning import TimedGemm, preferred, size_class
@@ -18,7 +18,7 @@ MATMULS = dsq.Quantizers.of("[4,4,4,16]").matmuls
 
 
 def gemm(name):
-    return Gemm(name, lambda *_: True, lambda *_: torch.empty(0))
+    return GemmKernel(name, lambda *_: True, lambda *_: torch.empty(0))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from analysis.experiments.plan.experiment import Experiment
 from analysis.experiments.plan.runs import PlannedRun
 from costmodel.paper.run_cost import weighed
 from dsq.command.files import write_text
-from dsq.command.machine import processor
+from dsq.command.processor import processor
 from dsq.command.table import as_csv
 
 Row = dict[str, Any]

@@ -48,7 +48,7 @@ def _measure(device: str | None) -> dict[str, Any]:
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no GPU")
-    measured: dict[str, Any] = calibration.measure(torch.device(chosen))
+    measured: dict[str, Any] = calibration.measure_hardware(torch.device(chosen))
     return measured
 
 

@@ -16,7 +16,7 @@ from dsq.packing import Rounding
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.bfp.controller import Bfp
 from dsq.stash.policy import Controller, register
-from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
+from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,10 +13,11 @@ from dsq.formats import BFP, Format
 from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.compiled import compiled_blocks
+from dsq.stash.bfp.in_graphs import BoxesInGraphs
 from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
-from dsq.stash.saved_tensors.forward_stash import ForwardStash, GraphPacking
+from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS, SENSITIVE
@@ -63,13 +65,19 @@ class Bfp(Controller):
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward, and around a recomputation in the backward."""
         self.forwards += 1
-        encode = Encode(self.format, self.rounding, (self.seed << 20) + self.forwards)
-        in_graphs = GraphPacking(encode.format, FEW) if self.rounding == "nearest" and encode.format.packs else None
+        fmt, seed, turns = self.format, (self.seed << 20) + self.forwards, count(1)
+
+        def encode(tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
+            if values.numel() <= FEW or not fmt.packs:
+                return None
+            return pack(values.reshape(-1), fmt, rounding=self.rounding, seed=(seed << 16) + next(turns))
+
+        in_graphs = BoxesInGraphs(str(fmt), FEW) if self.rounding == "nearest" and fmt.packs else None
         stash = ForwardStash(encode, parameter_storages(self.model), self.batch, in_graphs)
         if not in_backward():  # where it is a recomputation
-            self.latest = stash, encode.format
+            self.latest = stash, fmt
         rules = FEW_BITS | dict.fromkeys(SENSITIVE, lambda call: stash.keep)
-        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.form, stash.note_call):
+        with saved_tensors_hooks(stash.pack, get), Rules(rules, stash.pack_by_rule, stash.note_call):
             yield
 
     def report(self) -> Summary:
@@ -77,10 +85,8 @@ class Bfp(Controller):
         if self.latest is None:
             return Summary(self.name)
         stash, fmt = self.latest
-        details = [f"format {fmt}"]
-        if stash.in_graphs and next(compiled_blocks(self.model), None):
-            details.append("both figures have what compiled graphs packed by themselves in its packed form")
-        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, tuple(details))
+        details = f"format {fmt}", *note_of_graphs(self.model, stash)
+        return Summary(self.name, (), stash.raw_bytes, stash.kept_bytes, details)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of forwards: it seeds stochastic rounding."""
@@ -89,17 +95,3 @@ class Bfp(Controller):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(self.name, state, ("forwards",))
         self.forwards = whole_number("forwards", state["forwards"], 0)
-
-
-class Encode:
-    """The encoder of one forward: dsq.pack over neighbours in memory, a seed a tensor."""
-
-    def __init__(self, fmt: Format, rounding: Rounding, seed: int) -> None:
-        self.format, self.rounding, self.seed = fmt, rounding, seed
-        self.turn = 0
-
-    def __call__(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
-        if values.numel() <= FEW or not self.format.packs:
-            return None
-        self.turn += 1
-        return pack(values.reshape(-1), self.format, rounding=self.rounding, seed=(self.seed << 16) + self.turn)

@@ -1,6 +1,6 @@
 """One segment: its forward without a graph, and again with one in the backward."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,18 +16,15 @@ from dsq.stash.saved_tensors.hooks import Active, active_contexts, reenter, refu
 
 def checkpointed(count: SegmentCount, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of a segment (a partial of this, which is copied with its module)."""
-    leaves, spec = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors, rest, spec = _without_tensors((args, kwargs))
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not torch.is_grad_enabled() or not (parameters or any(t.requires_grad for t in tensors)):
         return type(module).forward(module, *args, **kwargs)
     _check_no_cache(module, (*args, *kwargs.values()))
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    segment = _Segment(module, rest, where, spec, active_contexts(), _Ambient.now(tensors))
+    segment = _Segment(module, rest, spec, active_contexts(), _Ambient.now(tensors))
     count.note(tensors, segment.ambient.nbytes)
-    flat, output_spec = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters), segment.output_spec  # type: ignore[no-untyped-call]
-    return tree_unflatten([v if o is None else o for v, o in _merge(flat, segment.output_rest)], output_spec)
+    outputs = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters)  # type: ignore[no-untyped-call]
+    return _with_tensors(outputs, segment.output_rest, segment.output_spec)
 
 
 def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -40,14 +37,20 @@ def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         )
 
 
-def _merge(tensors: Any, rest: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Pair the slots of a flat output: (tensor, None), or (None, what is no tensor)."""
-    values = iter(tensors if isinstance(tensors, tuple) else (tensors,))
-    for other in rest:
-        yield (next(values), None) if other is _TENSOR else (other, None)
+_TENSOR = object()  #: stands for a tensor among the leaves of a tree
 
 
-_TENSOR = object()  #: marks the slots of tensors in a flat output
+def _without_tensors(tree: Any) -> tuple[list[Tensor], list[Any], TreeSpec]:
+    """The tensors of a tree, its leaves without them, and its shape."""
+    leaves, spec = tree_flatten(tree)
+    rest = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], rest, spec
+
+
+def _with_tensors(tensors: Iterable[Tensor], rest: list[Any], spec: TreeSpec) -> Any:
+    """The tree again."""
+    remaining = iter(tensors)
+    return tree_unflatten([next(remaining) if leaf is _TENSOR else leaf for leaf in rest], spec)
 
 
 @dataclass(frozen=True)
@@ -94,25 +97,21 @@ class _Segment:
     """One call of a segment, without its tensors."""
 
     module: nn.Module
-    rest: list[Any]  #: the flat arguments, None at the tensors
-    where: list[int]  #: the slots of the tensors
+    rest: list[Any]  #: of the arguments
     spec: TreeSpec
     contexts: tuple[Active, ...]
     ambient: _Ambient
-    output_spec: Any = None
     output_rest: Any = None
+    output_spec: Any = None
 
-    def call(self, tensors: Any) -> tuple[Tensor, ...]:
+    def call(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Run the module's own forward on these tensors."""
-        leaves = list(self.rest)
-        for slot, tensor in zip(self.where, tensors, strict=True):
-            leaves[slot] = tensor
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        flat, self.output_spec = tree_flatten(type(self.module).forward(self.module, *args, **kwargs))
-        self.output_rest = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat]
-        return tuple(leaf for leaf in flat if isinstance(leaf, Tensor))
+        args, kwargs = _with_tensors(tensors, self.rest, self.spec)
+        output = type(self.module).forward(self.module, *args, **kwargs)
+        outputs, self.output_rest, self.output_spec = _without_tensors(output)
+        return tuple(outputs)
 
-    def recompute(self, tensors: Any) -> tuple[Tensor, ...]:
+    def recompute(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """The outputs again, with their graph; buffers (batch norm's) keep the state they have."""
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         buffers_aside = _reparametrize_module(self.module, buffers)
@@ -138,7 +137,7 @@ class _Checkpoint(torch.autograd.Function):
                 "recomputation needs as it was; choose segments so that none does"
             )
         ctx.mark_non_differentiable(*(t for t in outputs if not (t.is_floating_point() or t.is_complex())))
-        return outputs if len(outputs) != 1 else outputs[0]
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -28,10 +28,10 @@ from torch import nn
 
 from dsq.arguments import choice, number, whole_number
 from dsq.stash.gact.bit_plan import BitPlan
-from dsq.stash.gact.codecs import CODECS
+from dsq.stash.gact.codecs import CODE_FAMILIES
 from dsq.stash.gact.controller import Gact
 from dsq.stash.policy import Controller, apply, register
-from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
+from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 from dsq.stash.saved_tensors.window import take_off_before_steps
 
@@ -66,7 +66,7 @@ def attach(
         ValueError: an option out of range.
     """
     choice("level", level, LEVELS)
-    codec = CODECS[choice("format", format, CODECS)]
+    codec = CODE_FAMILIES[choice("format", format, CODE_FAMILIES)]
     number(f"bits (format {format!r})", bits, least=codec.widths[0], most=codec.widths[-1])
     adapt_interval = None if adapt_interval is None else whole_number("adapt_interval", adapt_interval, 1)
     if swap_dir is not None and level != "L2":

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dsq.formats import BFP
 from dsq.packing import pack
-from dsq.stash.saved_tensors.affine import quantize_groups
+from dsq.stash.saved_tensors.affine import pack_groups
 from dsq.stash.saved_tensors.forward_stash import Code
 
 EXACT = 32  #: the width that stands for "kept as it is"
@@ -26,14 +26,14 @@ class CodeFamily:
 
 
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
-    return quantize_groups(values_N, bits, group=256, seed=seed)
+    return pack_groups(values_N, bits, group=256, seed=seed)
 
 
 def _bfp(values_N: Tensor, bits: int, seed: int) -> Code:
     return pack(values_N, BFP(bits), rounding="stochastic", seed=seed)
 
 
-CODECS = {
+CODE_FAMILIES = {
     # step = range / (2^b - 1)
     "affine": CodeFamily(_affine, lambda bits: (2.0**bits - 1) ** -2, tuple(range(1, 9))),
     # step = 2^(E - (b - 2))

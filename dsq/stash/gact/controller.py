@@ -29,6 +29,7 @@ from dsq.stash.saved_tensors.window import LossWindow
 
 _ALARM = 0.5  #: part of the gradient's variance that the codes may make up before the user is warned
 _ALARM_AFTER = 20  #: steps from an adaptation to that check: the running mean must have seen the new bits
+_STATE = ("parameters", "step", "next_adaptation", "pending", "alarm", "noise_share", "plan", "variance")
 
 
 class Gact(Controller):
@@ -82,7 +83,7 @@ class Gact(Controller):
             stash = ForwardStash(run.encode, weights, storages_of(self.inputs))
             self.latest = run, stash
         self.inputs = ()
-        with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.form, stash.note_call):
+        with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.pack_by_rule, stash.note_call):
             yield
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -198,7 +199,7 @@ class Gact(Controller):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, tuple(self.state_dict()))
+        check_keys(self.name, state, _STATE)
         check_parameters(self.name, self.model, state["parameters"])
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
         self.pending = None if state["pending"] is None else RecordedStep(**state["pending"])

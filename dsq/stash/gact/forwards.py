@@ -79,9 +79,6 @@ class Dual:
     def unpack(self, dtype: torch.dtype) -> Tensor:
         return self.codes[self.second].unpack(dtype)
 
-    def read_second(self, second: bool) -> None:
-        self.second = second
-
 
 class ReplayedForward:
     """A forward run again: every tensor in the uniform width (algorithm 1 takes any scheme), with two seeds."""

@@ -8,7 +8,7 @@ CPU: to unlinked files mapped into memory, whose pages the system writes out and
 import os
 import tempfile
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -22,7 +22,7 @@ class Offloaded:
     """A code whose tensors were moved out; it is a code itself."""
 
     shell: Any  #: the code, with empty tensors in place of those moved
-    slots: dict[str, "Slot"]
+    slots: dict[str, "FileSlot | CudaSlot"]
     before: Self | None  #: the one saved before: the backward will ask for it next
     nbytes: int
 
@@ -48,7 +48,7 @@ class Offload:
         self.last: ref[Offloaded] | None = None  #: weak: the stash is its graph's
 
     def __call__(self, code: Code) -> Offloaded:
-        slots: dict[str, Slot] = {}
+        slots: dict[str, FileSlot | CudaSlot] = {}
         for field in fields(code):  # type: ignore[arg-type]
             value = getattr(code, field.name)
             if isinstance(value, Tensor) and value.numel():
@@ -60,20 +60,8 @@ class Offload:
         return moved
 
 
-class Slot(Protocol):
-    """Where one tensor waits."""
-
-    def fetch(self) -> None:
-        """Start to bring it back; any number of times."""
-        ...
-
-    def take(self) -> Tensor:
-        """The tensor on its own device, after a fetch."""
-        ...
-
-
 class FileSlot:
-    """A file mapped into memory; reading it brings it back."""
+    """A file mapped into memory; reading it brings a tensor back."""
 
     def __init__(self, tensor: Tensor, directory: str | None) -> None:
         handle, path = tempfile.mkstemp(prefix="dsq-stash-", dir=directory)
@@ -100,7 +88,7 @@ def _stream(device: torch.device, direction: str) -> torch.cuda.Stream:
 
 
 class CudaSlot:
-    """Pinned host memory."""
+    """Pinned host memory for a tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         out = _stream(tensor.device, "out")
@@ -114,6 +102,7 @@ class CudaSlot:
         self.back: tuple[Tensor, torch.cuda.Event] | None = None
 
     def fetch(self) -> None:
+        """Start to bring it back; any number of times."""
         if self.back is None:
             inward = _stream(self.device, "in")
             inward.wait_event(self.left)
@@ -121,6 +110,7 @@ class CudaSlot:
                 self.back = self.host.to(self.device, non_blocking=True), inward.record_event()
 
     def take(self) -> Tensor:
+        """The tensor on its own device, after a fetch."""
         assert self.back is not None, "take() comes after fetch()"
         tensor, arrived = self.back
         self.back = None  # a second consumer fetches again: keeping it would keep the whole stash on the device

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
+
+from dsq.stash.gact.forwards import Dual
 
 
 @dataclass
@@ -72,30 +74,20 @@ def differentiable(output: Any) -> list[Tensor]:
     return found
 
 
-class Reseedable(Protocol):
-    """A stash of two codes made with two seeds."""
-
-    def read_second(self, second: bool) -> None:
-        """Let the backward read the code of the second seed, or of the first."""
-        ...
-
-
-def sensitivities(
-    gradient: Callable[[], Sequence[Tensor]], stashes: Sequence[Reseedable], factor: float
-) -> list[float]:
+def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], factor: float) -> list[float]:
     """c_l of each saved tensor (GACT, algorithm 1): 0.5 ||g_0 - g_1||^2 / S(b).
 
     Args:
-        gradient: computes the parameters' gradient from the stashes as they are.
-        stashes: one a tensor, all at the first seed; so they are left.
+        gradient: computes the parameters' gradient from the codes that ``duals`` read.
+        duals: one a tensor, all at the first code; so they are left.
         factor: S(b) of the bits they all have.
     """
     first = [g.clone() for g in gradient()]
     result = []
-    for stash in stashes:
-        stash.read_second(True)
+    for dual in duals:
+        dual.second = True
         second = gradient()
-        stash.read_second(False)
+        dual.second = False
         distance = sum(float((a - b).double().square().sum()) for a, b in zip(first, second, strict=True))
         result.append(0.5 * distance / factor)
     return result

@@ -32,11 +32,11 @@ from dsq.stash.mesa.observed_forward import OPERATIONS
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, register
 from dsq.stash.saved_tensors.affine import ROUNDINGS
-from dsq.stash.saved_tensors.compiled_blocks import around_compiled_blocks
+from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
 
-@register("mesa", composes_with=("checkpoint",), compiled="blocks")
+@register("mesa", composes_with=("checkpoint",), compiled="model")
 def attach(
     model: nn.Module,
     *,

@@ -7,10 +7,12 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from dsq.stash.mesa.in_graphs import graphs_ask
 from dsq.stash.mesa.observed_forward import OPERATIONS, ObservedForward
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
@@ -32,12 +34,16 @@ class Mesa(Controller):
         """What is entered around the model's forward."""
         observed = ObservedForward(self.kinds, self.ranges, self.running, parameter_storages(self.model))
         self.latest = observed.stash
-        with saved_tensors_hooks(observed.pack, get), Rules(FEW_BITS, observed.stash.form), observed:
+        rules = Rules(FEW_BITS, observed.stash.pack_by_rule)
+        with graphs_ask(observed), saved_tensors_hooks(observed.pack, get), rules, observed:
             yield
 
     def report(self) -> Summary:
-        raw, kept = (self.latest.raw_bytes, self.latest.kept_bytes) if self.latest else (0, 0)
-        return Summary(self.name, (), raw, kept, (f"8 bits: {', '.join(k for k in OPERATIONS if k in self.kinds)}",))
+        kinds = f"8 bits: {', '.join(k for k in OPERATIONS if k in self.kinds)}"
+        if self.latest is None:
+            return Summary(self.name, (), 0, 0, (kinds,))
+        details = kinds, *note_of_graphs(self.model, self.latest)
+        return Summary(self.name, (), self.latest.raw_bytes, self.latest.kept_bytes, details)
 
     def state_dict(self) -> dict[str, Any]:
         ranges = {key: value.clone() for key, value in self.ranges.alpha_beta.items()}

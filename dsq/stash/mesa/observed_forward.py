@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import Groups
+from dsq.stash.mesa.in_graphs import RangesInGraphs, grouped_axis
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.own_body import multi_head_attention_forward
+from dsq.stash.saved_tensors.multi_head_forward import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
 from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
 from dsq.stash.saved_tensors.storages import storages_of
@@ -44,7 +45,7 @@ class ObservedForward(ForwardMode):
     ) -> None:
         super().__init__()
         self.kinds, self.ranges, self.running = kinds, ranges, running
-        self.stash = ForwardStash(self.encode, weights, set())
+        self.stash = ForwardStash(self.encode, weights, set(), RangesInGraphs(running.heads()))
         self.kind: str | None = None  #: None: outside of ``kinds``, or of a compiled graph, which tells no operations
         self.heads: int | None = None  #: where the running call's operands show them
         self.made: Counter[str] = Counter()
@@ -70,9 +71,7 @@ class ObservedForward(ForwardMode):
         return self.stash.keep(tensor) if self.kind is None else self.stash.pack(tensor)
 
     def encode(self, tensor: Tensor, order: Any, values: Tensor) -> AffineGroups | None:
-        path = self.running.path()
-        key = f"{path}:{self.made[path]}"
-        self.made[path] += 1  # an empty tensor's too: those after it keep theirs
+        key = self._key(self.running.path())  # an empty tensor's too: those after it keep theirs
         if tensor.dim() == 0 or values.numel() == 0:
             return None
         axis, (outer, groups, inner) = self._grouping(tensor)
@@ -80,7 +79,16 @@ class ObservedForward(ForwardMode):
         if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
             groups, inner = values.shape[position], 1
         run = inner * math.prod(values.shape[position + 1 :])
-        return self.ranges.quantize(key, values, Groups(run, groups))
+        return self.ranges.pack(key, values, Groups(run, groups))
+
+    def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
+        """What a compiled graph saves under that name."""
+        return self.ranges.quantize(self._key(f"{self.running.path()}:{name}"), values, groups)
+
+    def _key(self, name: str) -> str:
+        turn = self.made[name]
+        self.made[name] += 1
+        return f"{name}:{turn}"
 
     def _grouping(self, tensor: Tensor) -> tuple[int, tuple[int, int, int]]:
         """(axis, its sizes as outer x groups x inner): where the groups of a saved tensor lie."""
@@ -91,9 +99,11 @@ class ObservedForward(ForwardMode):
                 return axis, (1, tensor.shape[axis], 1)
             if tensor.shape[axis] % heads == 0:  # (batch heads, rows, columns), as bmm has it
                 return axis, (tensor.shape[axis] // heads, heads, 1)
-        if self.kind is None and tensor.dim() == 4 and tensor.shape[1] == self.running.heads():
-            return 1, (1, tensor.shape[1], 1)
-        axis = 1 if self.kind in ("conv", "batchnorm") or _made_by_conv(tensor) else tensor.dim() - 1
+        axis = tensor.dim() - 1
+        if self.kind is None:
+            axis = grouped_axis(tensor.shape, self.running.heads())
+        if self.kind in ("conv", "batchnorm") or _made_by_conv(tensor):
+            axis = 1
         groups = math.gcd(tensor.shape[axis], self.running.heads())
         return axis, (1, groups, tensor.shape[axis] // groups)
 

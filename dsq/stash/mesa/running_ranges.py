@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsq.kernels.backend import Groups
 from dsq.kernels.dispatch import affine_extents
-from dsq.stash.saved_tensors.affine import AffineGroups, quantize
+from dsq.stash.saved_tensors.affine import AffineGroups, pack
 
 
 @dataclass
@@ -24,11 +24,11 @@ class RunningRanges:
     count: int = 0  #: seeds the rounding, with `seed`
     alpha_beta: dict[str, Tensor] = field(default_factory=dict)  #: (2, groups); NaN until a finite tensor was seen
 
-    def quantize(self, key: str, values: Tensor, groups: Groups) -> AffineGroups:
+    def pack(self, key: str, values: Tensor, groups: Groups) -> AffineGroups:
         """Update the range of `key` by `values`, and code them in it."""
         ranges = self._now(key, values, groups)
         self.count += 1
-        return quantize(values, 8, groups, ranges, self.rounding, self.seed + self.count - 1)
+        return pack(values, 8, groups, ranges, self.rounding, self.seed + self.count - 1)
 
     def _now(self, key: str, values: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
         """(low, step) of each group after the update."""

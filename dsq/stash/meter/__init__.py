@@ -4,6 +4,7 @@ report.py        measure(), and what it found
 graph.py         the autograd graph weighed: saved tensors in the form a hook gave them, and what Functions put on a ctx
 live_tensors.py  what was there before the forward, and what no graph shows
 module_runs.py   which module made a node
+observation.py   what the converted layers of a model in training stash, for its loggers
 peak.py          the most that PyTorch's allocators held at once
 """
 

@@ -124,19 +124,8 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
     yield from getattr(node, "__dict__", {}).items()
 
 
-_OPAQUE = (
-    nn.Module,
-    Controller,
-    type,
-    types.ModuleType,
-    str,
-    int,
-    float,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.device,
-)
+_PLAIN = (str, int, float, complex, type(None), torch.dtype, torch.device)
+_OPAQUE = (nn.Module, Controller, type, types.ModuleType, *_PLAIN)
 
 
 def reachable(thing: Any, nodes: list[Any], seen: set[int] | None = None) -> Iterator[Any]:

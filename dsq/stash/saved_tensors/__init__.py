@@ -11,5 +11,6 @@ From what runs first to what the backward reads:
     window.py           hooks between the forward and its backward, for what the loss saves
     class_swap.py       modules given another class in place
     affine.py           a quantiser with a step and a minimum a group
-    own_body.py         nn.MultiheadAttention's function in parts that a mode can see
+    compiled_graphs/    what graphs of torch.compile save, which no mode sees and which has no history
+    multi_head_forward.py  nn.MultiheadAttention's function in parts that a mode can see
 """

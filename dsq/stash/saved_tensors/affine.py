@@ -37,19 +37,17 @@ class AffineGroups:
         return affine_unpack(AffineCodes(self.codes, self.low, self.step), self.bits, self.groups, self.numel, dtype)
 
 
-def quantize(
+def pack(
     x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, rounding: str, seed: int
 ) -> AffineGroups:
-    """x (contiguous) in its groups, in the ranges (low, step) given or, where each group is one run, in its own."""
+    """Pack x (contiguous) in the ranges (low, step) of its groups; None: each group is one run, in its own range."""
     packed = affine_pack(x, bits, groups, ranges, None if rounding == "nearest" else seed)
     return AffineGroups(*packed, bits, groups, x.numel())
 
 
-def quantize_groups(
-    x: Tensor, bits: int, group: int = 256, rounding: str = "stochastic", seed: int = 0
-) -> AffineGroups:
-    """Quantise x, read in its memory order as one row, to `bits` bits in groups of `group` values.
+def pack_groups(x: Tensor, bits: int, group: int = 256, rounding: str = "stochastic", seed: int = 0) -> AffineGroups:
+    """Pack x, read in its memory order as one row, in `bits` bits in groups of `group` values.
 
     Bytes kept: ceil(numel bits / 8) + 8 ceil(numel / group); the pair (min, step) is fp32 (fp64 for an fp64 tensor).
     """
-    return quantize(x, bits, Groups(group, -(-x.numel() // group)), None, rounding, seed)
+    return pack(x, bits, Groups(group, -(-x.numel() // group)), None, rounding, seed)

@@ -5,15 +5,15 @@ pack     weights, integers and statistics stay as they are; masks take one bit a
 unpack   the values in the shape, strides and type they were saved in; for first derivatives only
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
-from dsq.formats import Format
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
 from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
@@ -54,11 +54,23 @@ class CodedView:
         return self.order.restore(self.shared.code.unpack(self.dtype).reshape(-1))
 
 
-class GraphPacking(NamedTuple):
-    """How compiled graphs may pack by themselves what a policy would."""
+class GraphPacking(Protocol):
+    """How compiled graphs pack by themselves what a policy would: the nodes that do it. Equal ones, equal graphs."""
 
-    format: Format
-    few: int  #: values up to which a tensor stays exact
+    @property
+    def few(self) -> int:
+        """Values up to which a tensor stays exact."""
+        ...
+
+    def pack(self, x: Node, order: Sequence[int], values: Node, flat: Node) -> Node:
+        """Two uint8 tensors, of a saved tensor ``x``; ``values``: its axes in the ``order`` they lie in memory."""
+        ...
+
+    def unpack(
+        self, x: Node, order: Sequence[int], parts: Sequence[Node], sizes: Sequence[int | Node], count: int | Node
+    ) -> Node:
+        """The ``count`` values, in memory order, of ``sizes``."""
+        ...
 
 
 Encoder = Callable[[Tensor, MemoryOrder, Tensor], Code | None]
@@ -71,7 +83,7 @@ class ForwardStash:
     weights: storages of the model's parameters and buffers, never encoded and never counted.
     batch: storages of inputs to encode though they need no gradient; other tensors without one stay exact (the
         statistics of norms and of attention kernels are among them).
-    in_graphs: None where encode is not the same for each tensor and step.
+    in_graphs: None where compiled graphs leave it to the hooks.
     """
 
     def __init__(
@@ -138,7 +150,7 @@ class ForwardStash:
             self._count(nbytes, nbytes)
         return kept
 
-    def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
+    def pack_by_rule(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
         """What a rule keeps of a tensor, counted with the rest."""
         saved = pack_one(tensor)
         if isinstance(saved, (TwoValued, Narrow)) and pack_one != self.keep:  # keep counts what it keeps

@@ -1,13 +1,13 @@
-"""Between the forward and its backward: the hooks that also see what the loss saves, in a plain loop.
+"""Hooks between a forward and its backward: they see what the loss saves, which a plain loop computes after the model.
 
-The context around the model's forward ends with it; the loss is computed after. These hooks are pushed when the forward
-ends. They are taken off when the next one starts, of this or another model under a policy, when an optimizer steps, or
-by the first tensor saved after the backward began: whatever else the thread runs is not saved through them. They act on
-tensors computed from the model's outputs, until a gradient arrives at those, or until a weight of another model is met:
-what that model keeps is not this policy's. The latest forward's window takes the place of another model's.
+Pushed when the forward ends, if no other hooks are active: contexts that the user enters later then nest inside of them
+and leave in order. Where the user has hooks around the training step, the loss keeps what those keep.
 
-They are pushed only where no other hooks are active, so that contexts the user enters later nest inside of them and
-leave in order; where the user has hooks around the training step, the loss keeps what those keep.
+Taken off when the next forward starts, of this or another model under a policy, when an optimizer steps, or by the
+first tensor saved after the backward began: nothing else that the thread runs is saved through them.
+
+They act on tensors computed from the model's outputs, until a gradient arrives at those, or until a weight of another
+model is met: what that model keeps is not this policy's.
 """
 
 from collections import deque

@@ -86,7 +86,7 @@ class SelectiveForward:
             sign.share(saved)
         return saved
 
-    def form(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
+    def pack_by_rule(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
         """What a rule makes of a tensor; None: keep() is to have it."""
         if not is_plain(tensor):
             return None
@@ -136,7 +136,7 @@ class Selective(Controller):
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward."""
         forward = SelectiveForward(parameter_storages(self.model), innermost_hooks())
-        with saved_tensors_hooks(forward.keep, get), Rules(LAYER_RULES, forward.form):
+        with saved_tensors_hooks(forward.keep, get), Rules(LAYER_RULES, forward.pack_by_rule):
             yield
         if not in_backward():  # where it is a recomputation
             self.latest = forward.summary(self.name)

@@ -20,7 +20,6 @@ every layer keeps its meaning, and gradients are equal bit for bit.
 (memsave, section 2.2.1; its section 2.2.2 keeps ReLU's mask in bytes.)
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +27,7 @@ from torch.nn import functional as F
 
 from dsq.stash.saved_tensors.forms import Dropped, Saved
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
-from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Rule, needs
+from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, RuleTable, needs
 
 
 def _drop(x: Tensor, w: Any, keep_x: bool, keep_w: bool, any_size: bool) -> PackOne | None:
@@ -73,7 +72,7 @@ def _norm(x: Tensor, w: Any, batch_statistics: bool) -> PackOne | None:
     return _drop(x, w, keep_x=needs(w) or (batch_statistics and needs(x)), keep_w=needs(x), any_size=False)
 
 
-LAYER_RULES: dict[Callable[..., Any], Rule] = {
+LAYER_RULES: RuleTable = {
     **FEW_BITS,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), convolution),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), convolution),

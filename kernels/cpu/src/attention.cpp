@@ -108,6 +108,7 @@ template <class T> void copy_out(const float* x, int64_t rows, int64_t width, T*
 
 // e^x for x <= 0, within 2 units in the last place.
 inline __m512 exponential(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-110), x);  // e^-110 is 0; lower, r would not be small. A NaN stays one
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);  // ln 2 in two parts
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
@@ -128,8 +129,8 @@ float largest(const float* s, int64_t count) {
 float exponentials(float* s, int64_t count, int64_t end, float scale, float shift) {
   __m512 sum{};
   for (int64_t j = 0; j < end; j += LANES) {
-    const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s + j), _mm512_set1_ps(scale), _mm512_set1_ps(shift));
-    const __m512 p = _mm512_maskz_mov_ps(lanes_of(count - j), exponential(x));
+    const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(s + j), _mm512_set1_ps(scale));  // rounded, as the shift is
+    const __m512 p = _mm512_maskz_mov_ps(lanes_of(count - j), exponential(_mm512_sub_ps(x, _mm512_set1_ps(shift))));
     _mm512_storeu_ps(s + j, p);
     sum = _mm512_add_ps(sum, p);
   }

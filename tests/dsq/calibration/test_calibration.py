@@ -31,7 +31,7 @@ def hasty(monkeypatch):
 
 def test_a_measured_file_serves_every_command(hasty, tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(toml(machine.measure(torch.device("cpu"))))
+    path.write_text(toml(machine.measure_hardware(torch.device("cpu"))))
     hardware = load_hardware(str(path))
     assert hardware.measured
     assert hardware.rates.startswith("measured (")

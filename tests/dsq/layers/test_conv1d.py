@@ -16,6 +16,7 @@ def test_it_is_a_linear_layer_of_the_transposed_weight(levels):
     names = list(net.state_dict())
     dsq.convert(net, config), dsq.convert(linear, config)
     assert isinstance(net, Conv1D)
+    assert repr(net).startswith(f"Conv1D(nf=48, nx=32, precision={levels}")
     assert list(net.state_dict()) == names
     x, dy = torch.randn(2, 16, 32, requires_grad=True), torch.randn(2, 16, 48)
     results = []

@@ -140,10 +140,11 @@ def test_a_policy_keeps_the_bytes_and_gives_the_gradients_of_eager_mode(name, ho
 WHOLE = [(name, False) for name in MODELS if name != "graph breaks"] + [("fused attention", True)]
 
 
+@pytest.mark.parametrize("policy", ["bfp", "mesa"])
 @pytest.mark.parametrize(("name", "dynamic"), WHOLE)
-def test_so_does_one_graph_of_a_whole_model(name, dynamic):
+def test_so_does_one_graph_of_a_whole_model(name, dynamic, policy):
     compiled = torch.compile(made(name), backend=DIVIDED, fullgraph=True, dynamic=dynamic)
-    controller, exact = check_against_eager_mode(name, compiled, "bfp")
+    controller, exact = check_against_eager_mode(name, compiled, policy)
     controller.remove()
     assert error(gradient(compiled), exact) < 1e-6
 
@@ -157,22 +158,41 @@ class Unpacked(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.dsq.unpack.default:
+        if func in (torch.ops.dsq.unpack.default, torch.ops.dsq.unpack_in_range.default):
             self.alive.add(result)
             self.all, self.most = self.all + 1, max(self.most, len(self.alive))
         return result
 
 
-def test_one_graph_unpacks_a_tensor_when_it_is_used():
+@pytest.mark.parametrize("policy", ["bfp", "mesa"])
+def test_one_graph_unpacks_a_tensor_when_it_is_used(policy):
     model = Stack(encoder(4, 32, 4, 64, sdpa=True)[:4])
     compiled = torch.compile(model, backend=DIVIDED, fullgraph=True)
-    apply(compiled, "bfp")
+    apply(compiled, policy)
     loss(compiled).backward()
     value = loss(compiled)
     with Unpacked() as unpacked:
         value.backward()
     assert unpacked.all >= 4 * 8
     assert unpacked.most <= 6  # what attention was given and gave, and its neighbours
+
+
+def test_ranges_go_on_in_one_graph_and_in_graphs_of_one_class():
+    whole, blocks = (Stack(encoder(2, 32, 4, 64, sdpa=True)[:2]) for _ in range(2))
+    for block in blocks.blocks:
+        block.compile(backend=DIVIDED)
+    for model in (torch.compile(whole, backend=DIVIDED, fullgraph=True), blocks):
+        controller = apply(model, "mesa", decay=0.5)
+        loss(model).backward()
+        first = controller.state_dict()["ranges"]
+        whole.blocks[0].norm1.weight.data *= 3
+        blocks.blocks[0].norm1.weight.data *= 3
+        loss(model).backward()
+        then = controller.state_dict()["ranges"]
+        assert then.keys() == first.keys()
+        assert len(first) >= 2 * 8
+        grown = [then[key][0] / first[key][0] for key in first]
+        assert any(torch.allclose(each, torch.tensor(2.0)) for each in grown)  # the mean of 1 and 3
 
 
 class Classifier(nn.Module):

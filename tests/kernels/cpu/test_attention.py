@@ -1,10 +1,12 @@
 """Fused attention by the compiled kernels against its equations in float64."""
 
 import math
+from contextlib import ExitStack
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 import dsq
@@ -69,8 +71,32 @@ def test_the_kernels_answer_inside_and_pytorch_outside():
         inside = F.scaled_dot_product_attention(q, k, v)
     assert F.scaled_dot_product_attention(q, k, v).equal(before)
     assert not inside.equal(before)
-    assert inside.stride() == before.stride()
     torch.testing.assert_close(inside, before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize("one", [None, 0, 1, 2])
+def test_strides_are_pytorch_s(order, one):  # compiled code relies on them
+    q, k, v, dy = inputs((2, 4, 40, 40, 24))
+    if one is not None:
+        q = q.narrow(one, 0, 1)
+    q = q.permute(*order, 3).contiguous().permute(*map(order.index, range(3)), 3).expand(2, 4, 40, 24)
+    found, expected = (f(F.scaled_dot_product_attention, q, k, v, dy) for f in (ours, results))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_contexts_may_end_in_the_order_in_which_they_began():
+    q, k, v, _ = inputs((2, 4, 96, 96, 64))
+    before = F.scaled_dot_product_attention(q, k, v)
+    first, second = ExitStack(), ExitStack()  # of two threads, say
+    for context in (first, second):
+        context.enter_context(dsq.fused_attention())
+    first.close()
+    assert not F.scaled_dot_product_attention(q, k, v).equal(before)
+    second.close()
+    assert F.scaled_dot_product_attention(q, k, v).equal(before)
 
 
 def test_a_backward_that_comes_after_is_pytorch_s():
@@ -103,6 +129,27 @@ def test_a_gradient_with_strides_of_its_own():
     one = torch.ones(()).expand(q.shape)
     expected = ours(F.scaled_dot_product_attention, q, k, v, one.contiguous())
     assert all(map(torch.equal, expected, ours(F.scaled_dot_product_attention, q, k, v, one)))
+
+
+@pytest.mark.parametrize("spread", [1e5, 1e9])  # scores of 1e10 and more, which differ by as much
+def test_large_scores(spread):
+    given = inputs((1, 2, 40, 40, 24), spread=spread)
+    y, *gradients = ours(F.scaled_dot_product_attention, *given)
+    torch.testing.assert_close(y, equations(*given[:3], causal=False))
+    assert all(x.isfinite().all() for x in gradients)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:, :1], lambda x: x[:0], lambda x: x.half()])
+@pytest.mark.parametrize("which", ["the result", "its logsumexp"])
+def test_hooks_that_give_back_something_else(which, change):
+    qkv = [x.requires_grad_() for x in inputs((1, 2, 40, 40, 24))[:3]]
+    with dsq.fused_attention():
+        y = F.scaled_dot_product_attention(*qkv)
+        saved = {"the result": lambda x: x.data_ptr() == y.data_ptr(), "its logsumexp": lambda x: x.dim() == 3}
+        with saved_tensors_hooks(lambda x: x, lambda x: change(x) if saved[which](x) else x):
+            y = F.scaled_dot_product_attention(*qkv)
+        with pytest.raises(ValueError, match=f"{which} of attention must be torch.float32"):
+            y.sum().backward()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

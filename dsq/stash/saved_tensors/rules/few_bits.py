@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dsq.stash.saved_tensors.forms import Dropped, Narrow, Saved
 from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
-from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Replacement, Rule, needs
+from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Replacement, Rule, RuleTable, needs
 from dsq.stash.saved_tensors.rules.masked_relu import RELUS, masked_relu
 
 
@@ -102,7 +102,7 @@ def average_pool(call: Call) -> PackOne:
     return Dropped.of
 
 
-RELU_FAMILY: dict[Callable[..., Any], Rule] = {
+RELU_FAMILY: RuleTable = {
     **dict.fromkeys(RELUS, relu),
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_), leaky_relu),
     **dict.fromkeys((F.threshold, torch.threshold, torch.threshold_), threshold),
@@ -110,7 +110,7 @@ RELU_FAMILY: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), prelu),
     F.relu6: relu6,
 }
-DROPOUT: dict[Callable[..., Any], Rule] = dict.fromkeys(
+DROPOUT: RuleTable = dict.fromkeys(
     (
         *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
         *(torch.dropout, torch.alpha_dropout, torch.feature_dropout),
@@ -118,7 +118,7 @@ DROPOUT: dict[Callable[..., Any], Rule] = dict.fromkeys(
     ),
     dropout,
 )
-POOLING: dict[Callable[..., Any], Rule] = {
+POOLING: RuleTable = {
     **dict.fromkeys((F.max_pool1d, F.max_pool1d_with_indices, torch.max_pool1d), max_pool(1)),
     **dict.fromkeys((F.max_pool2d, F.max_pool2d_with_indices, torch.max_pool2d), max_pool(2)),
     **dict.fromkeys((F.max_pool3d, F.max_pool3d_with_indices, torch.max_pool3d), max_pool(3)),

@@ -11,7 +11,7 @@ from dsq.stash.saved_tensors.forms import Saved, get
 from dsq.stash.saved_tensors.hooks import op_hooks, rules_may_act
 
 PackOne = Callable[[Tensor], Saved | None]  # None: as it is, or as the policies further out want it
-Form = Callable[[PackOne, Tensor], Saved | None]  # what a policy does around the pack of a rule
+PackByRule = Callable[[PackOne, Tensor], Saved | None]  # what a policy does around a rule's pack, to count it say
 NoteCall = Callable[[Callable[..., Any], Mapping[str, Any]], None]  # function and keyword arguments, before each call
 
 
@@ -41,6 +41,7 @@ class Replacement(NamedTuple):
 
 
 Rule = Callable[[Call], PackOne | Replacement | None]  # None: nothing to gain in this call
+RuleTable = dict[Callable[..., Any], Rule]  # by function
 
 
 class ForwardMode(TorchFunctionMode):
@@ -48,13 +49,13 @@ class ForwardMode(TorchFunctionMode):
 
 
 class Rules(ForwardMode):
-    """While entered, calls of the functions in the table are made under their rules, whose packs ``form`` applies."""
+    """While entered, calls of functions in the table are made under their rules; ``pack_by_rule`` applies the packs."""
 
     def __init__(
-        self, table: Mapping[Callable[..., Any], Rule], form: Form | None = None, note_call: NoteCall | None = None
+        self, table: RuleTable, pack_by_rule: PackByRule | None = None, note_call: NoteCall | None = None
     ) -> None:
         super().__init__()
-        self.table, self.form, self.note_call = table, form, note_call
+        self.table, self.pack_by_rule, self.note_call = table, pack_by_rule, note_call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,7 +66,7 @@ class Rules(ForwardMode):
         if decision is None:
             return func(*args, **kwargs)
         run, pack_one, unpack = decision if isinstance(decision, Replacement) else (None, decision, get)
-        with op_hooks(pack_one if self.form is None else partial(self.form, pack_one), unpack):
+        with op_hooks(pack_one if self.pack_by_rule is None else partial(self.pack_by_rule, pack_one), unpack):
             return func(*args, **kwargs) if run is None else run()
 
 

@@ -21,7 +21,7 @@ struct SignedSteps {
   SignedSteps(int32_t kind, int bits, int tensor_exponent) : power(kind == SIGNED_POWER) {
     nan = !power && tensor_exponent == NAN_EXPONENT;
     lowest = power ? 127 - SIGNED_BIAS - (bits - 2) : tensor_exponent - 7 - bits - 6;
-    const int32_t least = (lowest - 2) << 23;  // 2^-9, where `lowest` is 2^-7
+    const int32_t least = (lowest - 2) * (1 << 23);  // 2^-9, where `lowest` is 2^-7; foreign bytes make it negative
     memcpy(&subnormal, &least, sizeof least);
   }
 
@@ -29,7 +29,7 @@ struct SignedSteps {
     const I size = scale & (STEP_IS_NEGATIVE - 1), sign = (scale & STEP_IS_NEGATIVE) << 24, quiet = splat(0x7fc00000);
     if (nan) return (F)quiet;
     if (power) return (F)(choose(size == SIGNED_NAN, quiet, (size + lowest) << 23) | sign);
-    const I normal = (size << 20) + (lowest << 23);
+    const I normal = (size << 20) + lowest * (1 << 23);
     const I small = (I)(__builtin_convertvector(size, F) * subnormal);
     return (F)(choose(size < 8, small, normal) | sign);
   }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq import stash
-from dsq.stash.gact.allocation import allocate
+from dsq.stash.gact.bit_plan import allocate
 from dsq.stash.gact.codecs import CODECS, EXACT
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 

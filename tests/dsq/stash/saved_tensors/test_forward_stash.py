@@ -131,7 +131,7 @@ def test_casts_of_what_differs_are_coded_apart() -> None:
                 y.clamp_(min=0)  # known to neither the graph nor the casts made before
             return pairs.float().sin().sum() + (before + layers[3](y)).float().sin().sum()
 
-    with recording(*layers) as (_, stash), Rules({}, stash.form, stash.note_call):
+    with recording(*layers) as (_, stash), Rules({}, stash.pack_by_rule, stash.note_call):
         coded = forward()
     weights = [layer.weight for layer in layers]
     for got, expected in zip(torch.autograd.grad(coded, weights), torch.autograd.grad(forward(), weights), strict=True):

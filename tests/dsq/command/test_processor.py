@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dsq.command.machine import processor
+from dsq.command.processor import processor
 
 CPUINFO = """processor\t: 0
 cpu family\t: 6

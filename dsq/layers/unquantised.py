@@ -1,4 +1,4 @@
-"""Modules whose matrices are multiplied in floating point in a converted model, and why."""
+"""Modules of a converted model whose matrices are multiplied in floating point, and why."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
 @dataclass(frozen=True)
-class Left:
+class Unquantised:
     """A module with parameters of two dimensions or more that is not quantised."""
 
     name: str
@@ -23,8 +23,8 @@ class Left:
     why: str
 
 
-def left(model: nn.Module) -> tuple[Left, ...]:
-    """The modules left, in the model's order; a parameter counts once."""
+def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
+    """Those modules, in the model's order; a parameter counts once."""
     seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in m.parameters(recurse=False)}
     tables = embedded(model)
     found = []
@@ -36,7 +36,7 @@ def left(model: nn.Module) -> tuple[Left, ...]:
             continue
         seen |= {id(p) for p in own}
         tied = all(id(p) in tables for p in own)
-        found.append(Left(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
+        found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dsq.conversion import converted
+from dsq.linear import Quantised
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
-from dsq.stash.meter import Scale
+from dsq.stash.meter.graph import Scale
 from dsq.stash.meter.module_runs import next_node
 from dsq.stash.policy import applied
 from dsq.stash.saved_tensors.storages import parameter_storages
@@ -32,7 +32,9 @@ class Observation:
         self._scale = Scale(parameter_storages(self.model))
         self._first_node: dict[nn.Module, int] = {}
         self._seen, self._squares, self._errors = 0, 0.0, 0.0
-        for layer in converted(self.model).values():
+        for layer in self.model.modules():
+            if not isinstance(layer, Quantised):
+                continue
             self._handles[layer] = (
                 layer.register_forward_pre_hook(self._before),
                 layer.register_forward_hook(self._after),

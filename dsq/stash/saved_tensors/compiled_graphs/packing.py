@@ -20,26 +20,26 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
-from dsq.formats import Format
-from dsq.stash.saved_tensors.compiled_graph import MARK
+from dsq.stash.saved_tensors.compiled_graphs.calls import call
+from dsq.stash.saved_tensors.compiled_graphs.exact import MARK
+from dsq.stash.saved_tensors.forward_stash import GraphPacking
 
 aten = torch.ops.aten
 
 
-def graphs_pack(fmt: Format, few: int) -> AbstractContextManager[Any]:
-    """Let graphs that inductor compiles inside pack, in ``fmt``, the tensors of more than ``few`` values they save."""
+def graphs_pack(packing: GraphPacking) -> AbstractContextManager[Any]:
+    """Let graphs that inductor compiles inside pack the tensors that they save."""
     config: Any = torch._inductor.config
     divide = config.custom_partitioner_fn or min_cut_rematerialization_partition
-    patch: AbstractContextManager[Any] = config.patch(custom_partitioner_fn=Packing(str(fmt), few, divide))
+    patch: AbstractContextManager[Any] = config.patch(custom_partitioner_fn=Divide(packing, divide))
     return patch
 
 
 @dataclass(frozen=True)
-class Packing(CustomPartitionerFn):
+class Divide(CustomPartitionerFn):
     """Divides a joint graph as ``divide`` does, and packs what the forward saves, but for what MarkExact marked."""
 
-    format: str
-    few: int
+    packing: GraphPacking
     divide: Callable[..., tuple[GraphModule, GraphModule]]
 
     def __call__(
@@ -49,18 +49,18 @@ class Packing(CustomPartitionerFn):
         boundary = _Boundary(forward, backward, options["num_fwd_outputs"])
         boundary.save_decisions()
         for tensor in filter(self._wanted, boundary.saved.copy()):
-            boundary.pack(tensor, self.format)
+            boundary.pack(tensor, self.packing)
         boundary.close()
         return forward, backward
 
     def _wanted(self, node: Node) -> bool:
         if node.op == "placeholder" or MARK in node.meta or not _is_float(node):
             return False
-        return bool(node.meta["val"].numel() > self.few)
+        return bool(node.meta["val"].numel() > self.packing.few)
 
     def uuid(self) -> Any:  # of the cache of compiled graphs
         own = self.divide.uuid() if isinstance(self.divide, CustomPartitionerFn) else None
-        return get_hash_for_files((__file__,), f"{self.format} {self.few} {own}")
+        return get_hash_for_files((__file__,), f"{self.packing} {own}")
 
 
 class _Boundary:
@@ -92,22 +92,23 @@ class _Boundary:
             node.replace_all_uses_with(self._input(given, before=self.inputs[first.name]))
             self.backward.graph.erase_node(node)
 
-    def pack(self, x: Node, fmt: str) -> None:
-        """Save codes and scales of ``x`` in its place; boxes over neighbours in memory."""
+    def pack(self, x: Node, packing: GraphPacking) -> None:
+        """Save the two parts of ``x``, packed, in its place."""
         value, unpacked = x.meta["val"], self.inputs.pop(x.name)
         order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
         with self.forward.graph.inserting_before(self.output):
-            flat = _call(aten.reshape.default, _call(aten.permute.default, x, order), [-1])
-            packed = _call(torch.ops.dsq.pack.default, flat, fmt, 0, None)
-            parts = [_call(operator.getitem, packed, part) for part in range(2)]
+            values = call(aten.permute.default, x, order)
+            flat = call(aten.reshape.default, values, [-1])
+            packed = packing.pack(x, order, values, flat)
+            parts = [call(operator.getitem, packed, part) for part in range(2)]
         index = self.saved.index(x)
         self.saved[index : index + 1] = parts
-        codes, scales = (self._input(part, before=unpacked) for part in parts)
-        shape = [self._size(x, dim) for dim in order]
+        given = [self._input(part, before=unpacked) for part in parts]
+        sizes, count = [self._size(x, dim) for dim in order], self._size(flat, 0)
         with self.backward.graph.inserting_before(min(unpacked.users)):
-            values = _call(torch.ops.dsq.unpack.default, codes, scales, fmt, [self._size(flat, 0)], 0, value.dtype)
+            again = packing.unpack(x, order, given, sizes, count)
             inverse = [order.index(dim) for dim in range(value.dim())]
-            again = _call(aten.permute.default, _call(aten.reshape.default, values, shape), inverse)
+            again = call(aten.permute.default, call(aten.reshape.default, again, sizes), inverse)
         unpacked.replace_all_uses_with(again)
         self.backward.graph.erase_node(unpacked)
 
@@ -130,7 +131,7 @@ class _Boundary:
             if isinstance(known, SymInt) and known.node.expr == size.node.expr:
                 return node
         with self.forward.graph.inserting_before(self.output):
-            given = _call(aten.sym_size.int, x, dim)
+            given = call(aten.sym_size.int, x, dim)
         sizes = sum(is_sym_node(node) for node in self.saved)
         self.saved.insert(len(self.saved) - sizes, given)
         return self._input(given, before=next(iter(self.backward.graph.nodes)))
@@ -146,13 +147,3 @@ class _Boundary:
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _call(function: Callable[..., Any], *args: Any) -> Node:
-    """``function(*args)`` where the graph of its first argument inserts nodes."""
-    node: Node = args[0].graph.call_function(function, args)
-    values: Any = torch.fx.node.map_arg(args, lambda arg: arg.meta["val"])
-    fake = next(value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, Tensor))
-    with fake.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = function(*values)
-    return node

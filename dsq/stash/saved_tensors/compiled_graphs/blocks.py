@@ -2,7 +2,7 @@
 
 A compiled graph is one autograd function. What it saves passes the hooks when its forward ends, without a history, and
 is unpacked when its backward begins, all of it: at the peak one block's stash is there unpacked. What a graph packs by
-itself (packing_graphs.py) is codes by then, and unpacked one by one.
+itself (packing.py) is codes by then, and unpacked one by one.
 """
 
 import sys
@@ -35,6 +35,12 @@ def around_compiled_blocks(controller: Controller, model: nn.Module) -> None:
     controller.undo.callback(forget_compiled)
 
 
+def note_of_graphs(model: nn.Module, stash: ForwardStash) -> tuple[str, ...]:
+    """What a report of the bytes of ``stash`` says where graphs pack by themselves."""
+    packs = stash.in_graphs is not None and next(compiled_blocks(model), None) is not None
+    return ("both figures have what compiled graphs packed by themselves in its packed form",) if packs else ()
+
+
 def _restore(block: nn.Module, name: str, run: Callable[..., Any]) -> None:
     if isinstance(getattr(block, name), CompiledBlock):  # a copy of a block is made without
         setattr(block, name, run)
@@ -53,9 +59,9 @@ class _Graphs:
         self.packing = packing
         if packing is None:
             return nullcontext()
-        from dsq.stash.saved_tensors.packing_graphs import graphs_pack  # torch._inductor takes seconds
+        from dsq.stash.saved_tensors.compiled_graphs.packing import graphs_pack  # torch._inductor takes seconds
 
-        return graphs_pack(*packing)
+        return graphs_pack(packing)
 
 
 class CompiledBlock(SharedByCopies):
@@ -66,7 +72,7 @@ class CompiledBlock(SharedByCopies):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stash = _innermost_stash()
-        from dsq.stash.saved_tensors.compiled_graph import marked  # torch._inductor takes seconds
+        from dsq.stash.saved_tensors.compiled_graphs.exact import marked  # torch._inductor takes seconds
 
         with ExitStack() as stack:
             stack.enter_context(_without_modes())
