@@ -22,16 +22,17 @@ written out and the log-probabilities of a cross entropy inside the model.
 """
 
 from collections.abc import Collection
+from typing import get_args
 
 from torch import nn
 
 from dsq.arguments import choice, number, whole_number
+from dsq.packing import Rounding
 from dsq.stash.compiled import compiled_blocks
 from dsq.stash.mesa.controller import Mesa
 from dsq.stash.mesa.observed_forward import OPERATIONS
 from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.policy import Controller, register
-from dsq.stash.saved_tensors.affine import ROUNDINGS
 from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 
@@ -43,7 +44,7 @@ def attach(
     kinds: Collection[str] = tuple(OPERATIONS),
     decay: float = 0.9,
     groups: int | None = None,
-    rounding: str = "stochastic",
+    rounding: Rounding = "stochastic",
     seed: int = 0,
 ) -> Controller:
     """Keep in 8 bits what the operations of `kinds` save while the model's forward runs.
@@ -66,7 +67,7 @@ def attach(
         raise ValueError(f"kinds must be all of {', '.join(OPERATIONS)} over compiled blocks, got {kinds!r}")
     number("decay", decay, least=0, below=1)
     groups = None if groups is None else whole_number("groups", groups, 1)
-    choice("rounding", rounding, ROUNDINGS)
+    choice("rounding", rounding, get_args(Rounding))
     ranges = RunningRanges(decay, rounding, whole_number("seed", seed))
     controller = Mesa(model, frozenset(kinds), ranges, groups)
     around_forward(controller, model, controller.context)

@@ -83,7 +83,7 @@ class ObservedForward(ForwardMode):
 
     def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
         """What a compiled graph saves under that name."""
-        return self.ranges.quantize(self._key(f"{self.running.path()}:{name}"), values, groups)
+        return self.ranges.pack(self._key(f"{self.running.path()}:{name}"), values, groups)
 
     def _key(self, name: str) -> str:
         turn = self.made[name]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dsq.kernels.backend import Groups
 from dsq.kernels.dispatch import affine_extents
+from dsq.packing import Rounding
 from dsq.stash.saved_tensors.affine import AffineGroups, pack
 
 
@@ -19,7 +20,7 @@ class RunningRanges:
     """
 
     decay: float
-    rounding: str
+    rounding: Rounding
     seed: int
     count: int = 0  #: seeds the rounding, with `seed`
     alpha_beta: dict[str, Tensor] = field(default_factory=dict)  #: (2, groups); NaN until a finite tensor was seen

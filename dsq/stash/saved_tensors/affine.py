@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
-
-ROUNDINGS = ("stochastic", "nearest")
+from dsq.packing import Rounding
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,16 @@ class AffineGroups:
 
 
 def pack(
-    x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, rounding: str, seed: int
+    x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, rounding: Rounding, seed: int
 ) -> AffineGroups:
     """Pack x (contiguous) in the ranges (low, step) of its groups; None: each group is one run, in its own range."""
     packed = affine_pack(x, bits, groups, ranges, None if rounding == "nearest" else seed)
     return AffineGroups(*packed, bits, groups, x.numel())
 
 
-def pack_groups(x: Tensor, bits: int, group: int = 256, rounding: str = "stochastic", seed: int = 0) -> AffineGroups:
+def pack_groups(
+    x: Tensor, bits: int, group: int = 256, rounding: Rounding = "stochastic", seed: int = 0
+) -> AffineGroups:
     """Pack x, read in its memory order as one row, in `bits` bits in groups of `group` values.
 
     Bytes kept: ceil(numel bits / 8) + 8 ceil(numel / group); the pair (min, step) is fp32 (fp64 for an fp64 tensor).

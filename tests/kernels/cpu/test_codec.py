@@ -203,7 +203,7 @@ def test_subnormals_survive_a_caller_that_flushes_them(isa):
 
 
 @EACH_ISA
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", SCALES)
 def test_bytes_that_no_kernel_packed(isa, kind):
     """Hooks may give back any; make sanitize runs this too."""
     for bits in (2, 4, 16):

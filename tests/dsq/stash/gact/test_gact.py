@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dsq import stash
 from dsq.stash.gact.bit_plan import allocate
-from dsq.stash.gact.codecs import CODECS, EXACT
+from dsq.stash.gact.codecs import CODE_FAMILIES, EXACT
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
@@ -19,7 +19,7 @@ def variance(model: nn.Module, x: Tensor, draws: int = 30) -> float:
 
 
 def test_allocation_is_the_best_there_is_on_small_cases() -> None:
-    factor = CODECS["affine"].factor
+    factor = CODE_FAMILIES["affine"].factor
     widths, sizes = (1, 2, 3, 4), (100, 100, 100, 100)
     for seed in range(5):
         c = torch.rand(4, generator=torch.Generator().manual_seed(seed)).pow(4).tolist()
@@ -34,7 +34,7 @@ def test_allocation_never_exceeds_the_budget_and_uses_it() -> None:
     for average in (1.0, 2.0, 2.7, 4.0, 7.9):
         c = torch.rand(30, generator=generator).pow(8).tolist()
         sizes = torch.randint(1, 5000, (30,), generator=generator).tolist()
-        bits = allocate(c, sizes, average * sum(sizes), tuple(range(1, 9)), CODECS["affine"].factor)
+        bits = allocate(c, sizes, average * sum(sizes), tuple(range(1, 9)), CODE_FAMILIES["affine"].factor)
         used = sum(b * d for b, d in zip(bits, sizes, strict=True)) / sum(sizes)
         assert average - 0.15 < used <= average
 
@@ -103,7 +103,7 @@ def test_sensitivities_predict_the_variance() -> None:
     controller.remove()
     for bits in (4, 6):
         stash_of = stash.apply(model, "gact", bits=bits, adapt_interval=None)
-        predicted = sum(measured.c) * CODECS["affine"].factor(bits)
+        predicted = sum(measured.c) * CODE_FAMILIES["affine"].factor(bits)
         assert predicted == pytest.approx(variance(model, tokens()), rel=0.4)
         stash_of.remove()
 

@@ -69,6 +69,12 @@ def _compiled() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, forward
 
 
+def _graph() -> tuple[nn.Module, Callable[[], Tensor]]:
+    model, x = encoder(2, 128, 4, 512), torch.randn(8, 96, 128)
+    compiled: Any = torch.compile(model, fullgraph=True)
+    return compiled, loss_that_keeps_nothing(compiled, x)
+
+
 def _vit() -> tuple[nn.Module, Callable[[], Tensor]]:
     model = Vit()
     return model, _classes(model, torch.randn(16, 3, 32, 32))
@@ -104,6 +110,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Tensor]]]] = {
     "dropout": _dropout,
     "autocast": _autocast,
     "compiled": _compiled,
+    "graph": _graph,
     "vit": _vit,
     "resnet": _resnet,
     "bert": lambda: _language_model("bert"),

@@ -16,9 +16,10 @@ OVERHEAD = 224 * 1024
 ON_DISK = "gact L2"  # the claimed peak counts its files, which malloc does not hold
 WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2", "gact bfp")  # nothing is kept that their reports do not count
 SLOW = "gact adapted"  # a backward a saved tensor
-EAGER = [model for model in MODELS if model != "compiled"]
+EAGER = [model for model in MODELS if model not in ("compiled", "graph")]
 CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
 CASES += [f"compiled/{policies}" for policies in ("plain", "bfp", "bfp 2", "gact")]
+CASES += [f"graph/{policies}" for policies in ("plain", "bfp", "mesa")]
 CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
 
 
@@ -41,5 +42,5 @@ def test_claims_are_what_the_allocator_holds(claims, case):
     if not case.endswith(ON_DISK):
         assert found["claimed_peak"] == pytest.approx(found["peak"], rel=0.03, abs=OVERHEAD)
     assert found["left"] <= OVERHEAD
-    if case.partition("/")[2] in WHOLE:
+    if case.partition("/")[2] in WHOLE and case != "graph/mesa":  # its report has the caller's batch, which stays exact
         assert sum(found["reported"].values()) == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
