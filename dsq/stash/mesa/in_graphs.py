@@ -18,10 +18,9 @@ from torch.fx import Node
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_unpack
 from dsq.kernels.operators import define
+from dsq.stash.mesa.running_ranges import BITS, RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.compiled_graphs.calls import call
-
-BITS = 8
 
 
 class Forward(Protocol):
@@ -78,7 +77,11 @@ def _groups(sizes: Sequence[int], axis: int, groups: int) -> Groups:
 
 
 def _pack(values: Tensor, axis: int, groups: int, name: str) -> tuple[Tensor, Tensor]:
-    coded = _RUNNING.get().code(name, values, _groups(values.shape, axis, groups))
+    forward, grouped = _RUNNING.get(None), _groups(values.shape, axis, groups)
+    if forward is None:  # a block called by itself: a tensor's own range serves
+        coded = RunningRanges(0.0, "nearest", 0).pack(name, values, grouped)
+    else:
+        coded = forward.code(name, values, grouped)
     return coded.codes, torch.stack([coded.low, coded.step]).view(torch.uint8)  # as bytes: hooks code floats
 
 

@@ -45,7 +45,7 @@ class ObservedForward(ForwardMode):
     ) -> None:
         super().__init__()
         self.kinds, self.ranges, self.running = kinds, ranges, running
-        self.stash = ForwardStash(self.encode, weights, set(), RangesInGraphs(running.heads()))
+        self.stash = ForwardStash(self.encode, weights, set(), RangesInGraphs(running.default_groups))
         self.kind: str | None = None  #: None: outside of ``kinds``, or of a compiled graph, which tells no operations
         self.heads: int | None = None  #: where the running call's operands show them
         self.made: Counter[str] = Counter()

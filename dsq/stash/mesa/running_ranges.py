@@ -11,6 +11,8 @@ from dsq.kernels.dispatch import affine_extents
 from dsq.packing import Rounding
 from dsq.stash.saved_tensors.affine import AffineGroups, pack
 
+BITS = 8
+
 
 @dataclass
 class RunningRanges:
@@ -29,7 +31,7 @@ class RunningRanges:
         """Update the range of `key` by `values`, and code them in it."""
         ranges = self._now(key, values, groups)
         self.count += 1
-        return pack(values, 8, groups, ranges, self.rounding, self.seed + self.count - 1)
+        return pack(values, BITS, groups, ranges, self.rounding, self.seed + self.count - 1)
 
     def _now(self, key: str, values: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
         """(low, step) of each group after the update."""
@@ -42,4 +44,4 @@ class RunningRanges:
         finite = now.isfinite().all(0)
         self.alpha_beta[key] = torch.where(finite, merged, before)
         alpha, beta = torch.where(finite, merged, math.nan)
-        return beta, alpha / 255
+        return beta, alpha / (2**BITS - 1)

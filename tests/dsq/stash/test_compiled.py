@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dsq
 from analysis.models import encoder
 from dsq.stash import apply, measure
+from dsq.stash.compiled import run_eagerly
 from tests.dsq.stash.gradients import all_gradients, error
 
 
@@ -177,6 +179,13 @@ def test_one_graph_unpacks_a_tensor_when_it_is_used(policy):
     assert unpacked.most <= 6  # what attention was given and gave, and its neighbours
 
 
+def gradient_of_last_block(model, context=None):
+    model.zero_grad()
+    with context or nullcontext():
+        model.blocks[1](X).square().mean().backward()
+    return all_gradients(model.blocks[1])
+
+
 def test_ranges_go_on_in_one_graph_and_in_graphs_of_one_class():
     whole, blocks = (Stack(encoder(2, 32, 4, 64, sdpa=True)[:2]) for _ in range(2))
     for block in blocks.blocks:
@@ -193,6 +202,9 @@ def test_ranges_go_on_in_one_graph_and_in_graphs_of_one_class():
         assert len(first) >= 2 * 8
         grown = [then[key][0] / first[key][0] for key in first]
         assert any(torch.allclose(each, torch.tensor(2.0)) for each in grown)  # the mean of 1 and 3
+    exact = gradient_of_last_block(blocks, run_eagerly())
+    assert error(gradient_of_last_block(blocks), exact) < 0.02  # no forward of the model runs: in ranges of its own
+    assert controller.state_dict()["ranges"].keys() == first.keys()
 
 
 class Classifier(nn.Module):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
+from inspect import getfile
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Divide(CustomPartitionerFn):
 
     def uuid(self) -> Any:  # of the cache of compiled graphs
         own = self.divide.uuid() if isinstance(self.divide, CustomPartitionerFn) else None
-        return get_hash_for_files((__file__,), f"{self.packing} {own}")
+        return get_hash_for_files((__file__, getfile(type(self.packing))), f"{self.packing} {own}")
 
 
 class _Boundary:
