@@ -50,7 +50,8 @@ class DSQConfig:
     box_axis: BoxAxis = "contraction"
     #: "exact": each GEMM on the fastest units that hold its products exactly; "float32": all in float32
     units: Units = "exact"
-    #: "linears": the layers' inputs are stashed at q1; "all": every other saved tensor of the model too (dsq.stash)
+    #: "linears": the layers' inputs are stashed at q1; "all": every other saved tensor of the model too (dsq.stash), at
+    #: no less than 4 bits
     stash: Stash = "linears"
     #: quantise attention's two products too (dsq.ops.attention): in nn.MultiheadAttention, in models of transformers
     #: and in modules that call F.scaled_dot_product_attention

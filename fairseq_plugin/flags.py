@@ -76,7 +76,8 @@ class DSQFlags(FairseqDataclass):
     dsq_stash: str = _flag(
         _DEFAULT["stash"],
         "{linears,all}",
-        "what is stashed at q1: the inputs of the linears, or every other tensor that the backward needs too",
+        "what is stashed at q1: the inputs of the linears, or every other tensor that the backward needs too, at 4 "
+        "bits or more",
     )
     dsq_attention: bool = _flag(
         _DEFAULT["attention"],

@@ -34,7 +34,7 @@ def attach(
 
     Args:
         bits: q1, 2 to 16; above, up to 32, tensors stay as they are. None: the q1 of the scheduler; without one, that
-            of the model's dsq.Linear layers, whatever level they are at; without any, 4.
+            of the model's dsq.Linear layers, whatever level they are at, but no less than 4; without any, 4.
         box: values that share an exponent.
         rounding: nearest or stochastic; seed: of stochastic rounding, with the step and the tensor's turn mixed in.
         scheduler: a dsq.PrecisionScheduler whose level the stash follows.

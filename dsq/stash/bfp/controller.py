@@ -25,6 +25,8 @@ from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages, storages_of
 
 FEW = 256  #: values up to which a tensor is kept exact
+#: bits of what no linear layer reads, whatever its q1: with 3 the generated corpus lost 2 BLEU, with 4 none
+LEAST = 4
 
 
 class Bfp(Controller):
@@ -54,7 +56,8 @@ class Bfp(Controller):
             return BFP(self.scheduler.precision.q1, self.box)
         for module in self.model.modules():
             if isinstance(module, Quantised):
-                return module.quantizers.q1
+                q1 = module.quantizers.q1
+                return q1 if q1.bits >= LEAST else q1.at(LEAST)
         return BFP(4, self.box)
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:

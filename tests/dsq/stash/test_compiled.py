@@ -227,13 +227,13 @@ def test_in_one_graph_what_a_loss_keeps_stays_exact():
 
 
 def test_one_graph_follows_the_level():
-    config = dsq.DSQConfig(levels="[4,2,2,16] [16,4,4,16]", stash="all")
+    config = dsq.DSQConfig(levels="[4,4,4,16] [16,6,4,16]", stash="all")
     model, eager = made("fused attention"), dsq.convert(made("fused attention"), config)
     compiled = dsq.convert(torch.compile(model, backend=DIVIDED, fullgraph=True), config)
     for level in (0, 1):
         dsq.set_level(model, config, level)
         dsq.set_level(eager, config, level)
-        assert error(gradient(compiled), gradient(eager)) < 0.1 / (1 + level)
+        assert error(gradient(compiled), gradient(eager)) < 0.1 / (1 + 3 * level)
         assert stash_bytes(eager) * 0.9 < stash_bytes(compiled) < stash_bytes(eager) * 1.05
 
 
