@@ -101,7 +101,7 @@ def timed(
 
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
-    """``sizes`` rounded up to three bits, the largest halved until the product is one that is timed on the device."""
+    """``sizes`` rounded up to three bits, the largest halved until the product is one that such a device times."""
     rounded = [_up_to_three_bits(size) for size in sizes]
     while math.prod(rounded) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
         rounded[rounded.index(max(rounded))] //= 2

@@ -110,19 +110,16 @@ class LinearKernels:
             # int16, codes of x are multiplied faster as b
             as_stored = w_shape is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
             if as_stored:
-                dw_shape = (x_shape[1], shape_TN[1])
-                operands = (dtypes.x, dtypes.y, dtypes.w), x_shape, shape_TN, stochastic
-                made = self._matmul(matmul.transposed(), gemms[1], *operands, packed="a")
+                matmul, packed, operands = matmul.transposed(), "a", ((dtypes.x, dtypes.y, dtypes.w), x_shape, shape_TN)
             else:
-                dw_shape = (shape_TN[1], x_shape[1])
-                operands = (dtypes.y, dtypes.x, dtypes.w), shape_TN, x_shape, stochastic
-                made = self._matmul(matmul, gemms[1], *operands, packed="b")
-            fields["weight_gradient"], room, after = made
+                packed, operands = "b", ((dtypes.y, dtypes.x, dtypes.w), shape_TN, x_shape)
+            dw_shape = operands[1][1], operands[2][1]
+            fields["weight_gradient"], room, after = self._matmul(matmul, gemms[1], *operands, stochastic, packed)
         if w_shape is not None:
-            dx_shape = (*dy_shape[:-1], matmuls.input_gradient.sizes(shape_TN, w_shape)[1])
-            operands = (dtypes.y, dtypes.w, dtypes.x), shape_TN, w_shape, stochastic
+            matmul, operands = matmuls.input_gradient, ((dtypes.y, dtypes.w, dtypes.x), shape_TN, w_shape)
+            dx_shape = (*dy_shape[:-1], matmul.sizes(shape_TN, w_shape)[1])
             # behind dw's operands: dy is quantised for both at once
-            fields["input_gradient"], more, _ = self._matmul(matmuls.input_gradient, gemms[0], *operands, start=after)
+            fields["input_gradient"], more, _ = self._matmul(matmul, gemms[0], *operands, stochastic, start=after)
             room = max(room, more)
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
 

@@ -232,7 +232,8 @@ def attention(draw: random.Random) -> None:
     with dsq.fused_attention():
         y = F.scaled_dot_product_attention(*given, is_causal=causal, scale=scale)
         found = y, *torch.autograd.grad(y, given, dy)
-    unit = (1 + scores.abs().amax().item()) * (2.0**-20 if dtype == torch.float32 else 2.0**-6)
+    rounding = (8 + max(L, S, D)) * 2.0**-23 if dtype == torch.float32 else 2.0**-6  # equal terms err alike
+    unit = (1 + scores.abs().amax().item()) * rounding
     q_most, k_most, v_most, dy_most = (x.abs().amax().item() for x in (q, k, v, dy))
     ds_most = 2 * D * dy_most * v_most * scale
     bounds = {"y": v_most, "dq": ds_most * k_most, "dk": ds_most * q_most * L, "dv": dy_most * L}
