@@ -161,14 +161,14 @@ def test_follows_the_scheduler():
 
 def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]"))
+    config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]", "[16,6,4,16]"))
     dsq.convert(model, config)
     apply(model, "bfp")
-    for level, bits in enumerate((2, 4)):
+    for level, bits in enumerate((2, 4, 6)):
         dsq.set_level(model, config, level)
         boxes_along_tokens = ROWS * WIDTH * bits // 8 + ROWS // 16 * WIDTH
         of_the_tensors = 2  # snvint's byte a tensor
-        assert stash(model, x) == packed_bytes(ROWS * WIDTH, bits) + boxes_along_tokens + of_the_tensors
+        assert stash(model, x) == packed_bytes(ROWS * WIDTH, max(4, bits)) + boxes_along_tokens + of_the_tensors
 
 
 def test_stochastic_rounding_is_seeded_by_the_step():
