@@ -28,7 +28,7 @@ class Attention(nn.Module):
         return self.out(y_BHTd.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Pre-LN encoder block: x + attention(norm(x)), then x + ffn(norm(x))."""
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float = 0.0, sdpa: bool = False):
@@ -47,7 +47,7 @@ def encoder(
     blocks: int = 6, width: int = 512, heads: int = 8, ffn: int = 2048, dropout: float = 0.0, sdpa: bool = False
 ) -> nn.Sequential:
     """Pre-LN encoder blocks with GELU, and the final norm."""
-    return nn.Sequential(*(Block(width, heads, ffn, dropout, sdpa) for _ in range(blocks)), nn.LayerNorm(width))
+    return nn.Sequential(*(EncoderBlock(width, heads, ffn, dropout, sdpa) for _ in range(blocks)), nn.LayerNorm(width))
 
 
 class BasicBlock(nn.Module):

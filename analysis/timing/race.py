@@ -15,7 +15,7 @@ TRUSTED_STRAY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RaceResult:
     """One contestant's times, in seconds a call, beside the baseline's of the same rounds."""
 
     name: str
@@ -52,8 +52,8 @@ class Race:
 
     title: str
     baseline: str
-    results: tuple[Result, ...]
-    control: Result
+    results: tuple[RaceResult, ...]
+    control: RaceResult
 
     @property
     def stray(self) -> float:
@@ -71,5 +71,5 @@ def race(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Call]
     calls = {name: base, **contestants, f"{name} again": base}
     seconds = in_turns(calls, rounds)
     base_seconds = tuple(seconds[name])
-    results = [Result(who, tuple(spent), base_seconds) for who, spent in seconds.items()]
+    results = [RaceResult(who, tuple(spent), base_seconds) for who, spent in seconds.items()]
     return Race(title, name, tuple(results[:-1]), results[-1])

@@ -10,7 +10,7 @@ import dsq
 CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
 
 
-class Block(nn.Module):
+class SharedInput(nn.Module):
     """Three layers of one input, whose stash is one, and a fourth."""
 
     def __init__(self):
@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 def block(config=CONFIG):
     torch.manual_seed(0)
-    return dsq.convert(Block(), config)
+    return dsq.convert(SharedInput(), config)
 
 
 def gradients(function, net, x):

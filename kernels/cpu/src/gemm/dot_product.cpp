@@ -35,7 +35,7 @@ struct Panels {
   void* end() const { return scales + count * boxes * PANEL; }
 };
 
-void pack_codes(const Packed& x, int64_t vector, int64_t steps, int8_t* panel) {
+void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int8_t* panel) {
   const Unpacker unpacker(x.bits);
   const int vectors = least(PANEL, x.vectors - vector);
   const int64_t row_bytes = x.row_bytes();
@@ -68,7 +68,7 @@ void pack_codes(const Packed& x, int64_t vector, int64_t steps, int8_t* panel) {
 }
 
 // The scale factors of a panel; any number where there is no vector.
-void fill_scales(const Packed& x, int64_t vector, int64_t boxes, float* scales) {
+void fill_scales(const PackedVectors& x, int64_t vector, int64_t boxes, float* scales) {
   const SignedSteps steps(x.kind, x.bits, x.tensor_exponent());
   const int vectors = least(PANEL, x.vectors - vector);
   for (int64_t box = 0; box < boxes; box++)
@@ -134,14 +134,14 @@ int64_t gemm_integer_scratch(GemmSize size, int box) {
 
 void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
                   const Result& c, GemmSize size, uint32_t* scratch, int threads) {
-  const Packed A = packed(a, box, one_scale, size.rows, size.depth);
-  const Packed B = packed(b, box, one_scale, size.columns, size.depth);
+  const PackedVectors A = packed(a, box, one_scale, size.rows, size.depth);
+  const PackedVectors B = packed(b, box, one_scale, size.columns, size.depth);
   const Panels left(size.rows, size.depth, box, scratch), right(size.columns, size.depth, box, left.end());
   if (size.rows * size.columns * size.depth < 1 << 20) threads = 1;
 
   parallel_for(left.count + right.count, threads, [&](int64_t i) {
     const bool of_a = i < left.count;
-    const Packed& x = of_a ? A : B;
+    const PackedVectors& x = of_a ? A : B;
     const Panels& panels = of_a ? left : right;
     const int64_t panel = of_a ? i : i - left.count;
     pack_codes(x, panel * PANEL, panels.boxes * box, panels.codes + panel * panels.size);

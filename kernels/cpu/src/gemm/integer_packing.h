@@ -18,7 +18,7 @@ template <bool int8> constexpr int PER_ELEMENT = int8 ? 4 : 2;
 template <bool int8> constexpr int STEPS = VECTOR_ELEMENTS * PER_ELEMENT<int8>;
 
 // A packed operand on its way into panels.
-struct IntegerOperand : Packed {
+struct IntegerOperand : PackedVectors {
   bool folded = false;  // signs and mantissas of its scales are multiplied into the panels' integers
 
   // Of a block of `steps` steps, those that the microkernel reads: whole runs, or boxes where these are longer.

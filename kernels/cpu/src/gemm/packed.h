@@ -6,7 +6,7 @@
 
 namespace {
 
-struct Packed {
+struct PackedVectors {
   const uint8_t* codes;
   const uint8_t* exponents;  // one for each box, or one for the tensor
   int32_t kind;              // enum Scales
@@ -23,7 +23,7 @@ struct Packed {
   int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
 };
 
-inline Packed packed(const PackedOperand& x, int box, bool one_scale, int64_t vectors, int64_t depth) {
+inline PackedVectors packed(const PackedOperand& x, int box, bool one_scale, int64_t vectors, int64_t depth) {
   return {x.codes, x.scales, x.kind, x.bits, box, one_scale, x.across, vectors, depth};
 }
 

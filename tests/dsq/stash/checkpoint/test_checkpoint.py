@@ -57,7 +57,7 @@ def test_batch_norm_counts_once_and_frozen_layers_pass_gradients():
         assert torch.equal(ours, theirs)
 
 
-class Block(nn.Module):
+class NestedBlock(nn.Module):
     """Takes and gives more than tensors."""
 
     def __init__(self, outside=None):
@@ -87,7 +87,7 @@ class Chain(nn.Module):
 
 
 def test_nested_arguments_and_results():
-    plain = Chain(Block(), Block())
+    plain = Chain(NestedBlock(), NestedBlock())
     model = copy.deepcopy(plain)
     apply(model, "checkpoint")
     x = torch.randn(3, 4)
@@ -96,7 +96,7 @@ def test_nested_arguments_and_results():
 
 
 def test_a_tensor_from_outside_is_an_error_not_a_lost_gradient():
-    model = Chain(Block(), Block([torch.randn(4, requires_grad=True)]))
+    model = Chain(NestedBlock(), NestedBlock([torch.randn(4, requires_grad=True)]))
     apply(model, "checkpoint")
     with pytest.raises(RuntimeError, match="neither an argument nor a parameter"):
         model(torch.randn(3, 4)).sum().backward()

@@ -21,7 +21,7 @@ class Sensitive(nn.Module):
         return self.layers[-1](torch.exp(3 * torch.tanh(x)))
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(32), nn.LayerNorm(32)
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(AttentionBlock(dropout) for _ in range(2))
         self.head = nn.Linear(32, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.models import Block, encoder, resnet20
+from analysis.models import EncoderBlock, encoder, resnet20
 from analysis.stash.allocator.held import step_bytes
 from analysis.stash.setups import loss_that_keeps_nothing
 from dsq import stash
@@ -26,7 +26,7 @@ class Vit(nn.Module):
         self.patches = nn.Conv2d(3, width, 4, 4)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.place = nn.Parameter(torch.zeros(1, 65, width))
-        self.blocks = nn.ModuleList(Block(width, 4, 4 * width, sdpa=fused) for _ in range(blocks))
+        self.blocks = nn.ModuleList(EncoderBlock(width, 4, 4 * width, sdpa=fused) for _ in range(blocks))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:

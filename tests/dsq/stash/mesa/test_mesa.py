@@ -42,7 +42,7 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).reshape(b, n, WIDTH))
 
 
-class Block(nn.Module):
+class StyledBlock(nn.Module):
     def __init__(self, style: str = "matmul", dropout: float = 0.0) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -59,9 +59,9 @@ def batch(seed: int = 0, tokens: int = 24) -> Tensor:
     return torch.randn(4, tokens, WIDTH, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-def block(style: str = "matmul", dropout: float = 0.0) -> Block:
+def block(style: str = "matmul", dropout: float = 0.0) -> StyledBlock:
     torch.manual_seed(1)
-    return Block(style, dropout)
+    return StyledBlock(style, dropout)
 
 
 def gradient(model: nn.Module, x: Tensor) -> Tensor:
