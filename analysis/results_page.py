@@ -64,7 +64,7 @@ def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: boo
     reference = next(one for one in group if one.is_float)
     rows: dict[str, dict[str, Any]] = {}
     for one in group:
-        if any(fnmatchcase(re.sub(r"_seed\d+$", "", one.first["run"]), glob) for glob in globs):
+        if any(fnmatchcase(one.name, glob) for glob in globs):
             row = rows.setdefault(one.first[down], {down: one.first[down]})
             row[one.first[across]] = one.above(reference)
     names = sorted({name for row in rows.values() for name in row} - {down}, key=_numbers)

@@ -75,7 +75,7 @@ def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
 
     for layer in net:
         layer.register_forward_pre_hook(work)
-    monkeypatch.setattr("dsq.coverage.time.perf_counter", lambda: now)
+    monkeypatch.setattr("dsq.coverage.wall_clock", lambda: now)
     found = dsq.report(net, torch.randn(4, 16))
     assert (found.seconds, found.plain_seconds) == (6, 4)
     assert "4000 ms before, 6000 ms now (1.50 x)" in str(found)

@@ -15,6 +15,7 @@ class Configuration:
     """The runs of a recipe that differ in their seeds alone."""
 
     recipe: str
+    name: str  #: that of its runs, without the seed
     rows: tuple[Row, ...]
 
     @property
@@ -57,5 +58,6 @@ def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:
         name = re.sub(r"_seed\d+$", "", row["run"])
         found.setdefault(row["recipe"], {}).setdefault(name, []).append(row)
     return {
-        recipe: [Configuration(recipe, tuple(group)) for group in groups.values()] for recipe, groups in found.items()
+        recipe: [Configuration(recipe, name, tuple(rows)) for name, rows in groups.items()]
+        for recipe, groups in found.items()
     }
