@@ -53,10 +53,6 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
                  const float* start, int64_t start_stride) {
   constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
   const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
-  for (int r = 0; r < rows; r++) {  // C is fetched while the products are computed
-    __builtin_prefetch(c + r * stride, 1);
-    __builtin_prefetch(c + r * stride + 16, 1);
-  }
   __m512 left[rows], right[rows];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
@@ -206,13 +202,12 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
 
   parallel_for(scratch.b_panels * scratch.a_tasks, threads, [&](int64_t task) {
     const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
-    const int64_t bottom = top + TASK_ROWS < rows ? top + TASK_ROWS : rows;
-    const int width = least(PANEL, columns - j * PANEL);
-    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, (int)(bottom - top), width, columns);
+    const int height = least(TASK_ROWS, rows - top), width = least(PANEL, columns - j * PANEL);
+    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, height, width, columns);
     for (int64_t block = 0; block < blocks; block++) {
       const int steps = least(block_steps, depth - block * block_steps);
       PanelRuns run = runs_of(a_panels + j, block);
-      for (int64_t panel = top / PANEL; panel * PANEL < bottom; panel++) {
+      for (int64_t panel = top / PANEL; panel * PANEL < top + height; panel++) {
         const PanelRuns& other = runs_of(panel, block);
         run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
       }
@@ -222,12 +217,14 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
           run.powers ? microkernels_for<int8, true>(each) : microkernels_for<int8, false>(each);
       const int64_t at = b_panel_at(block, j);
       const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
-      for (int64_t row = top; row < bottom; row += ROWS) {
-        const PanelOfA a{a_elements_of(block, row), a_scales_of(block, row)};
-        float* corner = tile.row(row - top);
+      PanelOfA a{a_elements_of(block, top), a_scales_of(block, top)};
+      const int used = (int)ceil_div(steps, run.steps);
+      for (int row = 0; row < height; row += ROWS, a.elements += ROWS * VECTOR_ELEMENTS, a.scales += ROWS) {
+        tile.prefetch(row, ROWS);
+        float* corner = tile.row(row);
         const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
-        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run.steps), each, corner, tile.stride(),
-                                                width, start, block ? tile.stride() : 0);
+        microkernels[least(ROWS, height - row)](a, b, used, each, corner, tile.stride(), width, start,
+                                                block ? tile.stride() : 0);
       }
     }
     tile.finish();
