@@ -40,14 +40,23 @@ struct RunShape {
   int elements, boxes;
 };
 
-// Of a power of two x: the bits that, added to those of another, give their product's.
-inline __m512 over_one(__m512 x) { return (__m512)_mm512_sub_epi32((__m512i)x, (__m512i)_mm512_set1_ps(1)); }
-inline __m512 exponents_added(__m512 x, __m512 y) { return (__m512)_mm512_add_epi32((__m512i)x, (__m512i)y); }
+// Whole numbers, as floats, times powers of two x and y, without the two of four units that multiply, which are the ones
+// that all dot products wait for. As int8: bits that, added for x and y, give their product's.
+inline __m512i over_one(__m512 x) { return _mm512_sub_epi32((__m512i)x, _mm512_set1_epi32(127 << 23)); }
+inline __m512 product(__m512i x_over_one, __m512 y) { return (__m512)_mm512_add_epi32(x_over_one, (__m512i)y); }
+// As int16, where the others have time for the sum too: the whole number's exponent less what x y is below
+// 2^MOST_PRODUCT, saturated, which leaves a zero as it is. The sums are divided by 2^MOST_PRODUCT.
+constexpr int MOST_PRODUCT = 2 * MOST_MODERATE<false>;
+inline __m512i below_most(__m512 x) {
+  return _mm512_sub_epi32(_mm512_set1_epi32((int)((254u + MOST_PRODUCT) << 23)), (__m512i)x);
+}
+inline __m512 lowered(__m512 whole, __m512i x_below_most, __m512 y) {
+  return (__m512)_mm512_subs_epu16((__m512i)whole, _mm512_sub_epi32(x_below_most, (__m512i)y));
+}
 
 // A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
 // (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. POWERS: scales are
-// powers of two, of which any two have a normal product: their exponents are added, as the units that multiply are the
-// ones that all dot products wait for.
+// powers of two of moderate size.
 template <int rows, bool int8, int ELEMENTS, bool POWERS>
 void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
                  const float* start, int64_t start_stride) {
@@ -76,24 +85,28 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
           add_dot<int8>(dot_right[r], a_row, b_right);
         }
       }
-    __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
-    if (POWERS) scale_left = over_one(scale_left), scale_right = over_one(scale_right);
+    const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
       const __m512 scale = _mm512_set1_ps(a.scales[r]);
       const __m512 sum_left = _mm512_cvtepi32_ps(dot_left[r]), sum_right = _mm512_cvtepi32_ps(dot_right[r]);
-      if (POWERS) {
-        left[r] = _mm512_fmadd_ps(sum_left, exponents_added(scale_left, scale), left[r]);
-        right[r] = _mm512_fmadd_ps(sum_right, exponents_added(scale_right, scale), right[r]);
+      if (POWERS && int8) {
+        left[r] = _mm512_fmadd_ps(sum_left, product(over_one(scale_left), scale), left[r]);
+        right[r] = _mm512_fmadd_ps(sum_right, product(over_one(scale_right), scale), right[r]);
+      } else if (POWERS) {
+        left[r] = _mm512_add_ps(left[r], lowered(sum_left, below_most(scale_left), scale));
+        right[r] = _mm512_add_ps(right[r], lowered(sum_right, below_most(scale_right), scale));
       } else {
         left[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_left, scale_left), scale, left[r]);
         right[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_right, scale_right), scale, right[r]);
       }
     }
   }
+  const __m512 most = _mm512_set1_ps(1 << MOST_PRODUCT);
   const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++, c += stride) {
+    if (POWERS && !int8) left[r] = _mm512_mul_ps(left[r], most), right[r] = _mm512_mul_ps(right[r], most);
     if (start) {
       left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, start + r * start_stride));
       right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, start + r * start_stride + 16));
@@ -180,7 +193,7 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
       if (A.has_powers()) {
         exponents.pass_over_zeros([&](int b) { return zeros_of_a(elements, b, box_elements); });
         if (int8) runs.steps = (int16_t)exponents.share(8 - A.integer_bits());
-        runs.powers = exponents.moderate();
+        runs.powers = exponents.moderate<int8>();
       }
       if constexpr (int8) finish_a(exponents, elements);
       exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
@@ -193,7 +206,7 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
     if (B.has_powers()) {
       exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
       if (int8) runs.steps = (int16_t)exponents.share(8 - B.integer_bits());
-      runs.powers = exponents.moderate();
+      runs.powers = exponents.moderate<int8>();
     }
     if (exponents.multiplied) multiply_b<int8>(exponents, elements);
     exponents.fill_scales(b_scales + at * boxes, PANEL);
