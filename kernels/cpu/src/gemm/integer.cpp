@@ -58,7 +58,7 @@ inline __m512 lowered(__m512 whole, __m512i x_below_most, __m512 y) {
 // (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. POWERS: scales are
 // powers of two of moderate size.
 template <int rows, bool int8, int ELEMENTS, bool POWERS>
-void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
+INLINE void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
                  const float* start, int64_t start_stride) {
   constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
   const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
@@ -116,24 +116,39 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
   }
 }
 
-typedef void (*Microkernel)(PanelOfA, PanelOfB, int, RunShape, float*, int64_t, int, const float*, int64_t);
-template <bool int8, int ELEMENTS, bool POWERS>
-constexpr Microkernel MICROKERNELS[ROWS + 1] = {
-    nullptr,
-    microkernel<1, int8, ELEMENTS, POWERS>,
-    microkernel<2, int8, ELEMENTS, POWERS>,
-    microkernel<3, int8, ELEMENTS, POWERS>,
-    microkernel<4, int8, ELEMENTS, POWERS>,
-    microkernel<5, int8, ELEMENTS, POWERS>,
-    microkernel<6, int8, ELEMENTS, POWERS>};
+// What a task multiplies by a panel of B in a block: `runs` runs of `height` vectors of A.
+struct BlockOfTask {
+  PanelOfA a;
+  PanelOfB b;
+  int runs;
+  RunShape run;
+  int height, width;
+  const float* bias;  // where sums begin, or null
+  bool first;         // of the blocks; later ones begin with the sums so far
+};
 
-template <bool int8, bool POWERS> const Microkernel* microkernels_for(RunShape run) {
-  switch (run.boxes > 1 ? 0 : run.elements) {
-    case 1: return MICROKERNELS<int8, 1, POWERS>;
-    case 2: return MICROKERNELS<int8, 2, POWERS>;
-    case 4: return MICROKERNELS<int8, 4, POWERS>;  // a box of 16 as int8
-    case 8: return MICROKERNELS<int8, 8, POWERS>;  // and as int16
-    default: return MICROKERNELS<int8, 0, POWERS>;
+// The tiles from `row` on, `rows` high, and what is left below them.
+template <bool int8, int ELEMENTS, bool POWERS, int rows = ROWS>
+void microkernels(BlockOfTask block, ResultTile<TASK_ROWS>& tile, int row = 0) {
+  const int64_t stride = tile.stride();
+  for (; row + rows <= block.height; row += rows) {
+    tile.prefetch(row, rows);
+    float* const c = tile.row(row);
+    microkernel<rows, int8, ELEMENTS, POWERS>(block.a, block.b, block.runs, block.run, c, stride, block.width,
+                                              block.first ? block.bias : c, block.first ? 0 : stride);
+    block.a.elements += rows * VECTOR_ELEMENTS, block.a.scales += rows;
+  }
+  if constexpr (rows > 1)
+    if (row < block.height) microkernels<int8, ELEMENTS, POWERS, rows - 1>(block, tile, row);
+}
+
+template <bool int8, bool POWERS> void multiply_block(const BlockOfTask& block, ResultTile<TASK_ROWS>& tile) {
+  switch (block.run.boxes > 1 ? 0 : block.run.elements) {
+    case 1: return microkernels<int8, 1, POWERS>(block, tile);
+    case 2: return microkernels<int8, 2, POWERS>(block, tile);
+    case 4: return microkernels<int8, 4, POWERS>(block, tile);  // a box of 16 as int8
+    case 8: return microkernels<int8, 8, POWERS>(block, tile);  // and as int16
+    default: return microkernels<int8, 0, POWERS>(block, tile);
   }
 }
 
@@ -225,20 +240,13 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
         run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
       }
       const int run_steps = least(run.steps, A.steps_read(steps));
-      const RunShape each{run_steps / per_element, run_steps / A.box};
-      const Microkernel* microkernels =
-          run.powers ? microkernels_for<int8, true>(each) : microkernels_for<int8, false>(each);
       const int64_t at = b_panel_at(block, j);
-      const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
-      PanelOfA a{a_elements_of(block, top), a_scales_of(block, top)};
-      const int used = (int)ceil_div(steps, run.steps);
-      for (int row = 0; row < height; row += ROWS, a.elements += ROWS * VECTOR_ELEMENTS, a.scales += ROWS) {
-        tile.prefetch(row, ROWS);
-        float* corner = tile.row(row);
-        const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
-        microkernels[least(ROWS, height - row)](a, b, used, each, corner, tile.stride(), width, start,
-                                                block ? tile.stride() : 0);
-      }
+      const BlockOfTask part{
+          {a_elements_of(block, top), a_scales_of(block, top)},
+          {b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)},
+          (int)ceil_div(steps, run.steps), {run_steps / per_element, run_steps / A.box}, height, width,
+          bias ? bias + j * PANEL : nullptr, block == 0};
+      run.powers ? multiply_block<int8, true>(part, tile) : multiply_block<int8, false>(part, tile);
     }
     tile.finish();
   });
