@@ -71,7 +71,7 @@ void linear_forward(const LinearForwardDesc& desc, const uint8_t* x, const uint8
   if (codes) {
     Encoding stash(desc.stash, x, codes, scales, threads, seed + desc.stash_seed);
     Encoding operand = encoding(desc.output, desc.output.a, x, scratch, threads, seed);
-    encode_both(operand, stash, threads);
+    encode_both(stash, operand, threads);
   }
   matmul(desc.output, {codes ? nullptr : x}, {w}, bias, y, scratch, threads, seed);
 }

@@ -33,7 +33,7 @@ struct CodecJob {
   int32_t tensor_exponent;  // with box 0, and of SIGNED_E4M3: the one stored exponent
   bool past_caches;         // write values with streaming stores
   bool prefetch;            // or prefetch the cache lines they go to
-  bool from_memory;         // the input is too large for a core's own caches
+  bool from_memory;         // the input is too large to be in a cache
   Magnitudes* found;        // of SIGNED_E4M3: what the encoder is to report, or null
 };
 
