@@ -40,12 +40,12 @@ struct RunShape {
   int elements, boxes;
 };
 
-// Whole numbers, as floats, times powers of two x and y, without the two of four units that multiply, which are the ones
-// that all dot products wait for. As int8: bits that, added for x and y, give their product's.
+// Where scales are powers of two, x of B and y of A, exponents are added: all dot products wait for the two units that
+// multiply. The bits of x less those of 1, and with those of y added, x y.
 inline __m512i over_one(__m512 x) { return _mm512_sub_epi32((__m512i)x, _mm512_set1_epi32(127 << 23)); }
 inline __m512 product(__m512i x_over_one, __m512 y) { return (__m512)_mm512_add_epi32(x_over_one, (__m512i)y); }
-// As int16, where the others have time for the sum too: the whole number's exponent less what x y is below
-// 2^MOST_PRODUCT, saturated, which leaves a zero as it is. The sums are divided by 2^MOST_PRODUCT.
+// With panels of int16 the other units have time for the sums too: of a whole number times x y / 2^MOST_PRODUCT, which
+// takes from its exponent. The subtraction saturates, and leaves a zero as it is.
 constexpr int MOST_PRODUCT = 2 * MOST_MODERATE<false>;
 inline __m512i below_most(__m512 x) {
   return _mm512_sub_epi32(_mm512_set1_epi32((int)((254u + MOST_PRODUCT) << 23)), (__m512i)x);
@@ -59,7 +59,7 @@ inline __m512 lowered(__m512 whole, __m512i x_below_most, __m512 y) {
 // powers of two of moderate size.
 template <int rows, bool int8, int ELEMENTS, bool POWERS>
 INLINE void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
-                 const float* start, int64_t start_stride) {
+                        const float* start, int64_t start_stride) {
   constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
   const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
   __m512 left[rows], right[rows];

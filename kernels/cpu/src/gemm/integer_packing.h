@@ -10,7 +10,7 @@ namespace {
 constexpr int PANEL = TILE_COLUMNS;   // vectors of a panel
 constexpr int VECTOR_ELEMENTS = 128;  // of 32 bits: a panel's 16 KiB stay in the first-level cache
 constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a box
-constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched before they are read: the hardware's own
+constexpr int ROWS_AHEAD = 32;        // rows of codes that are prefetched before they are read: the hardware's own
                                       // prefetcher does not follow the jumps from row to row
 
 // Steps of an element, and of a vector in a panel.

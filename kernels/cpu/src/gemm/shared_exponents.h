@@ -7,8 +7,8 @@
 
 namespace {
 
-// Scale factors from 2^LEAST_MODERATE to 2^MOST_MODERATE are moderate: the product of two is a normal number; with int16
-// panels even over that of the two largest.
+// Scale factors from 2^LEAST_MODERATE to 2^MOST_MODERATE are moderate: the product of any two is a normal number, and
+// with panels of int16 still one when it is divided by that of the two largest.
 template <bool int8> constexpr int LEAST_MODERATE = int8 ? -62 : -60;
 template <bool int8> constexpr int MOST_MODERATE = int8 ? 63 : 3;
 
