@@ -8,14 +8,14 @@ unpack   the values in the shape, strides and type they were saved in; for first
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
-from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, source_of
+from dsq.stash.saved_tensors.history import Source, is_statistic, is_weight, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.saved_tensors.masks import TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
@@ -34,14 +34,14 @@ class Code(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class SharedCode:
     """The one code of all saved views of a piece of memory."""
 
     code: Code
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)  # as Kept
 class CodedView:
     """A code, and the shape and type in which one consumer saved it."""
 
@@ -96,7 +96,7 @@ class ForwardStash:
         self.raw_bytes = 0
         self.kept_bytes = 0
         self._made: StorageCache[Any] = StorageCache()
-        self._casts: WeakValueDictionary[tuple[int, int, int] | None, SharedCode] = WeakValueDictionary()
+        self._casts: dict[Source, ref[SharedCode]] = {}  # of tensors whose casts may be saved, too
 
     def pack(self, tensor: Tensor, wanted: bool = False) -> Saved:
         """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact.
@@ -114,7 +114,8 @@ class ForwardStash:
         if isinstance(found, (Kept, Copied)):
             return self.keep(tensor)
         source = source_of(tensor)
-        found = found or self._casts.get(source)
+        if found is None and source in self._casts:
+            found = self._casts[source]()
         if found is None:
             code = self.encode(tensor, order, values)
             if code is None:
@@ -123,7 +124,7 @@ class ForwardStash:
             self._made.put(key, found, weak(tensor))
             self._count(values.numel() * tensor.element_size(), code.nbytes)
         if source is not None:
-            self._casts[source] = found
+            self._casts[source] = ref(found)
         return CodedView(found, order, tensor.dtype)
 
     def keep(self, tensor: Tensor) -> Saved:

@@ -1,6 +1,7 @@
 """A tensor as its distinct values in the order they lie in memory: the same for all views of one piece of memory."""
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Self
 
 import torch
@@ -25,19 +26,23 @@ class MemoryOrder:
         values = tensor.detach()
         if values.is_contiguous():
             return cls.contiguous(values.shape), values
-        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            if stride == 0 and size > 1:
-                values = values.narrow(axis, 0, 1)
-        # sizes of 1 may carry any stride: they go first, where they disturb nothing
-        strides = values.stride()
-        axes = tuple(sorted(range(values.dim()), key=lambda axis: (values.shape[axis] > 1, -strides[axis])))
-        values = values.permute(axes)
-        return cls(tuple(values.shape), axes, tensor.shape), values
+        order, strides = cls._strided(values.shape, values.stride())
+        return order, values.as_strided(order.sizes, strides)
 
     @classmethod
+    @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
     def contiguous(cls, shape: torch.Size) -> Self:
         """That of a contiguous tensor."""
         return cls(shape, tuple(range(len(shape))), shape)
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def _strided(cls, shape: torch.Size, strides: tuple[int, ...]) -> tuple[Self, tuple[int, ...]]:
+        """The order of a tensor, and the strides of its values."""
+        distinct = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+        # sizes of 1 may carry any stride: they go first, where they disturb nothing
+        axes = tuple(sorted(range(len(shape)), key=lambda axis: (distinct[axis] > 1, -strides[axis])))
+        return cls(tuple(distinct[a] for a in axes), axes, shape), tuple(strides[a] for a in axes)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The values, (N,), of a tensor without gaps that is laid out like this one."""
@@ -45,14 +50,21 @@ class MemoryOrder:
 
     def restore(self, flat: Tensor) -> Tensor:
         """The tensor's shape around its values in memory order, given flat."""
-        if self.sizes == self.shape and self.axes == tuple(range(len(self.axes))):
+        if self._inverse is None:
             return flat.view(self.shape)
+        return flat.view(self.sizes).permute(self._inverse).expand(self.shape)
+
+    @cached_property
+    def _inverse(self) -> list[int] | None:
+        """Where each axis of the tensor is among those of the values; None: nothing is to be done."""
         inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
-        return flat.view(self.sizes).permute(inverse).expand(self.shape)
+        return None if self.sizes == self.shape and inverse == sorted(inverse) else inverse
 
 
 def span(values: Tensor) -> tuple[object, ...]:
     """Equal for the values of two tensors of one storage exactly when they cover the same memory in the same order."""
+    if values.is_contiguous():
+        return values.storage_offset(), values.dtype, values.numel()
     merged: list[tuple[int, int]] = []
     for size, stride in zip(values.shape, values.stride(), strict=True):
         if size == 1:
@@ -61,4 +73,4 @@ def span(values: Tensor) -> tuple[object, ...]:
             merged[-1] = (merged[-1][0] * size, stride)
         else:
             merged.append((size, stride))
-    return (values.storage_offset(), values.dtype, tuple(merged))
+    return values.storage_offset(), values.dtype, tuple(merged)
