@@ -187,7 +187,8 @@ def affine_pack(
         wide = torch.promote_types(x.dtype, torch.float32)
         if running.alpha_beta.dtype != wide or not running.alpha_beta.is_contiguous():
             raise ValueError(f"running ranges must be {wide} and contiguous, got {running.alpha_beta.dtype}")
-    return _backend_of(x).affine_pack(x.detach().contiguous(), bits, groups, running, seed)
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return _backend_of(x).affine_pack(x, bits, groups, running, seed)
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.memory_order import MemoryOrder
 from dsq.stash.saved_tensors.multi_head_forward import multi_head_attention_forward
 from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS, SENSITIVE
 from dsq.stash.saved_tensors.rules.function_mode import Rules
@@ -72,16 +73,22 @@ class ObservedForward(Rules):
         """Of the operation that runs."""
         return [x for x in self.args[:3] if isinstance(x, Tensor)]  # a fourth is attention's mask
 
-    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> AffineGroups | None:
+    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> AffineGroups | None:
         key = self._key(self.running.path())  # an empty tensor's too: those after it keep theirs
         if tensor.dim() == 0 or values.numel() == 0:
             return None
+        seen = self.ranges.groups.get(key)
+        if seen is None or seen[0] != (order, self.kind):
+            seen = self.ranges.groups[key] = (order, self.kind), self._groups(tensor, order)
+        return self.ranges.pack(key, values, seen[1])
+
+    def _groups(self, tensor: Tensor, order: MemoryOrder) -> Groups:
+        """Of the values of a saved tensor in memory order."""
         axis, (outer, groups, inner) = self._grouping(tensor)
         position = order.axes.index(axis)
-        if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
-            groups, inner = values.shape[position], 1
-        run = inner * math.prod(values.shape[position + 1 :])
-        return self.ranges.pack(key, values, Groups(run, groups))
+        if order.sizes[position] != outer * groups * inner:  # an expanded axis: its one row is one group
+            groups, inner = order.sizes[position], 1
+        return Groups(inner * math.prod(order.sizes[position + 1 :]), groups)
 
     def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
         """What a compiled graph saves under that name."""

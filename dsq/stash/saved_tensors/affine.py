@@ -35,11 +35,12 @@ class AffineGroups:
         return affine_unpack(AffineCodes(self.codes, self.ranges), self.bits, self.groups, self.numel, dtype)
 
 
-def pack(
-    x: Tensor, bits: int, groups: Groups, running: Running | None, rounding: Rounding, seed: int
-) -> AffineGroups:
-    """Pack x (contiguous) in running ranges of its groups, moved by x; None: each group is one run, in its own range."""
-    codes, ranges = affine_pack(x, bits, groups, running, None if rounding == "nearest" else seed)
+def pack(x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None) -> AffineGroups:
+    """Pack x (contiguous) in running ranges of its groups, moved by x; None: each group is one run, in its own range.
+
+    seed: of stochastic rounding; None: to nearest.
+    """
+    codes, ranges = affine_pack(x, bits, groups, running, seed)
     return AffineGroups(codes, ranges, bits, groups, x.numel())
 
 
@@ -50,4 +51,4 @@ def pack_groups(
 
     Bytes kept: ceil(numel bits / 8) + 8 ceil(numel / group); the pair (low, step) is fp32 (fp64 for an fp64 tensor).
     """
-    return pack(x, bits, Groups(group, -(-x.numel() // group)), None, rounding, seed)
+    return pack(x, bits, Groups(group, -(-x.numel() // group)), None, None if rounding == "nearest" else seed)

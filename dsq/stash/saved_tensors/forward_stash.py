@@ -13,9 +13,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.nn import Parameter
 
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
-from dsq.stash.saved_tensors.history import Source, is_statistic, is_weight, recast_of, source_of
+from dsq.stash.saved_tensors.history import Source, is_statistic, leaf_of, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.saved_tensors.masks import TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
@@ -30,7 +31,7 @@ class Code(Protocol):
     def nbytes(self) -> int: ...
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """The values, in `dtype` (any shape of the right size)."""
+        """The values, in `dtype`, contiguous (any shape of the right size)."""
         ...
 
 
@@ -51,7 +52,7 @@ class CodedView:
 
     def get(self) -> Tensor:
         refuse_create_graph()
-        return self.order.restore(self.shared.code.unpack(self.dtype).reshape(-1))
+        return self.order.restore(self.shared.code.unpack(self.dtype))
 
 
 class GraphPacking(Protocol):
@@ -103,10 +104,11 @@ class ForwardStash:
 
         wanted: encode it though it shows no gradient, being a compiled graph's own.
         """
-        encodable = tensor.is_floating_point() and is_plain(tensor)
-        if not encodable or is_weight(tensor, self.weights) or is_statistic(tensor):
-            return self.keep(tensor)
+        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self.weights:
+            return Kept.of(tensor)
         if not (wanted or tensor.requires_grad or self._of_batch(tensor)):
+            return self.keep(tensor)
+        if not tensor.is_floating_point() or is_statistic(tensor) or isinstance(leaf_of(tensor), Parameter):
             return self.keep(tensor)
         order, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
@@ -132,9 +134,9 @@ class ForwardStash:
 
         A slice is copied, so that it does not keep what it is cut from; autocast's copy of a parameter is not kept.
         """
-        if not is_plain(tensor):
+        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self.weights:
             return Kept.of(tensor)
-        if is_weight(tensor, self.weights):
+        if isinstance(leaf_of(tensor), Parameter):
             parameter = recast_of(tensor)
             return Kept.of(tensor) if parameter is None else Recast.of(parameter, tensor)
         mask = None if tensor.requires_grad else self._mask(tensor)

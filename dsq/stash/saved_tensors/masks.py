@@ -66,10 +66,10 @@ def one_bit(tensor: Tensor) -> TwoValued | None:
     if tensor.dtype not in FLOATS or tensor.numel() < 8:
         return None
     _, values = MemoryOrder.of(tensor)
-    head = values.reshape(-1)[:256]
-    if len({*head[:16].tolist(), 0.0}) > 2:  # nearly every other tensor is told apart here
+    flat = values.reshape(-1)
+    if len({*flat[:16].tolist(), 0.0}) > 2:  # nearly every other tensor is told apart here
         return None
-    found = {*head.tolist(), 0.0}
+    found = {*flat[:256].tolist(), 0.0}
     value = max(found)
     if len(found) != 2 or not value > 0:
         return None

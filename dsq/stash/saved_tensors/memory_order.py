@@ -48,17 +48,19 @@ class MemoryOrder:
         """The values, (N,), of a tensor without gaps that is laid out like this one."""
         return tensor.detach().permute(self.axes).reshape(-1)
 
-    def restore(self, flat: Tensor) -> Tensor:
-        """The tensor's shape around its values in memory order, given flat."""
-        if self._inverse is None:
-            return flat.view(self.shape)
-        return flat.view(self.sizes).permute(self._inverse).expand(self.shape)
+    def restore(self, values: Tensor) -> Tensor:
+        """The tensor's shape around its values in memory order, given contiguous, in any shape."""
+        return values.as_strided(self.shape, self._strides)
 
     @cached_property
-    def _inverse(self) -> list[int] | None:
-        """Where each axis of the tensor is among those of the values; None: nothing is to be done."""
-        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
-        return None if self.sizes == self.shape and inverse == sorted(inverse) else inverse
+    def _strides(self) -> tuple[int, ...]:
+        """Of the tensor, without its gaps."""
+        strides = [0] * len(self.shape)
+        run = 1
+        for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
+            strides[axis] = run if size == self.shape[axis] else 0  # expanded
+            run *= size
+        return tuple(strides)
 
 
 def span(values: Tensor) -> tuple[object, ...]:

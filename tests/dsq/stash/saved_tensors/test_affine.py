@@ -110,6 +110,6 @@ def test_values_outside_the_range_given_are_clipped() -> None:
     """Mesa's running ranges lag behind the data: codes stop at 0 and 255, they do not wrap."""
     x = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])
     running = Running(torch.tensor([[2.0], [-1.0]]), 1.0)  # a mean that keeps all of what it was
-    packed = affine.pack(x, 8, Groups(5, 1), running, "stochastic", 0)
+    packed = affine.pack(x, 8, Groups(5, 1), running, seed=0)
     assert packed.codes[[0, 4]].tolist() == [0, 255]
     torch.testing.assert_close(packed.unpack(), torch.tensor([-1.0, -1.0, 0.0, 1.0, 1.0]), atol=2 / 255, rtol=0)
