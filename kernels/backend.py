@@ -42,8 +42,14 @@ class AffineCodes(NamedTuple):
     """Codes between a low and a step of each group (kernels/reference/affine.py)."""
 
     codes: Tensor  #: uint8, a bitstream: (ceil(values * bits / 8),)
-    low: Tensor  #: (groups,)
-    step: Tensor  #: (groups,), distance of neighbouring codes
+    ranges: Tensor  #: (2, groups): the low of each group, and the step, the distance of neighbouring codes
+
+
+class Running(NamedTuple):
+    """Ranges that follow the tensors coded in them: exponential means (Mesa, equations 6 and 7)."""
+
+    alpha_beta: Tensor  #: (2, groups), contiguous: width and low of each group; NaN before the first tensor
+    decay: float  #: how much of the mean stays, 0 to 1
 
 
 def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
@@ -232,11 +238,9 @@ class Backend:
     apply_mask: Callable[[Tensor, Tensor], Tensor]
     #: (values, in place) -> ReLU of them, bits of the result's mask
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
-    #: (values (N,), groups) -> smallest and largest value of each group
-    affine_extents: Callable[[Tensor, Groups], tuple[Tensor, Tensor]]
-    #: (values (N,), bits, groups, (low, step), seed) -> codes; None for low and step: each group is one run, of a range
-    #: of its own
-    affine_pack: Callable[[Tensor, int, Groups, tuple[Tensor, Tensor] | None, int | None], AffineCodes]
+    #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which are moved by the values first, in
+    #: place; None: each group is one run, of a range of its own
+    affine_pack: Callable[[Tensor, int, Groups, Running | None, int | None], AffineCodes]
     #: (codes, bits, groups, N, dtype) -> values (N,)
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
     #: the ways it can multiply, the preferred first: its own; PyTorch's matmul, which fits any product; others

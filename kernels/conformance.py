@@ -15,7 +15,18 @@ from torch import Tensor
 from dsq.formats import BFP, FixedPoint, Format, Layout, options
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.backend import AffineCodes, Backend, Codes, Dtypes, GemmKernel, Groups, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import (
+    AffineCodes,
+    Backend,
+    Codes,
+    Dtypes,
+    GemmKernel,
+    Groups,
+    LinearMatMuls,
+    MatMul,
+    Operand,
+    Running,
+)
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.gemm import FLOAT64, TORCH
 from dsq.kernels.tuning import prepared
@@ -170,20 +181,21 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
     none)."""
     for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), (*DTYPES, torch.float64)):
         x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
-        low, high = REFERENCE.affine_extents(x, groups)
-        ranges = None
-        if groups.run * groups.number < count:  # several runs a group: in a range narrower than the values
-            ranges = low + (high - low) / 8, (high - low) / (4 * 2**bits)
-        packed = REFERENCE.affine_pack(x, bits, groups, ranges, seed)
+        wide = torch.promote_types(dtype, torch.float32)
+        before = torch.linspace(0.01, 3, 2 * groups.number, dtype=wide).view(2, -1)
+        before[:, ::3] = torch.nan  # groups that no tensor was seen of
+        own = bits % 2 == 0 and groups.run * groups.number >= count  # else in running ranges: values lie outside
+        running = None if own else Running(before.clone(), 0.9)
+        packed = REFERENCE.affine_pack(x, bits, groups, running, seed)
         y = REFERENCE.affine_unpack(packed, bits, groups, count, dtype)
 
-        on_device = x.to(device)
-        given = None if ranges is None else (ranges[0].to(device), ranges[1].to(device))
+        moving = None if running is None else Running(before.to(device), 0.9)
+        found = backend.affine_pack(x.to(device), bits, groups, moving, seed)
         moved = AffineCodes(*(part.to(device) for part in packed))
         found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
-        found = backend.affine_extents(on_device, groups), backend.affine_pack(on_device, bits, groups, given, seed)
-        names = "low", "high", "codes", "low of codes", "step", "unpack"
-        results = zip(names, (low, high, *packed, y), (*found[0], *found[1], found_y), strict=True)
+        results = [("codes", packed.codes, found.codes), ("ranges", packed.ranges, found.ranges), ("unpack", y, found_y)]
+        if running is not None and moving is not None:
+            results.append(("running ranges", running.alpha_beta, moving.alpha_beta))
         # + 0: which of its zeros is a group's smallest value is not said
         wrong = _differing(*((name, expected + 0, got + 0) for name, expected, got in results))
         yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", " ".join(wrong)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, AffineCodes, Backend, GemmKernel, Groups, MatMul, Sizes, check_codes
+from dsq.kernels.backend import FLOATS, AffineCodes, Backend, GemmKernel, Groups, MatMul, Running, Sizes, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.tuning import fastest
@@ -167,47 +167,42 @@ def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     return (_backend_of(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
 
 
-def affine_extents(x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value of each group of ``x`` (of FLOATS, any shape, not empty), in float32, or
-    float64 for float64; not a number where one of them is none. As the others below, for what hooks keep: no operator.
-    """
-    _check_types(x.dtype)
-    _check_groups(8, groups)
-    return _backend_of(x).affine_extents(x.detach().contiguous().view(-1), groups)
-
-
 def affine_pack(
-    x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None = None, seed: int | None = None
+    x: Tensor, bits: int, groups: Groups, running: Running | None = None, seed: int | None = None
 ) -> AffineCodes:
-    """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in the ranges given as low and step, each (groups,); None:
-    each group is one run, in its own range. kernels/reference/affine.py has the equations.
+    """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in running ranges, which are moved by the values first, in
+    place; None: each group is one run, in its own range. Ranges are float32, or float64 for float64 values.
+    kernels/reference/affine.py has the equations. For what hooks keep, as ``affine_unpack``: no operator.
     """
     _check_types(x.dtype)
     if x.numel() == 0:  # of no group, perhaps
-        none = x.new_zeros(groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
-        return AffineCodes(x.new_empty(0, dtype=torch.uint8), none, none)
+        none = x.new_zeros(2, groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
+        return AffineCodes(x.new_empty(0, dtype=torch.uint8), none)
     _check_groups(bits, groups)
-    if ranges is not None:
+    if running is None:
+        if groups.number != -(-x.numel() // groups.run):
+            raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
+    else:
+        _check_ranges(running.alpha_beta, groups)
         wide = torch.promote_types(x.dtype, torch.float32)
-        ranges = ranges[0].to(wide).contiguous(), ranges[1].to(wide).contiguous()
-        _check_ranges(*ranges, groups)
-    elif groups.number != -(-x.numel() // groups.run):
-        raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
-    return _backend_of(x).affine_pack(x.detach().contiguous().view(-1), bits, groups, ranges, seed)
+        if running.alpha_beta.dtype != wide or not running.alpha_beta.is_contiguous():
+            raise ValueError(f"running ranges must be {wide} and contiguous, got {running.alpha_beta.dtype}")
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return _backend_of(x).affine_pack(x, bits, groups, running, seed)
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
     """The ``count`` values, (count,)."""
     _check_types(dtype)
+    codes, ranges = packed
     if count == 0:
-        return packed.codes.new_empty(0, dtype=dtype)
+        return codes.new_empty(0, dtype=dtype)
     _check_groups(bits, groups)
-    _check_ranges(packed.low, packed.step, groups)
-    codes = packed.codes
+    _check_ranges(ranges, groups)
     if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
-    contiguous = AffineCodes(*(part.contiguous() for part in packed))
-    return _backend_of(*packed).affine_unpack(contiguous, bits, groups, count, dtype)
+    contiguous = AffineCodes(codes.contiguous(), ranges.contiguous())
+    return _backend_of(codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
 
 
 def _check_groups(bits: int, groups: Groups) -> None:
@@ -215,9 +210,9 @@ def _check_groups(bits: int, groups: Groups) -> None:
         raise ValueError(f"bits must be 1 to 8, and runs and groups at least 1, got {bits} and {groups}")
 
 
-def _check_ranges(low: Tensor, step: Tensor, groups: Groups) -> None:
-    if low.shape != (groups.number,) or step.shape != low.shape or low.dtype != step.dtype:
-        raise ValueError(f"low and step must have the shape ({groups.number},) and one dtype")
+def _check_ranges(ranges: Tensor, groups: Groups) -> None:
+    if ranges.shape != (2, groups.number):
+        raise ValueError(f"ranges must have the shape (2, {groups.number}), got {tuple(ranges.shape)}")
 
 
 def _backend_of(*tensors: Tensor) -> Backend:

@@ -13,13 +13,15 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
     holds its compiled call.
     """
-    if type(model).__name__ == "OptimizedModule":
-        yield model, "forward"
-    elif getattr(model, "_compiled_call_impl", None) is not None:
-        yield model, "_compiled_call_impl"
-    else:
-        for child in model.children():
-            yield from compiled_blocks(child)
+    left = [model]
+    while left:  # asked before each forward: a quarter of children()'s time
+        module = left.pop()
+        if type(module).__name__ == "OptimizedModule":
+            yield module, "forward"
+        elif module._compiled_call_impl is not None:
+            yield module, "_compiled_call_impl"
+        else:
+            left += [child for child in module._modules.values() if child is not None]
 
 
 def compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:

@@ -34,7 +34,6 @@ def backend(isa: str) -> Backend:
         unpack_mask=masks.unpack_mask,
         apply_mask=masks.apply_mask,
         relu=masks.relu,
-        affine_extents=affine.extents,
         affine_pack=affine.pack,
         affine_unpack=affine.unpack,
         gemms=gemms(loaded),

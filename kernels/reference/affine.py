@@ -2,7 +2,11 @@
 
     step = (max - min) / (2^b - 1)        q = clip(floor((x - low) / step + u), 0, 2^b - 1)        x^ = q step + low
 
-low is the group's minimum, or what the caller says. u is 1/2 for nearest; for stochastic rounding 1 - (k + 1) 2^-16,
+low is the group's minimum; in running ranges (Mesa, equations 6 and 7) both come from means over tensors,
+
+    alpha <- d alpha + (1 - d) (max - min)        beta <- d beta + (1 - d) min        step = alpha / (2^b - 1), low = beta
+
+which the first finite tensor starts, and one that is not finite leaves as they were. u is 1/2 for nearest; for stochastic rounding 1 - (k + 1) 2^-16,
 with k the 16-bit number that philox.py draws for the value's position in one long row: on that grid q + u is exact in
 float32 for every q of 8 bits, so a value on a code stays there, and P(up) differs from the fraction by less than 2^-16.
 
@@ -15,7 +19,7 @@ Shape suffixes: N values; G groups; A, B the runs of a group and their values.
 import torch
 from torch import Tensor
 
-from dsq.kernels.backend import AffineCodes, Groups
+from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.reference import bitstream
 from dsq.kernels.reference.philox import BLOCK, uniform
 
@@ -24,20 +28,14 @@ _CHUNK = 1 << 20
 assert _CHUNK % BLOCK == 0
 
 
-def extents(x_N: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value of each group, (G,)."""
-    short = -x_N.numel() % (groups.run * groups.number)  # the last run, of the last group, may be short
-    x_AGB = torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
-    wide = torch.promote_types(x_N.dtype, torch.float32)
-    return x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
-
-
-def pack(x_N: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, seed: int | None) -> AffineCodes:
-    """Codes in the ranges (low, step) given, or in the values' own."""
-    if ranges is None:
-        low_G, high_G = extents(x_N, groups)
-        ranges = low_G, (high_G - low_G) / (2**bits - 1)
-    low_G, step_G = ranges
+def pack(x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None) -> AffineCodes:
+    """Codes in running ranges, which are moved first, or in the values' own."""
+    x_N = x.view(-1)
+    width_low_2G = _extents(x_N, groups)
+    if running is not None:
+        width_low_2G = _move(running, width_low_2G)
+    width_G, low_G = width_low_2G
+    step_G = width_G / (2**bits - 1)
     codes_N = torch.empty(x_N.numel(), dtype=torch.uint8, device=x_N.device)
     for begin in range(0, x_N.numel(), _CHUNK):
         part = slice(begin, begin + _CHUNK)
@@ -51,17 +49,36 @@ def pack(x_N: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] |
             position += (1 - 0.5**17 - uniform_N).to(position.dtype)
         # NaN has no integer: code 0, and the group's own NaN step brings it back
         codes_N[part] = position.floor_().clamp_(0, 2**bits - 1).nan_to_num_(0.0).to(torch.uint8)
-    return AffineCodes(bitstream.pack(codes_N[None], bits)[0], low_G, step_G)
+    return AffineCodes(bitstream.pack(codes_N[None], bits)[0], torch.stack([low_G, step_G]))
+
+
+def _extents(x_N: Tensor, groups: Groups) -> Tensor:
+    """Largest minus smallest value of each group, and the smallest."""
+    short = -x_N.numel() % (groups.run * groups.number)  # the last run, of the last group, may be short
+    x_AGB = torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
+    wide = torch.promote_types(x_N.dtype, torch.float32)
+    low_G, high_G = x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
+    return torch.stack([high_G - low_G, low_G])
+
+
+def _move(running: Running, now_2G: Tensor) -> Tensor:
+    """Take the range of one more tensor into the means; NaN where that is not finite."""
+    before_2G = running.alpha_beta
+    merged_2G = torch.where(before_2G.isnan(), now_2G, running.decay * before_2G + (1 - running.decay) * now_2G)
+    finite_G = now_2G.isfinite().all(0)
+    before_2G.copy_(torch.where(finite_G, merged_2G, before_2G))
+    return torch.where(finite_G, merged_2G, torch.nan)
 
 
 def unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
     """The (count,) values q step + low."""
     codes_N = bitstream.unpack_unsigned(packed.codes[None], bits, count)[0]
+    low_G, step_G = packed.ranges
     values_N = torch.empty(count, dtype=dtype, device=codes_N.device)
     for begin in range(0, count, _CHUNK):
         part = slice(begin, begin + _CHUNK)
         group = _groups_of(groups, begin, codes_N[part])
-        values_N[part] = codes_N[part].to(packed.step.dtype).mul_(packed.step[group]).add_(packed.low[group])
+        values_N[part] = codes_N[part].to(step_G.dtype).mul_(step_G[group]).add_(low_G[group])
     return values_N
 
 

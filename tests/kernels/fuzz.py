@@ -26,7 +26,7 @@ import dsq
 from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
-from dsq.kernels.backend import Groups
+from dsq.kernels.backend import Groups, Running
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
 from dsq.kernels.reference.backend import REFERENCE
@@ -114,28 +114,22 @@ def masks(draw: random.Random) -> None:
 
 
 def affine(draw: random.Random) -> None:
-    """Codes in the range of each group, its own or one that is given: the reference's bits."""
+    """Codes in the range of each group, its own or a running one: the reference's bits."""
     run, number, bits = draw.choice([1, 3, 16, 100, 256]), draw.randint(1, 40), draw.randint(1, 8)
-    given = draw.random() < 0.5
-    count = run * number * (draw.randint(1, 3) if given else 1) - draw.randrange(run)
-    x, groups, seed = _view(draw, (count,), draw.choice(DTYPES)), Groups(run, number), draw.getrandbits(63)
-    low, high = dispatch.affine_extents(x, groups)
-    arguments = (
-        x,
-        bits,
-        groups,
-        (low, (high - low) / draw.randint(1, 300)) if given else None,
-        draw.choice([None, seed]),
-    )
-    ours, out = dispatch.affine_pack(*arguments), draw.choice(DTYPES)
+    runs = draw.random() < 0.5
+    count = run * number * (draw.randint(1, 3) if runs else 1) - draw.randrange(run)
+    x, groups = _view(draw, (count,), draw.choice(DTYPES)), Groups(run, number)
+    before, decay = torch.rand(2, number, dtype=torch.promote_types(x.dtype, torch.float32)), draw.random()
+    mine, other = (Running(before.clone(), decay) if runs else None for _ in range(2))
+    seed, out = draw.choice([None, draw.getrandbits(63)]), draw.choice(DTYPES)
+    ours = dispatch.affine_pack(x, bits, groups, mine, seed)
     unpacked = dispatch.affine_unpack(ours, bits, groups, count, out)
     with dispatch.use_backend(REFERENCE):
-        theirs = dispatch.affine_pack(*arguments)
-        for name, one, other in zip(("low", "high"), (low, high), dispatch.affine_extents(x, groups), strict=True):
-            finite = other.isfinite()
-            _check(name, one[finite], other[finite])
+        theirs = dispatch.affine_pack(x, bits, groups, other, seed)
         expected = dispatch.affine_unpack(theirs, bits, groups, count, out)
     _check("affine codes", ours.codes, theirs.codes)
+    if mine is not None and other is not None:
+        _check("running ranges", mine.alpha_beta, other.alpha_beta)
     _check("affine unpack", unpacked, expected)
 
 

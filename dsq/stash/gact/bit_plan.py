@@ -33,6 +33,8 @@ class BitPlan:
     codec: CodeFamily
     measured: dict[int, Sensitivities] = field(default_factory=dict)
     layouts: dict[str, SavedSizes] = field(default_factory=dict)
+    #: allocations by layout, and what they were made of
+    _allocated: dict[SavedSizes, tuple[Sensitivities, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def uniform(self) -> int:
@@ -52,6 +54,13 @@ class BitPlan:
         measured = None if layout is None else self.measured.get(len(layout.model))
         if layout is None or measured is None:
             return None
+        made_of, bits = self._allocated.get(layout, (None, ()))
+        if made_of is not measured:
+            bits = self._allocate(layout, measured)
+            self._allocated[layout] = measured, bits
+        return bits
+
+    def _allocate(self, layout: SavedSizes, measured: Sensitivities) -> tuple[int, ...]:
         total = sum(layout.model)
         budget = self.bits * (total + sum(layout.loss)) - sum(d * self.loss_bits(d, total) for d in layout.loss)
         # c_l is a sum over the tensor's values: a longer batch scales it

@@ -15,8 +15,6 @@ from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, 
 from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
-from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
-from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import parameter_storages
 
 
@@ -34,8 +32,7 @@ class Mesa(Controller):
         """What is entered around the model's forward."""
         observed = ObservedForward(self.kinds, self.ranges, self.running, parameter_storages(self.model))
         self.latest = observed.stash
-        rules = Rules(FEW_BITS, observed.stash.pack_by_rule)
-        with graphs_ask(observed), saved_tensors_hooks(observed.pack, get), rules, observed:
+        with graphs_ask(observed), saved_tensors_hooks(observed.pack, get), observed:
             yield
 
     def report(self) -> Summary:

@@ -82,13 +82,12 @@ def _pack(values: Tensor, axis: int, groups: int, name: str) -> tuple[Tensor, Te
         coded = RunningRanges(0.0, "nearest", 0).pack(name, values, grouped)
     else:
         coded = forward.code(name, values, grouped)
-    return coded.codes, torch.stack([coded.low, coded.step]).view(torch.uint8)  # as bytes: hooks code floats
+    return coded.codes, coded.ranges.view(torch.uint8)  # as bytes: hooks code floats
 
 
 def _unpack(codes: Tensor, ranges: Tensor, sizes: list[int], axis: int, groups: int, dtype: torch.dtype) -> Tensor:
-    low, step = ranges.view(torch.promote_types(dtype, torch.float32))
-    count = prod(sizes)
-    return affine_unpack(AffineCodes(codes, low, step), BITS, _groups(sizes, axis, groups), count, dtype).view(sizes)
+    coded = AffineCodes(codes, ranges.view(torch.promote_types(dtype, torch.float32)))
+    return affine_unpack(coded, BITS, _groups(sizes, axis, groups), prod(sizes), dtype).view(sizes)
 
 
 def _fake_pack(values: Tensor, axis: int, groups: int, name: str) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,10 @@ from dsq.stash.mesa.running_ranges import RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.forms import Saved
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.memory_order import MemoryOrder
 from dsq.stash.saved_tensors.multi_head_forward import multi_head_attention_forward
-from dsq.stash.saved_tensors.rules.few_bits import SENSITIVE
-from dsq.stash.saved_tensors.rules.function_mode import ForwardMode
+from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS, SENSITIVE
+from dsq.stash.saved_tensors.rules.function_mode import Rules
 from dsq.stash.saved_tensors.storages import storages_of
 
 #: function names of each kind of operation; batch norm is not named in the paper
@@ -37,49 +38,57 @@ _CHANNELS_FIRST = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeGr
 _ELEMENTWISE = ("Add", "Mul", "Silu", "Gelu", "Relu", "MaskedRelu", "Sigmoid", "Hardswish", "MaxPool", "AvgPool")
 
 
-class ObservedForward(ForwardMode):
+class ObservedForward(Rules):
     """One forward: which operation is running, and how many stashes each module has made."""
 
     def __init__(
         self, kinds: frozenset[str], ranges: RunningRanges, running: RunningModules, weights: set[int]
     ) -> None:
-        super().__init__()
         self.kinds, self.ranges, self.running = kinds, ranges, running
         self.stash = ForwardStash(self.encode, weights, set(), RangesInGraphs(running.default_groups))
+        super().__init__(FEW_BITS, self.stash.pack_by_rule, self.stash.note_call)
         self.kind: str | None = None  #: None: outside of ``kinds``, or of a compiled graph, which tells no operations
-        self.heads: int | None = None  #: where the running call's operands show them
+        self.args: tuple[Any, ...] = ()  #: of the operation that runs
         self.made: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.stash.note_call(func, kwargs)
         if func is F.multi_head_attention_forward:
             with self:
-                return multi_head_attention_forward(*args, **kwargs)
+                return multi_head_attention_forward(*args, **(kwargs or {}))
         kind = None if func in _EXACT else _KIND_OF.get(getattr(func, "__name__", ""), "other")
-        self.kind = kind if kind in self.kinds else None
-        operands = [x for x in args[:3] if isinstance(x, Tensor)]  # a fourth is attention's mask
-        shown = kind in ("matmul", "softmax") and operands and operands[0].dim() >= 4
-        self.heads = operands[0].shape[-3] if shown else None
-        self.stash.batch = storages_of(operands) if kind != "other" else set()  # tables and masks stay exact
+        self.kind, self.args = kind if kind in self.kinds else None, args
         try:
-            return func(*args, **kwargs)
+            return super().__torch_function__(func, types, args, kwargs)
         finally:
-            self.kind = None
+            self.kind, self.args = None, ()
 
     def pack(self, tensor: Tensor) -> Saved:
-        return self.stash.keep(tensor) if self.kind is None else self.stash.pack(tensor)
+        if self.kind is None:
+            return self.stash.keep(tensor)
+        if not tensor.requires_grad:  # of other operations, tables and masks stay exact
+            self.stash.batch = storages_of(self._operands()) if self.kind != "other" else set()
+        return self.stash.pack(tensor)
 
-    def encode(self, tensor: Tensor, order: Any, values: Tensor) -> AffineGroups | None:
+    def _operands(self) -> list[Tensor]:
+        """Of the operation that runs."""
+        return [x for x in self.args[:3] if isinstance(x, Tensor)]  # a fourth is attention's mask
+
+    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> AffineGroups | None:
         key = self._key(self.running.path())  # an empty tensor's too: those after it keep theirs
         if tensor.dim() == 0 or values.numel() == 0:
             return None
+        seen = self.ranges.groups.get(key)
+        if seen is None or seen[0] != (order, self.kind):
+            seen = self.ranges.groups[key] = (order, self.kind), self._groups(tensor, order)
+        return self.ranges.pack(key, values, seen[1])
+
+    def _groups(self, tensor: Tensor, order: MemoryOrder) -> Groups:
+        """Of the values of a saved tensor in memory order."""
         axis, (outer, groups, inner) = self._grouping(tensor)
         position = order.axes.index(axis)
-        if values.shape[position] != outer * groups * inner:  # an expanded axis: its one row is one group
-            groups, inner = values.shape[position], 1
-        run = inner * math.prod(values.shape[position + 1 :])
-        return self.ranges.pack(key, values, Groups(run, groups))
+        if order.sizes[position] != outer * groups * inner:  # an expanded axis: its one row is one group
+            groups, inner = order.sizes[position], 1
+        return Groups(inner * math.prod(order.sizes[position + 1 :]), groups)
 
     def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
         """What a compiled graph saves under that name."""
@@ -94,7 +103,8 @@ class ObservedForward(ForwardMode):
         """(axis, its sizes as outer x groups x inner): where the groups of a saved tensor lie."""
         if self.kind in ("matmul", "softmax") and tensor.dim() >= 3:
             axis = tensor.dim() - 3
-            heads = self.heads or self.running.heads()
+            shown = self._operands()[:1]
+            heads = shown[0].shape[-3] if shown and shown[0].dim() >= 4 else self.running.heads()
             if tensor.dim() >= 4:
                 return axis, (1, tensor.shape[axis], 1)
             if tensor.shape[axis] % heads == 0:  # (batch heads, rows, columns), as bmm has it

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dsq.kernels.backend import Groups
-from dsq.kernels.dispatch import affine_extents
+from dsq.kernels.backend import Groups, Running
 from dsq.packing import Rounding
 from dsq.stash.saved_tensors.affine import AffineGroups, pack
+from dsq.stash.saved_tensors.memory_order import MemoryOrder
 
 BITS = 8
 
@@ -27,21 +27,15 @@ class RunningRanges:
     count: int = 0  #: seeds the rounding, with `seed`
     alpha_beta: dict[str, Tensor] = field(default_factory=dict)  #: (2, groups); NaN until a finite tensor was seen
 
+    #: how each tensor was grouped, and its memory order and the kind of operation that saved it then
+    groups: dict[str, tuple[tuple[MemoryOrder, str | None], Groups]] = field(default_factory=dict)
+
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineGroups:
         """Update the range of `key` by `values`, and code them in it."""
-        ranges = self._now(key, values, groups)
+        ranges, dtype = self.alpha_beta.get(key), torch.promote_types(values.dtype, torch.float32)
+        if ranges is None or ranges.shape[1] != groups.number:
+            ranges = torch.full((2, groups.number), math.nan, dtype=dtype, device=values.device)
+        self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
+        seed = None if self.rounding == "nearest" else self.seed + self.count
         self.count += 1
-        return pack(values, BITS, groups, ranges, self.rounding, self.seed + self.count - 1)
-
-    def _now(self, key: str, values: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-        """(low, step) of each group after the update."""
-        low, high = affine_extents(values, groups)
-        now = torch.stack([high - low, low])
-        before = self.alpha_beta.get(key)
-        before = torch.full_like(now, math.nan) if before is None or before.shape != now.shape else before.to(now)
-        merged = torch.where(before.isnan(), now, self.decay * before + (1 - self.decay) * now)
-        # an overflow (loss scaling meets them) must show in this gradient and leave the estimate as it was
-        finite = now.isfinite().all(0)
-        self.alpha_beta[key] = torch.where(finite, merged, before)
-        alpha, beta = torch.where(finite, merged, math.nan)
-        return beta, alpha / (2**BITS - 1)
+        return pack(values, BITS, groups, Running(ranges, self.decay), seed)

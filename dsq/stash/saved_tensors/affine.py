@@ -11,37 +11,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsq.kernels.backend import AffineCodes, Groups
+from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.packing import Rounding
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # as Kept
 class AffineGroups:
     """A tensor's values, in memory order, quantised in groups; what a ForwardStash takes as code."""
 
     codes: Tensor  #: uint8, ceil(numel * bits / 8) bytes
-    low: Tensor  #: (groups,)
-    step: Tensor  #: (groups,) distance of neighbouring codes
+    ranges: Tensor  #: (2, groups): low, and step, the distance of neighbouring codes
     bits: int
     groups: Groups
     numel: int
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.low.nbytes + self.step.nbytes
+        return self.codes.nbytes + self.ranges.nbytes
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The (numel,) values q step + low, in `dtype`."""
-        return affine_unpack(AffineCodes(self.codes, self.low, self.step), self.bits, self.groups, self.numel, dtype)
+        return affine_unpack(AffineCodes(self.codes, self.ranges), self.bits, self.groups, self.numel, dtype)
 
 
-def pack(
-    x: Tensor, bits: int, groups: Groups, ranges: tuple[Tensor, Tensor] | None, rounding: Rounding, seed: int
-) -> AffineGroups:
-    """Pack x (contiguous) in the ranges (low, step) of its groups; None: each group is one run, in its own range."""
-    packed = affine_pack(x, bits, groups, ranges, None if rounding == "nearest" else seed)
-    return AffineGroups(*packed, bits, groups, x.numel())
+def pack(x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None) -> AffineGroups:
+    """Pack x (contiguous) in running ranges of its groups, moved by x; None: each group is one run, in its own range.
+
+    seed: of stochastic rounding; None: to nearest.
+    """
+    codes, ranges = affine_pack(x, bits, groups, running, seed)
+    return AffineGroups(codes, ranges, bits, groups, x.numel())
 
 
 def pack_groups(
@@ -49,6 +49,6 @@ def pack_groups(
 ) -> AffineGroups:
     """Pack x, read in its memory order as one row, in `bits` bits in groups of `group` values.
 
-    Bytes kept: ceil(numel bits / 8) + 8 ceil(numel / group); the pair (min, step) is fp32 (fp64 for an fp64 tensor).
+    Bytes kept: ceil(numel bits / 8) + 8 ceil(numel / group); the pair (low, step) is fp32 (fp64 for an fp64 tensor).
     """
-    return pack(x, bits, Groups(group, -(-x.numel() // group)), None, rounding, seed)
+    return pack(x, bits, Groups(group, -(-x.numel() // group)), None, None if rounding == "nearest" else seed)

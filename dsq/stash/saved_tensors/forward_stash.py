@@ -8,14 +8,15 @@ unpack   the values in the shape, strides and type they were saved in; for first
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.nn import Parameter
 
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
-from dsq.stash.saved_tensors.history import is_statistic, is_weight, recast_of, source_of
+from dsq.stash.saved_tensors.history import Source, is_statistic, leaf_of, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.saved_tensors.masks import TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
@@ -30,18 +31,18 @@ class Code(Protocol):
     def nbytes(self) -> int: ...
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """The values, in `dtype` (any shape of the right size)."""
+        """The values, in `dtype`, contiguous (any shape of the right size)."""
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class SharedCode:
     """The one code of all saved views of a piece of memory."""
 
     code: Code
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)  # as Kept
 class CodedView:
     """A code, and the shape and type in which one consumer saved it."""
 
@@ -51,7 +52,7 @@ class CodedView:
 
     def get(self) -> Tensor:
         refuse_create_graph()
-        return self.order.restore(self.shared.code.unpack(self.dtype).reshape(-1))
+        return self.order.restore(self.shared.code.unpack(self.dtype))
 
 
 class GraphPacking(Protocol):
@@ -96,17 +97,18 @@ class ForwardStash:
         self.raw_bytes = 0
         self.kept_bytes = 0
         self._made: StorageCache[Any] = StorageCache()
-        self._casts: WeakValueDictionary[tuple[int, int, int] | None, SharedCode] = WeakValueDictionary()
+        self._casts: dict[Source, ref[SharedCode]] = {}  # of tensors whose casts may be saved, too
 
     def pack(self, tensor: Tensor, wanted: bool = False) -> Saved:
         """Encode a floating tensor that needs a gradient, or is of the batch; keep any other exact.
 
         wanted: encode it though it shows no gradient, being a compiled graph's own.
         """
-        encodable = tensor.is_floating_point() and is_plain(tensor)
-        if not encodable or is_weight(tensor, self.weights) or is_statistic(tensor):
-            return self.keep(tensor)
+        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self.weights:
+            return Kept.of(tensor)
         if not (wanted or tensor.requires_grad or self._of_batch(tensor)):
+            return self.keep(tensor)
+        if not tensor.is_floating_point() or is_statistic(tensor) or isinstance(leaf_of(tensor), Parameter):
             return self.keep(tensor)
         order, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
@@ -114,7 +116,8 @@ class ForwardStash:
         if isinstance(found, (Kept, Copied)):
             return self.keep(tensor)
         source = source_of(tensor)
-        found = found or self._casts.get(source)
+        if found is None and source in self._casts:
+            found = self._casts[source]()
         if found is None:
             code = self.encode(tensor, order, values)
             if code is None:
@@ -123,7 +126,7 @@ class ForwardStash:
             self._made.put(key, found, weak(tensor))
             self._count(values.numel() * tensor.element_size(), code.nbytes)
         if source is not None:
-            self._casts[source] = found
+            self._casts[source] = ref(found)
         return CodedView(found, order, tensor.dtype)
 
     def keep(self, tensor: Tensor) -> Saved:
@@ -131,9 +134,9 @@ class ForwardStash:
 
         A slice is copied, so that it does not keep what it is cut from; autocast's copy of a parameter is not kept.
         """
-        if not is_plain(tensor):
+        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self.weights:
             return Kept.of(tensor)
-        if is_weight(tensor, self.weights):
+        if isinstance(leaf_of(tensor), Parameter):
             parameter = recast_of(tensor)
             return Kept.of(tensor) if parameter is None else Recast.of(parameter, tensor)
         mask = None if tensor.requires_grad else self._mask(tensor)

@@ -3,17 +3,22 @@
 import torch
 from torch import Tensor
 
+#: the operation that made a tensor, which of its outputs it was, and how many values
+Source = tuple[int, int, int]
+
 #: nodes after which a contiguous tensor holds the same values in the same order, cast perhaps
 _SAME_ORDER = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0", "ToCopyBackward0")
 #: nodes that move, repeat or cast a tensor without making an activation of it
-_TRANSPARENT = (
-    *_SAME_ORDER,
-    "ExpandBackward0",
-    "TBackward0",
-    "TransposeBackward0",
-    "PermuteBackward0",
-    "SliceBackward0",
-    "SplitBackward0",
+_TRANSPARENT = frozenset(
+    (
+        *_SAME_ORDER,
+        "ExpandBackward0",
+        "TBackward0",
+        "TransposeBackward0",
+        "PermuteBackward0",
+        "SliceBackward0",
+        "SplitBackward0",
+    )
 )
 
 
@@ -53,7 +58,7 @@ def recast_of(tensor: Tensor) -> Tensor | None:
     return leaf if same_size and leaf.is_contiguous() else None
 
 
-def source_of(tensor: Tensor) -> tuple[int, int, int] | None:
+def source_of(tensor: Tensor) -> Source | None:
     """Equal for contiguous tensors of one forward that are one operation's output, reshaped or cast; None: not known.
     Only as long as nothing writes into that output without autograd's knowledge.
 
@@ -69,4 +74,4 @@ def source_of(tensor: Tensor) -> tuple[int, int, int] | None:
 
 def is_statistic(tensor: Tensor) -> bool:
     """Whether a saved tensor is the mean or deviation beside a normalisation's output (group norm marks them so)."""
-    return tensor.grad_fn is not None and "Norm" in tensor.grad_fn.name() and tensor.output_nr > 0
+    return tensor.output_nr > 0 and tensor.grad_fn is not None and "Norm" in tensor.grad_fn.name()

@@ -1,6 +1,7 @@
 """A tensor as its distinct values in the order they lie in memory: the same for all views of one piece of memory."""
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Self
 
 import torch
@@ -25,34 +26,47 @@ class MemoryOrder:
         values = tensor.detach()
         if values.is_contiguous():
             return cls.contiguous(values.shape), values
-        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            if stride == 0 and size > 1:
-                values = values.narrow(axis, 0, 1)
-        # sizes of 1 may carry any stride: they go first, where they disturb nothing
-        strides = values.stride()
-        axes = tuple(sorted(range(values.dim()), key=lambda axis: (values.shape[axis] > 1, -strides[axis])))
-        values = values.permute(axes)
-        return cls(tuple(values.shape), axes, tensor.shape), values
+        order, strides = cls._strided(values.shape, values.stride())
+        return order, values.as_strided(order.sizes, strides)
 
     @classmethod
+    @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
     def contiguous(cls, shape: torch.Size) -> Self:
         """That of a contiguous tensor."""
         return cls(shape, tuple(range(len(shape))), shape)
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def _strided(cls, shape: torch.Size, strides: tuple[int, ...]) -> tuple[Self, tuple[int, ...]]:
+        """The order of a tensor, and the strides of its values."""
+        distinct = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+        # sizes of 1 may carry any stride: they go first, where they disturb nothing
+        axes = tuple(sorted(range(len(shape)), key=lambda axis: (distinct[axis] > 1, -strides[axis])))
+        return cls(tuple(distinct[a] for a in axes), axes, shape), tuple(strides[a] for a in axes)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The values, (N,), of a tensor without gaps that is laid out like this one."""
         return tensor.detach().permute(self.axes).reshape(-1)
 
-    def restore(self, flat: Tensor) -> Tensor:
-        """The tensor's shape around its values in memory order, given flat."""
-        if self.sizes == self.shape and self.axes == tuple(range(len(self.axes))):
-            return flat.view(self.shape)
-        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
-        return flat.view(self.sizes).permute(inverse).expand(self.shape)
+    def restore(self, values: Tensor) -> Tensor:
+        """The tensor's shape around its values in memory order, given contiguous, in any shape."""
+        return values.as_strided(self.shape, self._strides)
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """Of the tensor, without its gaps."""
+        strides = [0] * len(self.shape)
+        run = 1
+        for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
+            strides[axis] = run if size == self.shape[axis] else 0  # expanded
+            run *= size
+        return tuple(strides)
 
 
 def span(values: Tensor) -> tuple[object, ...]:
     """Equal for the values of two tensors of one storage exactly when they cover the same memory in the same order."""
+    if values.is_contiguous():
+        return values.storage_offset(), values.dtype, values.numel()
     merged: list[tuple[int, int]] = []
     for size, stride in zip(values.shape, values.stride(), strict=True):
         if size == 1:
@@ -61,4 +75,4 @@ def span(values: Tensor) -> tuple[object, ...]:
             merged[-1] = (merged[-1][0] * size, stride)
         else:
             merged.append((size, stride))
-    return (values.storage_offset(), values.dtype, tuple(merged))
+    return values.storage_offset(), values.dtype, tuple(merged)

@@ -13,6 +13,7 @@ from dsq.stash.saved_tensors.hooks import active_contexts
 
 Key = tuple[Hashable, ...]
 Value = TypeVar("Value")
+_ROOM = 256
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -36,6 +37,7 @@ class StorageCache(Generic[Value]):
 
     def __init__(self) -> None:
         self._entries: dict[Key, tuple[ref[Value], StorageWeakRef | None]] = {}
+        self._room = _ROOM  #: entries at which the dead are cleared away (callbacks would take longer)
 
     def get(self, key: Key) -> Value | None:
         """The value, if it is alive."""
@@ -44,16 +46,10 @@ class StorageCache(Generic[Value]):
 
     def put(self, key: Key, value: Value, storage: StorageWeakRef | None = None) -> None:
         """Note what was made of a tensor; its storage, where the value does not hold it."""
-        entries = self._entries
-
-        def forget(dead: ref[Value]) -> None:
-            if key in entries and entries[key][0] is dead:
-                del entries[key]
-
-        entries[key] = ref(value, forget), storage
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        if len(self._entries) >= self._room:
+            self._entries = {key: entry for key, entry in self._entries.items() if entry[0]() is not None}
+            self._room = _ROOM + 2 * len(self._entries)
+        self._entries[key] = ref(value), storage
 
     def pop(self, key: Key) -> Value | None:
         """The value, if it is alive; forgotten from now on."""

@@ -41,7 +41,6 @@ typedef struct {
   int32_t bits;        /* 1 to 8 */
   int32_t dtype;       /* of the values */
   int32_t stochastic;
-  int32_t own_ranges;  /* of pack: it finds low and step, from the values themselves; each group is one run */
   int32_t isa;
 } AffineDesc;
 
@@ -114,11 +113,11 @@ void dsq_quantize(const CodecDesc* desc, address x, address out, int threads, ui
 void dsq_pack(const CodecDesc* desc, address x, address codes, address scales, int threads, uint64_t seed);
 void dsq_unpack(const CodecDesc* desc, address codes, address scales, address out, int threads);
 
-/* low, high, step: float32 (groups). */
-void dsq_affine_extents(const AffineDesc* desc, address x, address low, address high, int threads);
-void dsq_affine_pack(const AffineDesc* desc, address x, address low, address step, address codes, int threads,
-                     uint64_t seed);
-void dsq_affine_unpack(const AffineDesc* desc, address codes, address low, address step, address out, int threads);
+/* ranges: float32 (2, groups), the low of each group and its step. running: of the same shape, alpha and beta of
+   kernels/reference/affine.py; or 0: each group is one run, in its own range. */
+void dsq_affine_pack(const AffineDesc* desc, address x, address running, double decay, address ranges, address codes,
+                     int threads, uint64_t seed);
+void dsq_affine_unpack(const AffineDesc* desc, address codes, address ranges, address out, int threads);
 
 void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,
                    address bits, int threads);

@@ -50,17 +50,13 @@ void dsq_unpack(const CodecDesc* desc, address codes, address scales, address ou
   unpack_tensor(*desc, At{codes}, At{scales}, At{out}, threads);
 }
 
-void dsq_affine_extents(const AffineDesc* desc, address x, address low, address high, int threads) {
-  affine_extents(*desc, At{x}, At{low}, At{high}, threads);
+void dsq_affine_pack(const AffineDesc* desc, address x, address running, double decay, address ranges, address codes,
+                     int threads, uint64_t seed) {
+  affine_pack(*desc, At{x}, At{running}, decay, At{ranges}, At{codes}, threads, seed);
 }
 
-void dsq_affine_pack(const AffineDesc* desc, address x, address low, address step, address codes, int threads,
-                     uint64_t seed) {
-  affine_pack(*desc, At{x}, At{low}, At{step}, At{codes}, threads, seed);
-}
-
-void dsq_affine_unpack(const AffineDesc* desc, address codes, address low, address step, address out, int threads) {
-  affine_unpack(*desc, At{codes}, At{low}, At{step}, At{out}, threads);
+void dsq_affine_unpack(const AffineDesc* desc, address codes, address ranges, address out, int threads) {
+  affine_unpack(*desc, At{codes}, At{ranges}, At{out}, threads);
 }
 
 void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,

@@ -1,7 +1,7 @@
 """Rules around one call of a PyTorch function: in what form its saved tensors are kept."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -72,9 +72,13 @@ class Rules(ForwardMode):
 
 def writes_in_place(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of a PyTorch function may write into a tensor it is given, by its name and arguments."""
+    return _named_in_place(func) or "out" in kwargs or bool(kwargs.get("inplace"))
+
+
+@lru_cache(maxsize=4096)
+def _named_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
-    named_so = name.endswith("_") and (not name.endswith("__") or name.startswith(("__i", "__set")))
-    return named_so or "out" in kwargs or bool(kwargs.get("inplace"))
+    return name.endswith("_") and (not name.endswith("__") or name.startswith(("__i", "__set")))
 
 
 def needs(x: Any) -> bool:

@@ -101,6 +101,19 @@ INLINE void pack_unsigned(const I code[VECTORS], int bits, uint8_t* out) {
   }
 }
 
+constexpr int CHUNK_TILES = CHUNK / TILE, BATCH_TILES = BATCH * CHUNK_TILES;
+
+// The random numbers of the tiles from one on to the end of its batch: a draw is a long chain of dependent
+// instructions, and those of several chunks overlap.
+INLINE void draw_batch(Random& random, int64_t tile, int64_t end) {
+  const int64_t chunks = ceil_div(end, CHUNK_TILES);
+  int64_t chunk = tile / CHUNK_TILES;
+  for (int slot = (int)(chunk % BATCH); slot < BATCH && chunk < chunks; slot++, chunk++) {
+    random.begin(slot, chunk);
+    random.draw(slot, slot, 0);
+  }
+}
+
 template <bool STOCHASTIC> void affine_encode(const AffineJob& job, int64_t begin, int64_t end) {
   const AffineDesc& p = *job.desc;
   const int item = size_of(p.dtype), tile_bytes = TILE / 8 * p.bits;
@@ -108,11 +121,8 @@ template <bool STOCHASTIC> void affine_encode(const AffineJob& job, int64_t begi
   GroupCursor cursor(p, begin * TILE);
   Random random(job.seed);
   for (int64_t tile = begin; tile < end; tile++, cursor.advance(TILE)) {
-    if (STOCHASTIC && (tile == begin || tile % 2 == 0)) {
-      random.begin(0, tile / 2);
-      random.draw(0, 0, 0);
-    }
-    const Numbers& numbers = random.drawn[0][tile % 2];
+    if (STOCHASTIC && (tile == begin || tile % BATCH_TILES == 0)) draw_batch(random, tile, end);
+    const Numbers& numbers = random.drawn[tile % BATCH_TILES / CHUNK_TILES][tile % CHUNK_TILES];
     const uint8_t* from = (const uint8_t*)job.values + tile * TILE * item;
     const int64_t left = p.count - tile * TILE;
     alignas(64) uint8_t few[TILE * 4];

@@ -32,11 +32,9 @@ void pack_tensor(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* 
 void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* exponents, void* out, int threads);
 
 // Codes between a low and a high value of each group.
-void affine_extents(const AffineDesc& desc, const void* x, float* low, float* high, int threads);
-void affine_pack(const AffineDesc& desc, const void* x, float* low, float* step, uint8_t* codes, int threads,
-                 uint64_t seed);
-void affine_unpack(const AffineDesc& desc, const uint8_t* codes, const float* low, const float* step, void* out,
-                   int threads);
+void affine_pack(const AffineDesc& desc, const void* x, float* running, double decay, float* ranges, uint8_t* codes,
+                 int threads, uint64_t seed);
+void affine_unpack(const AffineDesc& desc, const uint8_t* codes, float* ranges, void* out, int threads);
 
 // Runs a kernel of masks on the job's `count` values.
 void run_mask(int isa, void (*IsaKernels::*kernel)(const MaskJob&, int64_t, int64_t), const MaskJob& job, int64_t count,

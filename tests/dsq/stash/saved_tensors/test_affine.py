@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dsq.kernels.backend import Groups
+from dsq.kernels.backend import Groups, Running
 from dsq.kernels.reference import bitstream
 from dsq.stash.saved_tensors import affine
 
@@ -49,7 +49,7 @@ def test_stochastic_rounding_is_unbiased_and_stays_within_one_step() -> None:
     for seed in range(seeds):
         packed = affine.pack_groups(x, 2, group=128, seed=seed)
         back = packed.unpack()
-        step = packed.step.repeat_interleave(128)[:300]
+        step = packed.ranges[1].repeat_interleave(128)[:300]
         assert ((back - x).abs() <= step * 1.0001).all()
         mean += back / seeds
     # the standard error of a mean of 4000 two-valued draws is at most step / 2 / sqrt(4000); 5 of them over 300 values
@@ -109,7 +109,7 @@ def test_the_seed_decides_and_the_users_stream_is_untouched() -> None:
 def test_values_outside_the_range_given_are_clipped() -> None:
     """Mesa's running ranges lag behind the data: codes stop at 0 and 255, they do not wrap."""
     x = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])
-    ranges = torch.tensor([-1.0]), torch.tensor([2 / 255])
-    packed = affine.pack(x, 8, Groups(5, 1), ranges, "stochastic", 0)
+    running = Running(torch.tensor([[2.0], [-1.0]]), 1.0)  # a mean that keeps all of what it was
+    packed = affine.pack(x, 8, Groups(5, 1), running, seed=0)
     assert packed.codes[[0, 4]].tolist() == [0, 255]
     torch.testing.assert_close(packed.unpack(), torch.tensor([-1.0, -1.0, 0.0, 1.0, 1.0]), atol=2 / 255, rtol=0)
