@@ -36,8 +36,11 @@ MEASURED_ELSEWHERE = 1 << 36
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
 #: and a layer all of whose products are compiled is one call
 TIMED_FROM = 1 << 18
-#: rounds in which every kernel is timed once; the best time counts
+#: rounds in which every kernel is timed once, at least; the best time counts
 ROUNDS = 5
+#: seconds that the rounds take, at least: five of a product of 0.3 ms, on two threads of a shared machine, once took a
+#: kernel that was a third slower than the best
+SECONDS = 0.03
 #: a kernel further down a backend's list has to be faster than those before it by this factor
 MARGIN = 0.95
 
@@ -80,7 +83,7 @@ def preferred(times: Sequence[TimedGemm]) -> GemmKernel:
 def timed(
     gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
 ) -> list[TimedGemm]:
-    """The best time of each kernel over ROUNDS in turns, on random operands of ``dtype``."""
+    """The best time of each kernel, in turns for ROUNDS and SECONDS, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +93,9 @@ def timed(
     a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
     a, b = a.to(device), b.to(device)
     best = [float("inf")] * len(gemms)
-    for _ in range(ROUNDS):
+    began, rounds = time.perf_counter(), 0
+    while rounds < ROUNDS or time.perf_counter() - began < SECONDS:
+        rounds += 1
         for i, gemm in enumerate(gemms):
             wait()
             start = time.perf_counter()

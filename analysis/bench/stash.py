@@ -21,7 +21,7 @@ from dsq.command.table import as_csv, table
 
 MIB = 2**20
 PLAIN = ("fp32", "bf16 autocast")
-LEVELS = ("[16,4,4,16]", "[4,4,4,8]", "[2,2,2,8]")
+LEVELS = ("[16,4,4,16]", "[4,4,4,8]", "[4,3,3,8]", "[8,4,4,8]", "[2,2,2,8]")
 PACKED = "whole stash packed"
 SEQUENCES = ("1", "4")  #: of GPT-2's batch
 

@@ -76,6 +76,7 @@ def run(
         refuse_used(out, ", or --resume")
     tables = glue.read_tables(data, task)
     classes = sorted(set(tables["train"].labels))
+    given.max_update = given.max_update or given.max_epoch * -(-len(tables["train"].labels) // given.batch_size)
     make_folder(out)
     os.environ["HF_HUB_OFFLINE"] = "1"
     started = time.perf_counter()
@@ -116,8 +117,7 @@ def _trainer(
         learning_rate=given.lr,
         warmup_steps=given.warmup_updates,
         weight_decay=0.01,
-        max_steps=given.max_update or -1,
-        num_train_epochs=given.max_epoch,
+        max_steps=given.max_update,
         train_sampling_strategy="group_by_length",  # little padding
         eval_strategy="steps",
         eval_steps=given.validate_interval_updates,

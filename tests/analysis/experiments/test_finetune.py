@@ -44,3 +44,10 @@ def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.Captu
     assert [update for update, _ in results["accuracies"]] == list(range(2, 13, 2))
     assert [level["updates"] for level in results["history"]["levels"]] == [4, 8]
     assert results["majority"] == 50
+
+
+def test_epochs_have_a_part_at_which_the_level_rises(folder: Path) -> None:
+    schedule = ["--dsq-levels", "[4,4,4,16] [16,4,4,16]", "--dsq-rise-at", "0.75"]
+    assert command(folder, "--max-epoch", "2", *schedule) == 0
+    results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
+    assert [level["updates"] for level in results["history"]["levels"]] == [12, 4]  # of 32 sentences, 4 an update

@@ -40,23 +40,28 @@ struct RunShape {
   int elements, boxes;
 };
 
-// Of a power of two x: the bits that, added to those of another, give their product's.
-inline __m512 over_one(__m512 x) { return (__m512)_mm512_sub_epi32((__m512i)x, (__m512i)_mm512_set1_ps(1)); }
-inline __m512 exponents_added(__m512 x, __m512 y) { return (__m512)_mm512_add_epi32((__m512i)x, (__m512i)y); }
+// Where scales are powers of two, x of B and y of A, exponents are added: all dot products wait for the two units that
+// multiply. The bits of x less those of 1, and with those of y added, x y.
+inline __m512i over_one(__m512 x) { return _mm512_sub_epi32((__m512i)x, _mm512_set1_epi32(127 << 23)); }
+inline __m512 product(__m512i x_over_one, __m512 y) { return (__m512)_mm512_add_epi32(x_over_one, (__m512i)y); }
+// With panels of int16 the other units have time for the sums too: of a whole number times x y / 2^MOST_PRODUCT, which
+// takes from its exponent. The subtraction saturates, and leaves a zero as it is.
+constexpr int MOST_PRODUCT = 2 * MOST_MODERATE<false>;
+inline __m512i below_most(__m512 x) {
+  return _mm512_sub_epi32(_mm512_set1_epi32((int)((254u + MOST_PRODUCT) << 23)), (__m512i)x);
+}
+inline __m512 lowered(__m512 whole, __m512i x_below_most, __m512 y) {
+  return (__m512)_mm512_subs_epu16((__m512i)whole, _mm512_sub_epi32(x_below_most, (__m512i)y));
+}
 
 // A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
 // (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. POWERS: scales are
-// powers of two, of which any two have a normal product: their exponents are added, as the units that multiply are the
-// ones that all dot products wait for.
+// powers of two of moderate size.
 template <int rows, bool int8, int ELEMENTS, bool POWERS>
-void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
-                 const float* start, int64_t start_stride) {
+INLINE void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
+                        const float* start, int64_t start_stride) {
   constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
   const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
-  for (int r = 0; r < rows; r++) {  // C is fetched while the products are computed
-    __builtin_prefetch(c + r * stride, 1);
-    __builtin_prefetch(c + r * stride + 16, 1);
-  }
   __m512 left[rows], right[rows];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
@@ -80,24 +85,28 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
           add_dot<int8>(dot_right[r], a_row, b_right);
         }
       }
-    __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
-    if (POWERS) scale_left = over_one(scale_left), scale_right = over_one(scale_right);
+    const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
       const __m512 scale = _mm512_set1_ps(a.scales[r]);
       const __m512 sum_left = _mm512_cvtepi32_ps(dot_left[r]), sum_right = _mm512_cvtepi32_ps(dot_right[r]);
-      if (POWERS) {
-        left[r] = _mm512_fmadd_ps(sum_left, exponents_added(scale_left, scale), left[r]);
-        right[r] = _mm512_fmadd_ps(sum_right, exponents_added(scale_right, scale), right[r]);
+      if (POWERS && int8) {
+        left[r] = _mm512_fmadd_ps(sum_left, product(over_one(scale_left), scale), left[r]);
+        right[r] = _mm512_fmadd_ps(sum_right, product(over_one(scale_right), scale), right[r]);
+      } else if (POWERS) {
+        left[r] = _mm512_add_ps(left[r], lowered(sum_left, below_most(scale_left), scale));
+        right[r] = _mm512_add_ps(right[r], lowered(sum_right, below_most(scale_right), scale));
       } else {
         left[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_left, scale_left), scale, left[r]);
         right[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_right, scale_right), scale, right[r]);
       }
     }
   }
+  const __m512 most = _mm512_set1_ps(1 << MOST_PRODUCT);
   const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
 #pragma GCC unroll 6
   for (int r = 0; r < rows; r++, c += stride) {
+    if (POWERS && !int8) left[r] = _mm512_mul_ps(left[r], most), right[r] = _mm512_mul_ps(right[r], most);
     if (start) {
       left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, start + r * start_stride));
       right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, start + r * start_stride + 16));
@@ -107,24 +116,39 @@ void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64
   }
 }
 
-typedef void (*Microkernel)(PanelOfA, PanelOfB, int, RunShape, float*, int64_t, int, const float*, int64_t);
-template <bool int8, int ELEMENTS, bool POWERS>
-constexpr Microkernel MICROKERNELS[ROWS + 1] = {
-    nullptr,
-    microkernel<1, int8, ELEMENTS, POWERS>,
-    microkernel<2, int8, ELEMENTS, POWERS>,
-    microkernel<3, int8, ELEMENTS, POWERS>,
-    microkernel<4, int8, ELEMENTS, POWERS>,
-    microkernel<5, int8, ELEMENTS, POWERS>,
-    microkernel<6, int8, ELEMENTS, POWERS>};
+// What a task multiplies by a panel of B in a block: `runs` runs of `height` vectors of A.
+struct BlockOfTask {
+  PanelOfA a;
+  PanelOfB b;
+  int runs;
+  RunShape run;
+  int height, width;
+  const float* bias;  // where sums begin, or null
+  bool first;         // of the blocks; later ones begin with the sums so far
+};
 
-template <bool int8, bool POWERS> const Microkernel* microkernels_for(RunShape run) {
-  switch (run.boxes > 1 ? 0 : run.elements) {
-    case 1: return MICROKERNELS<int8, 1, POWERS>;
-    case 2: return MICROKERNELS<int8, 2, POWERS>;
-    case 4: return MICROKERNELS<int8, 4, POWERS>;  // a box of 16 as int8
-    case 8: return MICROKERNELS<int8, 8, POWERS>;  // and as int16
-    default: return MICROKERNELS<int8, 0, POWERS>;
+// The tiles from `row` on, `rows` high, and what is left below them.
+template <bool int8, int ELEMENTS, bool POWERS, int rows = ROWS>
+void microkernels(BlockOfTask block, ResultTile<TASK_ROWS>& tile, int row = 0) {
+  const int64_t stride = tile.stride();
+  for (; row + rows <= block.height; row += rows) {
+    tile.prefetch(row, rows);
+    float* const c = tile.row(row);
+    microkernel<rows, int8, ELEMENTS, POWERS>(block.a, block.b, block.runs, block.run, c, stride, block.width,
+                                              block.first ? block.bias : c, block.first ? 0 : stride);
+    block.a.elements += rows * VECTOR_ELEMENTS, block.a.scales += rows;
+  }
+  if constexpr (rows > 1)
+    if (row < block.height) microkernels<int8, ELEMENTS, POWERS, rows - 1>(block, tile, row);
+}
+
+template <bool int8, bool POWERS> void multiply_block(const BlockOfTask& block, ResultTile<TASK_ROWS>& tile) {
+  switch (block.run.boxes > 1 ? 0 : block.run.elements) {
+    case 1: return microkernels<int8, 1, POWERS>(block, tile);
+    case 2: return microkernels<int8, 2, POWERS>(block, tile);
+    case 4: return microkernels<int8, 4, POWERS>(block, tile);  // a box of 16 as int8
+    case 8: return microkernels<int8, 8, POWERS>(block, tile);  // and as int16
+    default: return microkernels<int8, 0, POWERS>(block, tile);
   }
 }
 
@@ -184,7 +208,7 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
       if (A.has_powers()) {
         exponents.pass_over_zeros([&](int b) { return zeros_of_a(elements, b, box_elements); });
         if (int8) runs.steps = (int16_t)exponents.share(8 - A.integer_bits());
-        runs.powers = exponents.moderate();
+        runs.powers = exponents.moderate<int8>();
       }
       if constexpr (int8) finish_a(exponents, elements);
       exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
@@ -197,7 +221,7 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
     if (B.has_powers()) {
       exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
       if (int8) runs.steps = (int16_t)exponents.share(8 - B.integer_bits());
-      runs.powers = exponents.moderate();
+      runs.powers = exponents.moderate<int8>();
     }
     if (exponents.multiplied) multiply_b<int8>(exponents, elements);
     exponents.fill_scales(b_scales + at * boxes, PANEL);
@@ -206,29 +230,23 @@ void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bia
 
   parallel_for(scratch.b_panels * scratch.a_tasks, threads, [&](int64_t task) {
     const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
-    const int64_t bottom = top + TASK_ROWS < rows ? top + TASK_ROWS : rows;
-    const int width = least(PANEL, columns - j * PANEL);
-    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, (int)(bottom - top), width, columns);
+    const int height = least(TASK_ROWS, rows - top), width = least(PANEL, columns - j * PANEL);
+    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, height, width, columns);
     for (int64_t block = 0; block < blocks; block++) {
       const int steps = least(block_steps, depth - block * block_steps);
       PanelRuns run = runs_of(a_panels + j, block);
-      for (int64_t panel = top / PANEL; panel * PANEL < bottom; panel++) {
+      for (int64_t panel = top / PANEL; panel * PANEL < top + height; panel++) {
         const PanelRuns& other = runs_of(panel, block);
         run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
       }
       const int run_steps = least(run.steps, A.steps_read(steps));
-      const RunShape each{run_steps / per_element, run_steps / A.box};
-      const Microkernel* microkernels =
-          run.powers ? microkernels_for<int8, true>(each) : microkernels_for<int8, false>(each);
       const int64_t at = b_panel_at(block, j);
-      const PanelOfB b{b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)};
-      for (int64_t row = top; row < bottom; row += ROWS) {
-        const PanelOfA a{a_elements_of(block, row), a_scales_of(block, row)};
-        float* corner = tile.row(row - top);
-        const float* start = block ? corner : bias ? bias + j * PANEL : nullptr;
-        microkernels[least(ROWS, bottom - row)](a, b, (int)ceil_div(steps, run.steps), each, corner, tile.stride(),
-                                                width, start, block ? tile.stride() : 0);
-      }
+      const BlockOfTask part{
+          {a_elements_of(block, top), a_scales_of(block, top)},
+          {b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)},
+          (int)ceil_div(steps, run.steps), {run_steps / per_element, run_steps / A.box}, height, width,
+          bias ? bias + j * PANEL : nullptr, block == 0};
+      run.powers ? multiply_block<int8, true>(part, tile) : multiply_block<int8, false>(part, tile);
     }
     tile.finish();
   });

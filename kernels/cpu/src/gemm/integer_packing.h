@@ -10,7 +10,7 @@ namespace {
 constexpr int PANEL = TILE_COLUMNS;   // vectors of a panel
 constexpr int VECTOR_ELEMENTS = 128;  // of 32 bits: a panel's 16 KiB stay in the first-level cache
 constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a box
-constexpr int ROWS_AHEAD = 16;        // rows of codes that are prefetched before they are read: the hardware's own
+constexpr int ROWS_AHEAD = 32;        // rows of codes that are prefetched before they are read: the hardware's own
                                       // prefetcher does not follow the jumps from row to row
 
 // Steps of an element, and of a vector in a panel.
@@ -71,9 +71,17 @@ inline __m512i codes16(const uint8_t* from, int count, int bits) {
   return _mm512_maskz_mov_epi16(first32(count), codes);
 }
 
-// 64 codes of at most 8 bits as bytes.
+// 64 codes of at most 8 bits as bytes; zeros after `count` of them.
 inline __m512i codes8(const uint8_t* from, int count, int bits) {
   if (bits == 8) return _mm512_maskz_loadu_epi8(first64(count), from);
+  if (bits == 4) {
+    // a byte in a lane of two, and its nibbles apart: each looks its code up
+    const __m512i lanes = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(first32((count + 1) / 2), from));
+    const __m512i nibbles = _mm512_or_si512(lanes, _mm512_slli_epi16(lanes, 4));
+    const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    return _mm512_maskz_shuffle_epi8(first64(count), _mm512_broadcast_i32x4(codes),
+                                     _mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
+  }
   const __m256i low = _mm512_cvtepi16_epi8(codes16(from, count, bits));
   const __m256i high = _mm512_cvtepi16_epi8(codes16(from + 4 * bits, count - 32, bits));
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);

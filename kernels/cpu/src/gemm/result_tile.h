@@ -24,6 +24,12 @@ template <int ROWS> class ResultTile {
   }
   // Where row `r` of the sums begins, and how far it is to the next.
   float* row(int64_t r) { return direct_ ? (float*)result_.to + at_ + r * stride_ : sums_ + r * TILE_COLUMNS; }
+  // Fetches the place of `rows` rows from r on in the result, while their sums are computed.
+  void prefetch(int64_t r, int rows) const {
+    const int64_t item = size_of(result_.dtype), last = (TILE_COLUMNS - 1) * item;
+    const uint8_t* to = (const uint8_t*)result_.to + (at_ + r * stride_) * item;
+    for (int i = 0; i < rows; i++, to += stride_ * item) __builtin_prefetch(to, 1), __builtin_prefetch(to + last, 1);
+  }
   int64_t stride() const { return direct_ ? stride_ : TILE_COLUMNS; }
 
   // Writes the result when all sums are complete.

@@ -7,8 +7,10 @@
 
 namespace {
 
-// Scale factors whose products are normal numbers: 2^LEAST_MODERATE to 2^MOST_MODERATE.
-constexpr int LEAST_MODERATE = -62, MOST_MODERATE = 63;
+// Scale factors from 2^LEAST_MODERATE to 2^MOST_MODERATE are moderate: the product of any two is a normal number, and
+// with panels of int16 still one when it is divided by that of the two largest.
+template <bool int8> constexpr int LEAST_MODERATE = int8 ? -62 : -60;
+template <bool int8> constexpr int MOST_MODERATE = int8 ? 63 : 3;
 
 // The scales of a panel's vectors over its steps: an exponent for each box, and the factor by which its codes are to be
 // multiplied.
@@ -95,11 +97,11 @@ struct Exponents {
     for (int b = boxes - 2; b >= 0; b--) take_from(b, of(b + 1));
   }
 
-  // Whether all scale factors are powers of two of which any two have a normal product.
-  bool moderate() const {
+  // Whether all scale factors are powers of two, and moderate.
+  template <bool int8> bool moderate() const {
     __m256i low, high;
     range(0, boxes, low, high);
-    const int from = greatest(LEAST_MODERATE - unit, 0), to = least(MOST_MODERATE - unit, NAN_EXPONENT - 1);
+    const int from = greatest(LEAST_MODERATE<int8> - unit, 0), to = least(MOST_MODERATE<int8> - unit, NAN_EXPONENT - 1);
     if (from > to) return false;
     const __m256i least_stored = _mm256_set1_epi8((char)from), most_stored = _mm256_set1_epi8((char)to);
     const __mmask32 outside = _mm256_cmplt_epu8_mask(low, least_stored) | _mm256_cmpgt_epu8_mask(high, most_stored);
