@@ -106,8 +106,8 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
     """Enter factory() by a forward pre-hook of the model and leave it after the forward, also when that raises.
 
     After a KeyboardInterrupt it is left before the next forward under a policy, or by controller.remove(), which takes
-    the hooks away; called inside a forward, once that is over. Nested calls of the same model enter once; a forward with
-    gradients disabled enters nothing.
+    the hooks away (called inside a forward, once that is over). Nested calls of the same model enter once; a forward
+    with gradients disabled enters nothing.
     """
     around = _Around(factory, model)
     controller.undo.callback(leave_interrupted)
