@@ -193,7 +193,11 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         found = backend.affine_pack(x.to(device), bits, groups, moving, seed)
         moved = AffineCodes(*(part.to(device) for part in packed))
         found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
-        results = [("codes", packed.codes, found.codes), ("ranges", packed.ranges, found.ranges), ("unpack", y, found_y)]
+        results = [
+            ("codes", packed.codes, found.codes),
+            ("ranges", packed.ranges, found.ranges),
+            ("unpack", y, found_y),
+        ]
         if running is not None and moving is not None:
             results.append(("running ranges", running.alpha_beta, moving.alpha_beta))
         # + 0: which of its zeros is a group's smallest value is not said

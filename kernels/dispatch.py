@@ -181,7 +181,9 @@ def affine_pack(
     _check_groups(bits, groups)
     if running is None:
         if groups.number != -(-x.numel() // groups.run):
-            raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
+            raise ValueError(
+                f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values"
+            )
     else:
         _check_ranges(running.alpha_beta, groups)
         wide = torch.promote_types(x.dtype, torch.float32)

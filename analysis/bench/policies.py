@@ -1,6 +1,6 @@
 """A training step under mesa and under gact, against the plain model's: transformers of width 512, and the ResNet-20.
 
-Random weights, no dropout; 1,024 tokens, or 64 images of 32 x 32.
+Random weights, no dropout; 1,024 tokens, or 64 images of 32 x 32. narrow_policies.py times narrow transformers.
 """
 
 import gc
@@ -21,32 +21,38 @@ from dsq import stash
 
 Training = tuple[nn.Module, Callable[[], Tensor]]  #: a model, and the loss of its batch
 POLICIES = ("mesa", "gact")
-WIDTH, WORDS = 512, 1000
-_SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 8, "intermediate_size": 4 * WIDTH}
+WORDS = 1000
 
 
 def races(rounds: int) -> Iterator[Race]:
+    return races_of(transformers(512) | {"resnet": _resnet}, rounds)
+
+
+def races_of(models: dict[str, Callable[[], Training]], rounds: int, before: int = 2) -> Iterator[Race]:
+    """A race a model, of steps after those of ``before``."""
     keep_freed_memory()
-    for name, make in MODELS.items():
-        calls = {policy: step_of(make, policy) for policy in POLICIES}
+    for name, make in models.items():
+        calls = {policy: step_of(make, policy, before) for policy in POLICIES}
         baseline = step_of(make, None)
         gc.freeze()  # a full collection goes through all that transformers made
         yield race(f"{name}, {torch.get_num_threads()} threads", ("plain", baseline), calls, rounds)
 
 
-def step_of(make: Callable[[], Training], policy: str | None) -> Call:
-    """Forward and backward; gradients stay. Two steps are made before: caches exist, and gact has chosen its bits."""
+def step_of(make: Callable[[], Training], policy: str | None, before: int = 2) -> Call:
+    """Forward and backward; gradients stay. After two steps caches exist, and gact has chosen its bits; after 25 it has
+    also measured how much of the gradient's variance is its own.
+    """
     torch.manual_seed(0)
     model, loss = make()
     if policy is not None:
         stash.apply(model, policy)
-    for _ in range(2):
+    for _ in range(before):
         loss().backward()
     return lambda: loss().backward()
 
 
-def _encoder() -> Training:
-    model, x = encoder(3, WIDTH, sdpa=True), torch.randn(8, 128, WIDTH)
+def _encoder(width: int) -> Training:
+    model, x = encoder(3, width, width // 64, 4 * width, sdpa=True), torch.randn(8, 128, width)
     return model, lambda: model(x).square().mean()
 
 
@@ -64,11 +70,14 @@ def _transformer(head: str, **fields: Any) -> Training:
     return model, lambda: model(input_ids=ids, labels=ids).loss
 
 
-MODELS: dict[str, Callable[[], Training]] = {
-    "encoder": _encoder,
-    "resnet": _resnet,
-    "vit": partial(_transformer, "ViTForImageClassification", image_size=64, patch_size=8, **_SIZES),
-    "bert": partial(_transformer, "BertForMaskedLM", vocab_size=WORDS, **_SIZES),
-    "gpt2": partial(_transformer, "GPT2LMHeadModel", vocab_size=WORDS, n_embd=WIDTH, n_layer=3, n_head=8),
-    "llama": partial(_transformer, "LlamaForCausalLM", vocab_size=WORDS, **_SIZES),
-}
+def transformers(width: int) -> dict[str, Callable[[], Training]]:
+    """Three blocks each, in heads of 64."""
+    sizes = {"hidden_size": width, "num_hidden_layers": 3, "num_attention_heads": width // 64}
+    wide = sizes | {"intermediate_size": 4 * width}
+    return {
+        "encoder": partial(_encoder, width),
+        "vit": partial(_transformer, "ViTForImageClassification", image_size=64, patch_size=8, **wide),
+        "bert": partial(_transformer, "BertForMaskedLM", vocab_size=WORDS, **wide),
+        "gpt2": partial(_transformer, "GPT2LMHeadModel", vocab_size=WORDS, **sizes),
+        "llama": partial(_transformer, "LlamaForCausalLM", vocab_size=WORDS, **wide),
+    }

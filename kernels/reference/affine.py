@@ -2,13 +2,15 @@
 
     step = (max - min) / (2^b - 1)        q = clip(floor((x - low) / step + u), 0, 2^b - 1)        x^ = q step + low
 
-low is the group's minimum; in running ranges (Mesa, equations 6 and 7) both come from means over tensors,
+low is the group's minimum. u is 1/2 for nearest; for stochastic rounding 1 - (k + 1) 2^-16, with k the 16-bit number
+that philox.py draws for the value's position in one long row: on that grid q + u is exact in float32 for every q of 8
+bits, so a value on a code stays there, and P(up) differs from the fraction by less than 2^-16.
 
-    alpha <- d alpha + (1 - d) (max - min)        beta <- d beta + (1 - d) min        step = alpha / (2^b - 1), low = beta
+In running ranges (Mesa, equations 6 and 7) low and step come from means over tensors, which the first finite tensor
+starts and one that is not finite leaves as they were:
 
-which the first finite tensor starts, and one that is not finite leaves as they were. u is 1/2 for nearest; for stochastic rounding 1 - (k + 1) 2^-16,
-with k the 16-bit number that philox.py draws for the value's position in one long row: on that grid q + u is exact in
-float32 for every q of 8 bits, so a value on a code stays there, and P(up) differs from the fraction by less than 2^-16.
+    alpha <- d alpha + (1 - d) (max - min)        beta <- d beta + (1 - d) min
+    step = alpha / (2^b - 1)                      low = beta
 
 low and step are float32, or float64 for float64 values. A group without spread has step 0 and comes back exact. One
 that holds a NaN or an infinity, or whose spread overflows, comes back as NaN, all of it.

@@ -12,7 +12,7 @@ from dsq.stash.policy import Controller, register
 from dsq.stash.saved_tensors.forms import Kept, Saved, get
 from dsq.stash.saved_tensors.history import is_weight
 from dsq.stash.saved_tensors.hooks import around_forward, refuse_create_graph
-from dsq.stash.saved_tensors.storages import parameter_storages
+from dsq.stash.saved_tensors.storages import is_plain, parameter_storages
 
 
 class Halved(Kept):
@@ -34,7 +34,7 @@ def attach(model: nn.Module, *, smallest: int = 256) -> Controller:
         weights = parameter_storages(model)
 
         def pack(x: Tensor) -> Saved:
-            if x.dtype != torch.float32 or x.numel() < smallest or is_weight(x, weights):
+            if not is_plain(x) or x.dtype != torch.float32 or x.numel() < smallest or is_weight(x, weights):
                 return Kept.of(x)
             return Halved.of(x.to(torch.bfloat16))
 

@@ -67,14 +67,30 @@ def leave_interrupted() -> None:
 
 
 class _Around(SharedByCopies):
-    """The two hooks of around_forward."""
+    """The two hooks of around_forward. Removed while a forward runs, of any thread, the second stays until its end."""
 
-    def __init__(self, factory: ContextFactory) -> None:
+    def __init__(self, factory: ContextFactory, model: nn.Module) -> None:
         self.factory = factory
+        self.running: list[nn.Module] = []
+        self.removed = False
+        self.leaving = model.register_forward_hook(self.leave, always_call=True)
+        self.id = self.leaving.id  #: that of a copy of the model, too
+
+    def remove(self) -> None:
+        self.removed = True
+        if not self.running:
+            self.leaving.remove()
+
+    def _left(self) -> None:
+        self.running.pop()
+        if self.removed:
+            self.remove()
 
     def enter(self, module: nn.Module, args: Any) -> None:
         leave_interrupted()
         contexts = ExitStack()
+        self.running.append(module)
+        contexts.callback(self._left)
         if torch.is_grad_enabled():
             take_off_leftovers()
             contexts.enter_context(reenter((Active(self.factory, module),)))
@@ -90,12 +106,13 @@ def around_forward(controller: Controller, model: nn.Module, factory: ContextFac
     """Enter factory() by a forward pre-hook of the model and leave it after the forward, also when that raises.
 
     After a KeyboardInterrupt it is left before the next forward under a policy, or by controller.remove(), which takes
-    the hooks away. Nested calls of the same model enter once; a forward with gradients disabled enters nothing.
+    the hooks away (called inside a forward, once that is over). Nested calls of the same model enter once; a forward
+    with gradients disabled enters nothing.
     """
-    around = _Around(factory)
+    around = _Around(factory, model)
     controller.undo.callback(leave_interrupted)
     controller.until_removed(model.register_forward_pre_hook(around.enter, prepend=True))
-    controller.until_removed(model.register_forward_hook(around.leave, always_call=True))
+    controller.until_removed(around)
 
 
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is

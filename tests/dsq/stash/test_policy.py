@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode
 from torch.utils.checkpoint import checkpoint
 
 from analysis.models import encoder
@@ -254,7 +255,7 @@ def test_second_derivatives_are_exact_or_refused(names):
         gradient_penalty(model, x)
 
 
-@pytest.mark.parametrize("name", ["bfp", "gact", "selective", "wtacrs"])
+@pytest.mark.parametrize("name", ["bfloat16", "bfp", "gact", "mesa", "selective", "wtacrs"])
 def test_sparse_tensors_are_left_alone(name):
     class Graph(nn.Module):
         def __init__(self):
@@ -403,6 +404,21 @@ def test_a_model_under_a_policy_refuses_to_be_pickled_and_its_state_does_not(nam
     pickle.loads(pickle.dumps(model.state_dict()))
     controller.remove()
     assert train(pickle.loads(pickle.dumps(model))) == train(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policy_removed_inside_a_forward_ends_with_it(name):
+    model, plain = small(), small()
+    controller = apply(model, name)
+    handle = model[0].register_forward_hook(lambda *_: controller.remove())
+    model(torch.randn(8, 16, 32)).sum().backward()
+    handle.remove()
+    model.zero_grad()
+    assert innermost_hooks() is None
+    assert _get_current_function_mode() is None
+    assert not active_contexts()
+    assert snapshot(model) == snapshot(plain)
+    assert train(model) == train(plain)
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
