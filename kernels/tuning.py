@@ -139,7 +139,8 @@ def _prepared(
 
 
 def _text(matmul: MatMul) -> str:
-    return " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
+    operands = " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
+    return operands if matmul.exact else f"{operands} in float32"  # other kernels fit it
 
 
 def _machine(backend: Backend) -> str:

@@ -60,6 +60,14 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
         tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
 
 
+def test_a_choice_for_float32_is_not_one_for_exact_products(cache):
+    inexact = replace(MATMULS.output, exact=False)
+    for name, matmul in (("any units", MATMULS.output), ("float32's", inexact)):
+        gemms = [GemmKernel(name, TORCH.fits, TORCH.run), TORCH]
+        tuning.fastest(gemms, matmul, torch.float32, (128, 128, 128), CPU)
+    assert len({json.loads(line)[0] for line in cache.read_text().split("\n") if line}) == 2
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     monkeypatch.delenv("DSQ_GEMM")
     (tmp_path / "file").write_text("")
