@@ -187,8 +187,11 @@ def affine_pack(
     else:
         _check_ranges(running.alpha_beta, groups)
         wide = torch.promote_types(x.dtype, torch.float32)
-        if running.alpha_beta.dtype != wide or not running.alpha_beta.is_contiguous():
-            raise ValueError(f"running ranges must be {wide} and contiguous, got {running.alpha_beta.dtype}")
+        ranges = running.alpha_beta
+        if ranges.dtype != wide or ranges.device != x.device or not ranges.is_contiguous():
+            raise ValueError(
+                f"running ranges must be contiguous {wide} on {x.device}, got {ranges.dtype} on {ranges.device}"
+            )
     x = (x.detach() if x.requires_grad else x).contiguous()
     return _backend_of(x).affine_pack(x, bits, groups, running, seed)
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels import dispatch
-from dsq.kernels.backend import Groups
+from dsq.kernels.backend import Groups, Running
 from dsq.kernels.reference.backend import REFERENCE
 
 FORMAT = BFP(4)
@@ -129,6 +129,11 @@ def test_what_kernels_cannot_read_is_refused_by_the_operators_too():
             dispatch.affine_pack(x, bits, groups)
     with pytest.raises(ValueError, match="each of the 7 groups must be one run of 16 of 128 values"):
         dispatch.affine_pack(x, 4, Groups(16, 7))
+    for ranges in (torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")):
+        with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 on cpu, got"):
+            dispatch.affine_pack(x, 4, Groups(16, 8), Running(ranges, 0.9))
+    with pytest.raises(ValueError, match=r"ranges must have the shape \(2, 8\), got \(2, 7\)"):
+        dispatch.affine_pack(x, 4, Groups(16, 8), Running(torch.zeros(2, 7), 0.9))
 
 
 def test_masks_of_tensors_whose_memory_is_not_their_values():

@@ -47,7 +47,8 @@ class StorageCache(Generic[Value]):
     def put(self, key: Key, value: Value, storage: StorageWeakRef | None = None) -> None:
         """Note what was made of a tensor; its storage, where the value does not hold it."""
         if len(self._entries) >= self._room:
-            self._entries = {key: entry for key, entry in self._entries.items() if entry[0]() is not None}
+            entries = list(self._entries.items())  # at once: other threads may put
+            self._entries = {old: entry for old, entry in entries if entry[0]() is not None}
             self._room = _ROOM + 2 * len(self._entries)
         self._entries[key] = ref(value), storage
 

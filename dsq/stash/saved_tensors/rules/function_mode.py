@@ -72,12 +72,11 @@ class Rules(ForwardMode):
 
 def writes_in_place(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of a PyTorch function may write into a tensor it is given, by its name and arguments."""
-    return _named_in_place(func) or "out" in kwargs or bool(kwargs.get("inplace"))
+    return _in_place(getattr(func, "__name__", "")) or "out" in kwargs or bool(kwargs.get("inplace"))
 
 
 @lru_cache(maxsize=4096)
-def _named_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
+def _in_place(name: str) -> bool:
     return name.endswith("_") and (not name.endswith("__") or name.startswith(("__i", "__set")))
 
 
