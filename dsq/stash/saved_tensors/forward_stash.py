@@ -13,10 +13,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.nn import Parameter
 
 from dsq.stash.saved_tensors.forms import Copied, Kept, Narrow, Recast, Saved
-from dsq.stash.saved_tensors.history import Source, is_statistic, leaf_of, recast_of, source_of
+from dsq.stash.saved_tensors.history import Source, is_statistic, is_weight, recast_of, source_of
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.saved_tensors.masks import TwoValued, one_bit
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
@@ -104,11 +103,9 @@ class ForwardStash:
 
         wanted: encode it though it shows no gradient, being a compiled graph's own.
         """
-        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self.weights:
-            return Kept.of(tensor)
-        if not (wanted or tensor.requires_grad or self._of_batch(tensor)):
+        if not is_plain(tensor) or not (wanted or tensor.requires_grad or self._of_batch(tensor)):
             return self.keep(tensor)
-        if not tensor.is_floating_point() or is_statistic(tensor) or isinstance(leaf_of(tensor), Parameter):
+        if not tensor.is_floating_point() or is_statistic(tensor) or is_weight(tensor, self.weights):
             return self.keep(tensor)
         order, values = MemoryOrder.of(tensor)
         key = (*storage_key(tensor), *span(values))
@@ -134,9 +131,9 @@ class ForwardStash:
 
         A slice is copied, so that it does not keep what it is cut from; autocast's copy of a parameter is not kept.
         """
-        if not is_plain(tensor) or tensor.untyped_storage()._cdata in self.weights:
+        if not is_plain(tensor):
             return Kept.of(tensor)
-        if isinstance(leaf_of(tensor), Parameter):
+        if is_weight(tensor, self.weights):
             parameter = recast_of(tensor)
             return Kept.of(tensor) if parameter is None else Recast.of(parameter, tensor)
         mask = None if tensor.requires_grad else self._mask(tensor)
