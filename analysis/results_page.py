@@ -6,7 +6,10 @@ A table stands between two comments of the page, of which the first says what it
 
     <!-- table: ledger demo_formats.csv demo_formats picture -->   a ledger's runs of a recipe, and cost against score
     <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
-                                                                   names (globs): a row a format, a column a box
+                                                                   names (globs): a row a format, a column a box;
+                                                                   of several seeds the mean (lowest to highest)
+    <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
+                                                                   scores: what each loses to fp32, there and here
     <!-- table: stash train_stash.csv -->                          the accuracy that stash policies reach
     <!-- end -->
 """
@@ -15,18 +18,22 @@ import re
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any
 
 from analysis import ROOT
 from analysis.experiments import report
 from analysis.experiments.ledger.configurations import Configuration, configurations
 from analysis.experiments.ledger.ledger import read_ledger
+from analysis.experiments.plan.experiment import load_experiment
+from analysis.experiments.training.flags import FLOAT
 from dsq.command.files import write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.results_page"
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "analysis" / "results"
+RECIPES = ROOT / "analysis" / "experiments" / "recipes"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 #: of a ledger's table, what other work on the machine decides too
 _HIDDEN = ("minutes",)
@@ -64,11 +71,44 @@ def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: boo
     reference = next(one for one in group if one.is_float)
     rows: dict[str, dict[str, Any]] = {}
     for one in group:
-        if any(fnmatchcase(one.name, glob) for glob in globs):
+        if any(fnmatchcase(one.name, glob) for glob in globs) and one.differences(reference):
             row = rows.setdefault(one.first[down], {down: one.first[down]})
-            row[one.first[across]] = one.above(reference)
+            row[one.first[across]] = _cell(one.differences(reference))
     names = sorted({name for row in rows.values() for name in row} - {down}, key=_numbers)
-    return table(list(rows.values()), {down: "", **dict.fromkeys(names, "+.1f")}, markdown=True)
+    return table(list(rows.values()), {down: "", **dict.fromkeys(names, "")}, markdown=True)
+
+
+def _cell(differences: list[float]) -> str:
+    """The mean, and, of several seeds, the lowest and the highest."""
+    mean = f"{fmean(differences):+.1f}"
+    return mean if len(differences) == 1 else f"{mean} ({min(differences):+.1f} to {max(differences):+.1f})"
+
+
+def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
+    """``published``: a recipe that holds the paper's scores; the runs of ``recipe`` at its levels stand beside."""
+    group = _group(file, recipe)
+    reference = next(one for one in group if one.is_float)
+    printed = load_experiment(RECIPES / f"{published}.toml").runs
+    best = next(row.paper for row in printed if row.options["levels"] == [FLOAT])
+    rows: list[dict[str, Any]] = []
+    for row in printed:
+        told: dict[str, Any] = {name: values[0] for name, values in row.options.items() if name in ("format", "levels")}
+        if told["levels"] == FLOAT:
+            continue
+        ours = [one.differences(reference) for one in group if told.items() <= one.first.items()]
+        told["paper"] = row.paper - best if row.paper and best else None
+        rows += [told | _losses(differences) for differences in ours or [[]]]
+    return table(rows, {"format": "", "levels": "", "paper": "+.2f", **_LOSSES}, markdown=True)
+
+
+_LOSSES = {"here": "+.2f", "lowest": "+.2f", "highest": "+.2f", "seeds": ""}
+
+
+def _losses(differences: list[float]) -> dict[str, Any]:
+    if not differences:
+        return dict.fromkeys(_LOSSES)
+    values = (fmean(differences), min(differences), max(differences), len(differences))
+    return dict(zip(_LOSSES, values, strict=True))
 
 
 def _numbers(text: str) -> tuple[list[float], str]:
@@ -91,7 +131,7 @@ def _stash(file: str, draw: bool) -> str:
     return means(pd.read_csv(RESULTS / file))
 
 
-_KINDS: dict[str, Callable[..., str]] = {"ledger": _ledger, "grid": _grid, "stash": _stash}
+_KINDS: dict[str, Callable[..., str]] = {"ledger": _ledger, "grid": _grid, "paper": _paper, "stash": _stash}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -33,13 +33,22 @@ def test_a_table_follows_its_ledger(tmp_path, monkeypatch: pytest.MonkeyPatch) -
     assert written.startswith("Before.\n\n<!--")
     assert written.endswith("<!-- end -->\n\nAfter.\n")
     assert results_page.written(written) == written
-    grid = results_page.written(page.replace("ledger ledger.csv r", "grid ledger.csv r format levels bfp*"))
-    assert [line.split("|")[1:3] for line in grid.splitlines() if "|" in line][::2] == [
-        [" format   ", "   [4,4,4,16] "],
-        [" bfp      ", "         -2.0 "],
+    recipe = ['[data]\nkind = "generated"', '[[runs]]\nlevels = "none"\npaper = 30.0']
+    recipe += [f'[[runs]]\nformat = "bfp"\nlevels = "[{bits},16]"\npaper = 29.0' for bits in ("4,4,4", "2,2,2")]
+    (tmp_path / "table.toml").write_text("\n".join(recipe))
+    monkeypatch.setattr(results_page, "RECIPES", tmp_path)
+    paper = results_page.written(page.replace("ledger ledger.csv r", "paper ledger.csv r table"))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in paper.splitlines() if "|" in line]
+    assert cells[2:] == [
+        ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "-2.00", "-2.00", "1"],
+        ["bfp", "[2,2,2,16]", "-1.00", "-", "-", "-", "-"],
     ]
+    grid = results_page.written(page.replace("ledger ledger.csv r", "grid ledger.csv r format levels bfp*"))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines() if "|" in line]
+    assert cells[::2] == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]
+    assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0 to +4.5)"
     for words, message in (
-        ("pie ledger.csv", "accepted are ledger, grid, stash"),
+        ("pie ledger.csv", "accepted are ledger, grid, paper, stash"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -37,11 +37,14 @@ class Configuration:
         rise = self.first.get("rise_at")
         return f"{short} at {rise}" if rise else short
 
-    def above(self, other: "Configuration") -> float:
-        """The mean difference of the score from ``other``'s of the same seed; NaN where they share none."""
+    def differences(self, other: "Configuration") -> list[float]:
+        """By how much each score is above ``other``'s of the same seed, of the seeds that both have."""
         theirs = {row["seed"]: float(row["score"]) for row in other.rows}
-        both = [float(row["score"]) - theirs[row["seed"]] for row in self.rows if row["seed"] in theirs]
-        return fmean(both or [math.nan])
+        return [float(row["score"]) - theirs[row["seed"]] for row in self.rows if row["seed"] in theirs]
+
+    def above(self, other: "Configuration") -> float:
+        """The mean of ``differences``; NaN where there are none."""
+        return fmean(self.differences(other) or [math.nan])
 
     def values(self, column: str) -> list[float]:
         return [float(row[column]) for row in self.rows if row.get(column) not in (None, "")]
