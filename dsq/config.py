@@ -13,6 +13,7 @@ from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, check_levels
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]
+LearningRate = Literal["keep", "restart"]
 
 
 Given_contra = TypeVar("Given_contra", contravariant=True)
@@ -64,6 +65,8 @@ class DSQConfig:
     threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
     #: when each level but the first begins, in updates or fractions of the run; none: at plateaus
     rise_at: _Converted[RiseAt, tuple[float, ...]] = _AT_PLATEAUS
+    #: at a rise the learning rate's schedule goes on ("keep"), or starts again in the updates that are left ("restart")
+    lr_at_rise: LearningRate = "keep"
     eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
 
     def __post_init__(self) -> None:
@@ -72,6 +75,7 @@ class DSQConfig:
         choice("box_axis", self.box_axis, get_args(BoxAxis))
         choice("units", self.units, get_args(Units))
         choice("stash", self.stash, get_args(Stash))
+        choice("lr_at_rise", self.lr_at_rise, get_args(LearningRate))
         self._check_options()
         check_plateau(self.patience, self.threshold)
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))

@@ -110,6 +110,12 @@ class DSQFlags(FairseqDataclass):
         "loss then decides nothing. Absent: at plateaus",
         check=False,
     )
+    dsq_lr_at_rise: str = _flag(
+        _DEFAULT["lr_at_rise"],
+        "{keep,restart}",
+        "at a rise the schedule of the learning rate goes on (keep), or starts again in the updates that are left of "
+        "--max-update (restart)",
+    )
     dsq_eval_full_precision: bool = _flag(
         _DEFAULT["eval_full_precision"], None, "validate and generate in floating point, not at q0"
     )

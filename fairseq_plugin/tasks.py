@@ -153,6 +153,7 @@ def extend_fairseq() -> None:
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
+    Trainer._build_optimizer = _and_then(Trainer._build_optimizer, _follow)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 
@@ -188,6 +189,15 @@ def _begin(_: object, cfg: Any, trainer: Trainer) -> None:
     state = getattr(trainer.task, "dsq_state", None)
     if trainer.is_data_parallel_master and (state is None or not any(work.updates for work in state.scheduler.work)):
         set_aside(cfg.save_dir)
+
+
+def _follow(_: None, trainer: Trainer) -> None:
+    """Let the learning rate do at a rise what --dsq-lr-at-rise says."""
+    state = getattr(trainer.task, "dsq_state", None)
+    if state is None or state.config.lr_at_rise == "keep":
+        return
+    total, step = trainer.task.dsq_max_update or None, trainer._lr_scheduler.step_update
+    trainer._lr_scheduler.step_update = lambda update: step(state.scheduler.restarted(update, total))
 
 
 def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:

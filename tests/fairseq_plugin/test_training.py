@@ -176,3 +176,14 @@ def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_p
     levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert [level["updates"] for level in levels] == [2, 2]
     assert weights_called(calls) == dict.fromkeys(("[2,2,2,16]", "[16,4,4,16]"), LINEARS)
+
+
+def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    schedule = ["--lr", 1.0, "--lr-scheduler", "polynomial_decay", "--total-num-update", 8, "--max-update", 8]
+    given = [*schedule, "--log-format", "json", "--log-interval", 1, "--no-save", "--disable-validation"]
+    run("train", data, *MODEL, *given, "--save-dir", tmp_path, "--dsq-levels", LEVELS, "--dsq-rise-at", 4,
+        "--dsq-lr-at-rise", "restart")  # fmt: skip
+    inner = [json.loads(line) for line in caplog.messages if line.startswith("{") and '"lr"' in line]
+    rates = [float(line["lr"]) for line in inner if "lr" in line]
+    assert rates == [0.875, 0.75, 0.625, 0.5, 0.75, 0.5, 0.25, 0.0]
