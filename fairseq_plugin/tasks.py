@@ -84,13 +84,8 @@ class DSQTask(FairseqTask):
             workload = write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
             cost = predicted(state.config.as_dict(), workload, self.dsq_total_updates)
             logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
-        level = state.scheduler.level
-        if state.scheduler.work[level].updates % stash.EVERY:
+        with stash.sampled(state.stash, state.scheduler, model):
             return super().train_step(sample, model, *args, **kwargs)
-        with stash.measured(model) as measured:
-            result = super().train_step(sample, model, *args, **kwargs)
-        state.stash[level] += measured
-        return result
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)

@@ -150,7 +150,7 @@ def _duration(seconds: float) -> str:
 
 
 def run_recipe(given: argparse.Namespace) -> None:
-    experiment = load_experiment(given.recipe)
+    experiment = load_experiment(given.recipe, given.set)
     if given.data:
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(given.data)))
     try:
@@ -182,6 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")
+    change = "a value in place of the recipe's outside [[runs]], as in training.max-epoch=1; may be given again"
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help=change)
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")

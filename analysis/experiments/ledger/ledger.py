@@ -57,6 +57,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
     return {
         "recipe": experiment.name,
         "run": run.name,
+        "set": "; ".join(experiment.changes) or None,
         "label": run.label,
         "score": results.get("bleu", results.get("accuracy")),
         "measure": "BLEU" if "bleu" in results else "accuracy",
