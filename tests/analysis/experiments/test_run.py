@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis import ROOT
-from analysis.experiments import report, run
+from analysis.experiments import glue, report, run
 from analysis.experiments.ledger.ledger import read_ledger
 from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Data, load_experiment
@@ -149,6 +149,10 @@ def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.Captur
     assert "python -m analysis.experiments.prepare wmt14 DIR" in said
     data = Data(kind="labelled", path=str(tmp_path), task="x", pretrained=str(tmp_path), get="Ask.")
     with pytest.raises(ValueError, match=r"there is no model\.pt\. Ask\."):
+        data_folder.check_present(data)
+    for name in glue.PRETRAINED:
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"encoder\.json: its SHA-256 is e3b0c442"):
         data_folder.check_present(data)
 
 
