@@ -97,7 +97,7 @@ def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
     rows: list[dict[str, Any]] = []
     for row in printed:
         told: dict[str, Any] = {name: values[0] for name, values in row.options.items() if name in ("format", "levels")}
-        if told["levels"] == FLOAT:
+        if told["levels"] == FLOAT or "rise_at" in row.options:  # the paper's rise at a plateau
             continue
         ours = [one.differences(reference) for one in group if told.items() <= one.first.items()]
         told["paper"] = row.paper - best if row.paper and best else None

@@ -14,7 +14,7 @@ import dsq.linear
 from costmodel.cli.commands import estimate
 from costmodel.cli.main import parser
 from dsq.ops import linear_passes
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, run
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
@@ -168,6 +168,23 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     assert (level["updates"], level["linears_called"]) == (2, LINEARS)
     ideal = level["stash_bytes_fp32"] * 4.5 / 32
     assert ideal <= level["stash_bytes"] <= 1.05 * ideal
+
+
+def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    given = [*MODEL, "--max-tokens", 400, "--update-freq", 2, "--max-epoch", 3, "--save-interval-updates", 2,
+             "--disable-validation", "--dsq-levels", LEVELS, "--dsq-rise-at", 0.75]  # fmt: skip
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run("train", data, *given, "--save-dir", whole)
+    first, second = (level["updates"] for level in json.loads((whole / "dsq_history.json").read_text())["levels"])
+    assert first + second > 6  # an epoch has several
+    assert first == math.ceil(0.75 * (first + second))
+    (cost,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
+    assert len(re.findall(r" 0\.\d+ in all", cost)) == 2
+    resumed.mkdir()
+    (whole / "checkpoint_1_2.pt").rename(resumed / "checkpoint_last.pt")
+    run("train", data, *given, "--save-dir", resumed)
+    assert contents(resumed)["dsq_history.json"] == contents(whole)["dsq_history.json"]
 
 
 def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_path: Path, calls: Counter) -> None:
