@@ -3,7 +3,8 @@
     python -m analysis.experiments.run analysis/experiments/recipes/demo_formats.toml --out runs/formats --jobs 2
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --dry-run
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --only 'bfp_*_seed1'
-    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --jobs 8 --engine submitit --submitit slurm_partition=gpu
+    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --set training.max-epoch=1 --set data.vocab=200
+    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --engine submitit --submitit slurm_partition=gpu
 
 data prepared once -> runs, each a process -> ledger.csv, a row a run; then python -m analysis.experiments.report
 """

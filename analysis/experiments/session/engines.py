@@ -100,7 +100,9 @@ def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
     try:
         import submitit
     except ImportError:
-        raise ValueError('--engine submitit: submitit is not installed here: pip install "dsq-torch[cluster]"') from None
+        raise ValueError(
+            '--engine submitit: submitit is not installed here: pip install "dsq-torch[cluster]"'
+        ) from None
     executor = submitit.AutoExecutor(folder=folder)
     numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
     executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})

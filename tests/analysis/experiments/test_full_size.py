@@ -1,4 +1,4 @@
-"""Full-size recipes from archive to report, on a slice: tiny archives of the official form, and a tiny model by --set."""
+"""Full-size recipes from archive to report, on a slice: tiny archives of the official form, a tiny model by --set."""
 
 import math
 from pathlib import Path

@@ -22,7 +22,9 @@ from analysis.experiments.session import data_folder
 from analysis.experiments.session.run_folder import RunFolder
 
 RECIPES = sorted((Path(run.__file__).parent / "recipes").glob("*.toml"))
-LEDGERS = sorted(path for path in (ROOT / "analysis" / "results").glob("*.csv") if path.read_text().startswith("recipe,"))
+LEDGERS = sorted(
+    path for path in (ROOT / "analysis" / "results").glob("*.csv") if path.read_text().startswith("recipe,")
+)
 HEAD = """
 title = "tiny"
 [data]
@@ -101,7 +103,11 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
     ("more", "given", "named"),
     [
         ('[[runs]]\nlevels = "[4,4,4,8]"', [], 'runs: levels = "[4,4,4,8]" needs a format'),
-        ('[[runs]]\nformat = "bfp"\nlevels = "[2,2]"', [], "run bfp_2-2_seed1: argument --dsq-levels: precision must be"),
+        (
+            '[[runs]]\nformat = "bfp"\nlevels = "[2,2]"',
+            [],
+            "run bfp_2-2_seed1: argument --dsq-levels: precision must be",
+        ),
         ("[[runs]]\n[[runs]]", [], "runs: two of them are fp32_seed1"),
         ("[[runs]]", ["--set", "data.vocab=many"], "--set data.vocab=many: must be a line of TOML, as in training"),
         ("[[runs]]", ["--set", 'data.vocab="many"'], "data.vocab must be a whole number from 1, got 'many'"),
