@@ -12,7 +12,7 @@ from typing import get_args
 from torch import nn
 
 from dsq.arguments import choice, whole_number
-from dsq.formats import NARROWEST, WIDEST
+from dsq.formats import FORMATS, NARROWEST, WIDEST
 from dsq.packing import Rounding
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.bfp.controller import Bfp
@@ -51,9 +51,11 @@ def attach(
         raise ValueError(f"scheduler must be None or a dsq.PrecisionScheduler, got {scheduler!r}")
     if bits is not None:
         bits = whole_number("bits", bits, NARROWEST, WIDEST)
+    if format is not None:
+        choice("format", format, FORMATS)
     choice("rounding", rounding, get_args(Rounding))
     controller = Bfp(model, bits, format, box, rounding, whole_number("seed", seed), scheduler)
-    controller.format_now()  # refuses a format that does not exist
+    controller.format_now()  # refuses a box that the format has not
     around_forward(controller, model, controller.context)
     around_compiled_blocks(controller, model)
     controller.until_removed(model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True))

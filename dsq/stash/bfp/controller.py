@@ -52,7 +52,7 @@ class Bfp(Controller):
     def format_now(self) -> Format:
         """What a forward started now would pack with: as told, else as the linear layers have it, else the default.
 
-        Raises ValueError where no format is of this name, or with boxes.
+        Raises ValueError for a box that no format has, or that this one has not.
         """
         q1 = next((module.quantizers.q1 for module in self.model.modules() if isinstance(module, Quantised)), None)
         bits = self.bits
