@@ -1,8 +1,8 @@
-"""The tables of docs/results.md, and their pictures, from the files in analysis/results: text and tables cannot drift.
+"""The tables of docs/results.md and docs/formats.md, and their pictures, from the files in analysis/results.
 
     python -m analysis.results_page
 
-A table stands between two comments of the page, of which the first says what it is:
+A table stands between two comments of a page, of which the first says what it is:
 
     <!-- table: ledger demo_formats.csv demo_formats picture -->   a ledger's runs of a recipe, and cost against score
     <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
@@ -11,10 +11,13 @@ A table stands between two comments of the page, of which the first says what it
     <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
                                                                    scores: what each loses to fp32, there and here
     <!-- table: stash train_stash.csv -->                          the accuracy that stash policies reach
+    <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
     <!-- end -->
 """
 
+import csv
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -32,7 +35,8 @@ from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.results_page"
-PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "analysis" / "results"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "formats.md")
+RESULTS = ROOT / "analysis" / "results"
 RECIPES = ROOT / "analysis" / "experiments" / "recipes"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 #: of a ledger's table, what other work on the machine decides too
@@ -41,13 +45,13 @@ _HIDDEN = ("minutes",)
 
 def written(page: str, pictures: bool = True) -> str:
     """The page with its tables made anew; the pictures beside the files too. Raises ValueError for an unknown table."""
-    return _TABLE.sub(lambda found: f"{found[1]}\n{_table(found['words'].split(), pictures)}\n\n{found[3]}", page)
+    return _TABLE.sub(lambda found: f"{found[1]}\n{_table(shlex.split(found['words']), pictures)}\n\n{found[3]}", page)
 
 
 def _table(words: list[str], pictures: bool) -> str:
     kind, *given = words
     if kind not in _KINDS:
-        raise ValueError(f"table: {' '.join(words)} in {PAGE.name}: accepted are {', '.join(_KINDS)}")
+        raise ValueError(f"table: {' '.join(words)}: accepted are {', '.join(_KINDS)}")
     return _KINDS[kind](*given, draw=pictures)
 
 
@@ -93,7 +97,7 @@ def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
     rows: list[dict[str, Any]] = []
     for row in printed:
         told: dict[str, Any] = {name: values[0] for name, values in row.options.items() if name in ("format", "levels")}
-        if told["levels"] == FLOAT:
+        if told["levels"] == FLOAT or "rise_at" in row.options:  # the paper's rise at a plateau
             continue
         ours = [one.differences(reference) for one in group if told.items() <= one.first.items()]
         told["paper"] = row.paper - best if row.paper and best else None
@@ -131,12 +135,35 @@ def _stash(file: str, draw: bool) -> str:
     return means(pd.read_csv(RESULTS / file))
 
 
-_KINDS: dict[str, Callable[..., str]] = {"ledger": _ledger, "grid": _grid, "paper": _paper, "stash": _stash}
+def _file(file: str, *columns: str, draw: bool) -> str:
+    """``columns``: their names, and after a colon how numbers are written."""
+    specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
+    with (RESULTS / file).open(newline="", encoding="utf-8") as text:
+        rows = [{name: _read(row[name], spec) for name, spec in specs.items()} for row in csv.DictReader(text)]
+    return table(rows, specs, markdown=True)
+
+
+def _read(text: str, spec: str) -> str | float | None:
+    return (float(text) if spec else text) if text else None
+
+
+_KINDS: dict[str, Callable[..., str]] = {
+    "ledger": _ledger,
+    "grid": _grid,
+    "paper": _paper,
+    "stash": _stash,
+    "file": _file,
+}
+
+
+def _write_pages() -> None:
+    for page in PAGES:
+        write_text(page, written(page.read_text(encoding="utf-8")))
 
 
 def main(arguments: list[str] | None = None) -> int:
     OneLineParser(prog=PROG, description=__doc__.splitlines()[0]).parse_args(arguments)  # type: ignore[union-attr]
-    return guarded(PROG, lambda: write_text(PAGE, written(PAGE.read_text(encoding="utf-8"))))
+    return guarded(PROG, _write_pages)
 
 
 if __name__ == "__main__":

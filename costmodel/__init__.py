@@ -6,4 +6,5 @@ planning/    how long, how large, over how many devices, on what hardware
 hardware/    peaks and bandwidths, each with its source
 paper/       the calibrated model that reproduces the published tables, and the tables themselves
 cli/         dsq-cost
+prediction.py  what a training run will cost, for those who start one
 """

@@ -116,6 +116,14 @@ class PrecisionScheduler:
             self.level += 1
         return self.level > before
 
+    def restarted(self, update: int, total_updates: int | None = None) -> int:
+        """The update of the learning rate's schedule to take at ``update``, where that schedule starts again at each
+        rise: all of it in the updates that are left of ``total_updates``; without a total, at the pace it had.
+        """
+        began = sum(work.updates for work in self.work[: self.level])
+        left = (total_updates or 0) - began
+        return (update - began) * total_updates // left if total_updates and left > 0 else update - began
+
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on as an unbroken one would."""
         return {

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
@@ -72,7 +73,7 @@ class DynamicPrecision:
     Args:
         model: converted in place, if it is not.
         config: of the schedule; None: DSQConfig().
-        total_updates: of the run, where ``rise_at`` has fractions.
+        total_updates: of the run, where ``rise_at`` has fractions or the learning rate is to restart.
     Raises:
         TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; where the model was converted before
             by a config that ``convert`` acts on otherwise.
@@ -96,6 +97,20 @@ class DynamicPrecision:
         rose = self._follow(self.scheduler.step(loss))
         self._observation.begin()  # a forward between two validations is seen
         return rose
+
+    def follow(self, lr_scheduler: LRScheduler) -> None:
+        """Let the learning rate do at a rise what ``lr_at_rise`` says; nothing where it says "keep".
+
+        ``lr_scheduler``: a LambdaLR, whose functions are given the update to take. Raises TypeError for another.
+        """
+        if self.config.lr_at_rise == "keep":
+            return
+        if not isinstance(lr_scheduler, LambdaLR):
+            raise TypeError(f"lr_scheduler must be a LambdaLR for lr_at_rise='restart', got {type(lr_scheduler)}")
+        lr_scheduler.lr_lambdas = [
+            lambda update, rate=rate: rate(self.scheduler.restarted(update, self._total_updates))  # type: ignore[misc]
+            for rate in lr_scheduler.lr_lambdas
+        ]
 
     def metrics(self) -> dict[str, float]:
         """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw."""

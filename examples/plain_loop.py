@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
+from costmodel.prediction import predicted
 
 
 def mlp(width: int, classes: int) -> nn.Sequential:
@@ -34,6 +35,8 @@ def main(steps: int = 1000, validate_every: int = 25) -> dict[str, list[float]]:
     scheduler = dynamic.scheduler
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     x_valid, y_valid = batch(2000)
+    cost = predicted(config.as_dict(), dsq.workload.trace(model, x_valid))
+    print(f"cost to expect by the paper's model, fixed-point 32 = 1: {cost}")
     losses: dict[str, list[float]] = {}
 
     for step in range(1, steps + 1):

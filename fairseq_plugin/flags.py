@@ -106,9 +106,15 @@ class DSQFlags(FairseqDataclass):
     dsq_rise_at: Optional[str] = _flag(
         None,
         "N",
-        "updates after which each level but the first begins, or fractions of --max-update, as in 0.8: the validation "
-        "loss then decides nothing. Absent: at plateaus",
+        "updates after which each level but the first begins, or fractions of the run that --max-update or --max-epoch "
+        "bound, as in 0.8: the validation loss then decides nothing. Absent: at plateaus",
         check=False,
+    )
+    dsq_lr_at_rise: str = _flag(
+        _DEFAULT["lr_at_rise"],
+        "{keep,restart}",
+        "at a rise the schedule of the learning rate goes on (keep), or starts again in the updates that are left of "
+        "the run (restart)",
     )
     dsq_eval_full_precision: bool = _flag(
         _DEFAULT["eval_full_precision"], None, "validate and generate in floating point, not at q0"
@@ -117,7 +123,6 @@ class DSQFlags(FairseqDataclass):
         False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
-    dsq_max_update: int = II("optimization.max_update")  # of the run; not a flag
 
 
 _NUMBERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -172,21 +177,11 @@ def config_of(options: object) -> DSQConfig | None:
     with _flags_named(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = DSQConfig(levels=quiet(parse_levels, levels), **given)
-        if any(moment < 1 for moment in config.rise_at):
-            total = max_update(options)
-            if not total:
-                raise ValueError(f"rise_at must be in updates where --max-update is not given, got {config.rise_at}")
-            config = dataclasses.replace(config, rise_at=quiet(config.scheduler, total).rise_at)
     if len(config.levels) == 1 and config.patience != _DEFAULT["patience"]:
         logger.warning("--dsq-patience does nothing: --dsq-levels has one level")
     for warning in caught:
         logger.warning("--dsq-levels: %s", warning.message)
     return config
-
-
-def max_update(options: object) -> int:
-    """--max-update; 0 where it is not given. ``options`` as for ``config_of``."""
-    return int(getattr(options, "dsq_max_update", None) or getattr(options, "max_update", None) or 0)
 
 
 def _numbers(text: str | None) -> tuple[float, ...]:

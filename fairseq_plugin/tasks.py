@@ -22,14 +22,15 @@ from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 
 import dsq
+from costmodel.prediction import predicted
 from dsq.precision import levels_text
 from fairseq_plugin import checkpoints
-from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of, max_update
+from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of
 from fairseq_plugin.mistakes.limits import require_architecture, strict
 from fairseq_plugin.model import prepare, state_of
 from fairseq_plugin.run import stash
-from fairseq_plugin.run.cost import predicted
 from fairseq_plugin.run.history import set_aside, write_history, write_workload
+from fairseq_plugin.run.length import total_updates
 from fairseq_plugin.run.state import DSQState
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False
     dsq_save_dir = ""
-    dsq_max_update = 0
+    dsq_total_updates = 0  #: of the run, from the first epoch on; 0: nothing bounds it
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _validation_is_new = False
@@ -53,7 +54,6 @@ class DSQTask(FairseqTask):
         task = super().setup_task(cfg, **kwargs)
         task.dsq_config = config
         task.dsq_reset = getattr(cfg, "dsq_reset", False)
-        task.dsq_max_update = max_update(cfg)
         # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
         task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
         return task
@@ -82,15 +82,10 @@ class DSQTask(FairseqTask):
         if not self._described and "net_input" in sample:
             self._described = True
             workload = write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
-            cost = predicted(state.config, self.dsq_max_update, workload)
+            cost = predicted(state.config.as_dict(), workload, self.dsq_total_updates)
             logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
-        level = state.scheduler.level
-        if state.scheduler.work[level].updates % stash.EVERY:
+        with stash.sampled(state.stash, state.scheduler, model):
             return super().train_step(sample, model, *args, **kwargs)
-        with stash.measured(model) as measured:
-            result = super().train_step(sample, model, *args, **kwargs)
-        state.stash[level] += measured
-        return result
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)
@@ -153,6 +148,7 @@ def extend_fairseq() -> None:
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
+    Trainer._build_optimizer = _and_then(Trainer._build_optimizer, _follow)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 
@@ -184,10 +180,25 @@ def _check_metric(get_valid_stats: Callable) -> Callable:
     return get
 
 
-def _begin(_: object, cfg: Any, trainer: Trainer) -> None:
+def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
+    """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
     state = getattr(trainer.task, "dsq_state", None)
     if trainer.is_data_parallel_master and (state is None or not any(work.updates for work in state.scheduler.work)):
         set_aside(cfg.save_dir)
+    if state is not None:
+        _, epochs = loaded
+        trainer.task.dsq_total_updates = total_updates(trainer.cfg.optimization, len(epochs))
+        state.set_total_updates(trainer.task.dsq_total_updates)
+        trainer.lr_step_update()  # the learning rate may hang on it, too
+
+
+def _follow(_: None, trainer: Trainer) -> None:
+    """Let the learning rate do at a rise what --dsq-lr-at-rise says."""
+    state = getattr(trainer.task, "dsq_state", None)
+    if state is None or state.config.lr_at_rise == "keep":
+        return
+    task, step = trainer.task, trainer._lr_scheduler.step_update
+    trainer._lr_scheduler.step_update = lambda update: step(state.scheduler.restarted(update, task.dsq_total_updates))
 
 
 def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:

@@ -209,7 +209,7 @@ _SIGNED = ((SignedBFP, SignedBFP), (SignedNVInt, SignedNVInt), (BFP, SignedNVInt
 #: formats of the two operands of products, and their widths
 _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...] = (
     *itertools.product(((BFP, BFP), (FixedPoint, FixedPoint)), ((2, 2), (4, 4), (8, 5), (9, 9), (16, 4), (3, 16))),
-    *itertools.product(_SIGNED, ((4, 4), (8, 8), (16, 4))),
+    *itertools.product(_SIGNED, ((2, 3), (4, 4), (8, 8), (16, 4))),
 )
 
 
@@ -290,7 +290,8 @@ _LAYERS = (
     *(Dtypes(dtype, dtype, dtype) for dtype in DTYPES),
     *itertools.starmap(Dtypes, itertools.product(DTYPES[:2], DTYPES[:1], DTYPES[1:])),
 )
-_WIDTHS = ((4, 4, 4, 16), (8, 2, 5, 9), (4, 3, 3, 8))  #: of q0 to q3; units for 8 bits take the last alone
+#: of q0 to q3; units for 8 bits take the last two alone, and in the last the signed formats have the result too
+_WIDTHS = ((4, 4, 4, 16), (8, 2, 5, 9), (4, 3, 3, 8), (2, 2, 4, 4))
 
 
 def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
@@ -301,17 +302,19 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
     shapes = (37, 600), (70, 600), (37, 70), (70,)
     given = [torch.randn(shape, generator=generator) for shape in shapes]
     kernels = itertools.takewhile(lambda gemm: gemm is not TORCH, backend.gemms if backend.linear else ())
-    for dtypes, (q0, q1, q2, q3), gemm in itertools.product(_LAYERS, _WIDTHS, kernels):
+    kinds: tuple[Callable[[int], Format], ...] = (BFP, SignedBFP, SignedNVInt)
+    for kind, widths, dtypes, gemm in itertools.product(kinds, _WIDTHS, _LAYERS, tuple(kernels)):
+        q0, q1, q2, q3 = (kind(2).at(bits) for bits in widths)
         matmuls = LinearMatMuls(
-            MatMul(Operand(BFP(q0), -1), Operand(BFP(q0), -1, transposed=True)),
-            MatMul(Operand(BFP(q2), -1), Operand(BFP(q1), 0), result=BFP(q3)),
-            MatMul(Operand(BFP(q3), 0, transposed=True), Operand(BFP(q1), 0)),
+            MatMul(Operand(q0, -1), Operand(q0, -1, transposed=True)),
+            MatMul(Operand(q2, -1), Operand(q1, 0), result=q3),
+            MatMul(Operand(q3, 0, transposed=True), Operand(q1, 0)),
         )
         if not all(gemm.fits(matmul, dtypes.y) for matmul in matmuls):
             continue
         x, w, dy, bias = (t.to(dtype) for t, dtype in zip(given, (*dtypes, dtypes.w), strict=True))
         y, stash, dx, dw = _passes(backend, device, matmuls, gemm, dtypes, x, w, dy, bias)
-        expected = REFERENCE.pack(x, BFP(q1), Layout.of(x.shape, 0), None)
+        expected = REFERENCE.pack(x, q1, Layout.of(x.shape, 0), None)
         same = stash is not None and all(map(same_bits, expected, (stash.codes.cpu(), stash.scales.cpu())))
         wrong = [] if same else ["stash"]
         products = (("y", y, x, w, bias), ("dx", dx, dy, w, None), ("dw", dw, dy, x, None))
@@ -320,7 +323,7 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         ):
             if found is None or found.dtype != dtype or not _is_product(found.cpu(), matmul, left, right, offset):
                 wrong.append(name)
-        yield f"layer of {dtypes} at [{q0},{q1},{q2},{q3}] by {gemm.name}", " ".join(wrong)
+        yield f"layer of {dtypes} at {q0} {q1} {q2} {q3} by {gemm.name}", " ".join(wrong)
 
 
 def _passes(

@@ -87,7 +87,7 @@ def run(
     valid_losses = [(one["step"], round(one["eval_loss"], 4)) for one in records]
     results = glue.measured(tables, classes, accuracies, valid_losses, started)
     if callback:
-        results["history"] = callback.config.as_dict() | callback.dynamic.scheduler.history()
+        results["history"] = callback.history()
     write_json(results, out / "results.json")
     return results
 
@@ -95,10 +95,10 @@ def run(
 def _trainer(
     tables: dict[str, LabelledSentences], classes: list[str], pretrained: Path, out: Path, given: argparse.Namespace
 ) -> Any:
-    """(transformers.Trainer, its PrecisionCallback or None)."""
+    """(transformers.Trainer, its MeasuredPrecision or None)."""
     import transformers
 
-    from dsq.integrations.huggingface import PrecisionCallback
+    from analysis.experiments.training.measured_precision import MeasuredPrecision
     from fairseq_plugin.flags import config_of
 
     transformers.set_seed(given.seed)
@@ -109,7 +109,7 @@ def _trainer(
     callback = None
     if config:
         options = {name: value for name, value in config.as_dict().items() if name != "levels"}
-        callback = PrecisionCallback(levels_text(config.levels), **options)
+        callback = MeasuredPrecision(levels_text(config.levels), **options)
     arguments = transformers.TrainingArguments(
         output_dir=str(out),
         per_device_train_batch_size=given.batch_size,

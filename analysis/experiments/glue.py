@@ -44,6 +44,11 @@ FLAGS = TrainingFlags(
 check_flags = FLAGS.check
 #: the files of a pretrained RoBERTa
 PRETRAINED = ("model.pt", "dict.txt", "encoder.json", "vocab.bpe")
+#: SHA-256 of those that are GPT-2's, as tiktoken_ext/openai_public.py of github.com/openai/tiktoken has them
+SHA256 = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
 
 
 def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrained: Path | None = None) -> None:

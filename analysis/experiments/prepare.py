@@ -40,7 +40,7 @@ def prepare(name: str, given: Path, out: Path) -> None:
     corpus = CORPORA[name]
     if not given.exists():
         raise ValueError(f"{given}: there is no such file; {name} is made of {corpus.where}")
-    if corpus.sha256 and (found := _sha256(given)) != corpus.sha256:
+    if corpus.sha256 and (found := sha256(given)) != corpus.sha256:
         raise ValueError(f"{given}: its SHA-256 is {found}, expected {corpus.sha256}, that of {corpus.where}")
     make_folder(out)
     written: dict[Path, Path] = {}
@@ -60,7 +60,8 @@ def prepare(name: str, given: Path, out: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -18,7 +18,10 @@ from dsq.command.table import is_missing, table
 
 PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
-_OPTIONS = ("label", "format", "levels", "rise_at", "rounding", "box", "box_axis", "stash", "exclude")
+_OPTIONS = (
+    *("label", "format", "levels", "rise_at", "threshold", "lr_at_rise", "rounding", "box", "box_axis", "stash"),
+    "exclude",
+)
 COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
 COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}
 
@@ -26,7 +29,7 @@ COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": "
 def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
     """The rows of a recipe's table: the options that differ, seeds, the score by its name, and COLUMNS."""
     quantised = [one for one in group if not one.is_float]
-    differing = [o for o in _OPTIONS if len({one.first.get(o) or "" for one in quantised}) > 1]
+    differing = [name for name in _OPTIONS if len({_option(one, name) for one in quantised}) > 1]
     differing = differing if "levels" in differing else ["levels", *differing]
     reference = next((one for one in group if one.is_float), None)
     ordered = sorted(group, key=lambda one: not one.is_float)
@@ -36,7 +39,13 @@ def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
 def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
     if one.is_float:
         return dict.fromkeys(names) | {names[0]: one.first.get(names[0]) if names[0] == "label" else one.format}
-    return {name: one.first.get(name) or None for name in names}
+    return {name: _option(one, name) for name in names}
+
+
+def _option(one: Configuration, name: str) -> str | None:
+    """What the run was given; a threshold only where a plateau ends a level."""
+    plateaus = one.first["levels"].count("[") > 1 and not one.first.get("rise_at")
+    return one.first.get(name) or None if plateaus or name != "threshold" else None
 
 
 def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:

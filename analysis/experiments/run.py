@@ -3,6 +3,8 @@
     python -m analysis.experiments.run analysis/experiments/recipes/demo_formats.toml --out runs/formats --jobs 2
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --dry-run
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --only 'bfp_*_seed1'
+    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --set training.max-epoch=1 --set data.vocab=200
+    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --engine submitit --submitit slurm_partition=gpu
 
 data prepared once -> runs, each a process -> ledger.csv, a row a run; then python -m analysis.experiments.report
 """
@@ -17,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from analysis.experiments.ledger.ledger import FILE, add_row, place, read_ledger, row
+from analysis.experiments.ledger.ledger import FILE, add_row, read_ledger, row
 from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Experiment, load_experiment
 from analysis.experiments.plan.runs import PlannedRun, check, plan
 from analysis.experiments.session import data_folder
-from analysis.experiments.session.engines import Engine, Job, LocalJob, submitit_engine
+from analysis.experiments.session.engines import ELSEWHERE, Engine, Job, LocalJob, Work, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
 from costmodel.paper.run_cost import Cost
 from dsq.command.files import make_folder
@@ -47,7 +49,7 @@ class Session:
         self.experiment, self.out, self.engine = experiment, out, engine
         self.environment = {"OMP_NUM_THREADS": str(threads)}
         self.runs = {run.name: run for run in runs}
-        self.folders = {run.name: RunFolder(out / run.name) for run in runs}
+        self.folders = {run.name: RunFolder((out / run.name).resolve()) for run in runs}
         self.failed: dict[str, str] = {}
         self.elsewhere: list[str] = []
         self._started = time.monotonic()
@@ -62,7 +64,7 @@ class Session:
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active += self._start(waiting.pop(0))
+                    active.append(self._start(waiting.pop(0)))
                 time.sleep(POLL_SECONDS)
                 active = [one for one in active if not self._ended(one)]
                 if time.monotonic() - printed > PROGRESS_SECONDS:
@@ -77,24 +79,21 @@ class Session:
             name, why = next(iter(self.failed.items()))
             raise ValueError(f"{len(self.failed)} of {len(self.runs)} runs failed, first {name}: {why}")
 
-    def _start(self, run: PlannedRun) -> list[StartedRun]:
+    def _start(self, run: PlannedRun) -> StartedRun:
         folder = self.folders[run.name]
-        with folder.locked() as lock:
-            if lock is None:
-                self.elsewhere.append(run.name)
-                return []
-            folder.start(run, self.experiment.data, place())
-            module, *given = data_folder.arguments(self.experiment.data, self.out / "data")
-            command = [sys.executable, "-m", module, *given, "--out", str(folder.path.resolve())]
-            command += ["--dsq-levels", run.levels, *run.flags]
-            print(f"start  {run.name}", flush=True)
-            return [StartedRun(run, folder, self.engine(command, self.environment, folder.log.resolve(), lock))]
+        module, *given = data_folder.arguments(self.experiment.data, self.out / "data")
+        command = [sys.executable, "-m", module, *given, "--out", str(folder.path)]
+        command += ["--dsq-levels", run.levels, *run.flags]
+        print(f"start  {run.name}", flush=True)
+        return StartedRun(run, folder, self.engine(Work(run, self.experiment.data, folder, command, self.environment)))
 
     def _ended(self, one: StartedRun) -> bool:
         status = one.job.status()
         if status is None:
             return False
-        if status or not self._enter_finished(one.run):
+        if status == ELSEWHERE:
+            self.elsewhere.append(one.run.name)
+        elif status or not self._enter_finished(one.run):
             self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
             print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
         else:
@@ -152,7 +151,7 @@ def _duration(seconds: float) -> str:
 
 
 def run_recipe(given: argparse.Namespace) -> None:
-    experiment = load_experiment(given.recipe)
+    experiment = load_experiment(given.recipe, given.set)
     if given.data:
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(given.data)))
     try:
@@ -184,6 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")
+    change = "a value in place of the recipe's outside [[runs]], as in training.max-epoch=1; may be given again"
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help=change)
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")

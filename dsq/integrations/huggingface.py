@@ -82,6 +82,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
         if saved := self._saved_in(state):
             self.dynamic.load_state_dict(saved)
+        self.dynamic.follow(kwargs["lr_scheduler"])
         self._note()
         self._training = True
 

@@ -37,7 +37,8 @@ class PrecisionCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module, before it is wrapped or sharded."""
         if stage == "fit" and (self.dynamic is None or self.dynamic.model is not pl_module):
-            updates = trainer.estimated_stepping_batches if self.config.rise_at else None
+            restarts = self.config.lr_at_rise == "restart"
+            updates = trainer.estimated_stepping_batches if self.config.rise_at or restarts else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -49,6 +50,8 @@ class PrecisionCallback(Callback):
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
+        for lr_scheduler in trainer.lr_scheduler_configs:
+            self.dynamic.follow(lr_scheduler.scheduler)
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -38,6 +38,18 @@ class Measured:
 
 
 @contextlib.contextmanager
+def sampled(levels: list[Measured], scheduler: dsq.PrecisionScheduler, model: nn.Module) -> Iterator[None]:
+    """Measure the training step within the block, one of EVERY, and add it to its level's of ``levels``."""
+    level = scheduler.level
+    if scheduler.work[level].updates % EVERY:
+        yield
+        return
+    with measured(model) as found:
+        yield
+    levels[level] += found
+
+
+@contextlib.contextmanager
 def measured(model: nn.Module) -> Iterator[Measured]:
     """Measure the forward passes of ``model`` within the block; the result is complete when the block ends.
 

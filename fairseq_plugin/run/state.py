@@ -5,6 +5,7 @@ generation and on fine-tuning. The state is Python data (get_extra_state): buffe
 """
 
 import dataclasses
+import sys
 from typing import Any
 
 from torch import nn
@@ -28,10 +29,24 @@ class DSQState(nn.Module):
     def __init__(self, config: dsq.DSQConfig) -> None:
         super().__init__()
         self.config = config
-        self.scheduler = quiet(config.scheduler)
+        #: as of a run without end, in which no fraction comes to pass, until ``set_total_updates``
+        self.scheduler = quiet(config.scheduler, sys.maxsize)
         self.trained_level = 0  #: that of the last update: a checkpoint may already hold the level of the next
         self.stash = [Measured() for _ in config.levels]
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
+
+    def set_total_updates(self, total: int) -> None:
+        """Turn rises in fractions of the run into updates. ``total``: of the run; 0: nothing bounds it.
+
+        Raises InputError for fractions of a run that nothing bounds.
+        """
+        if not any(moment < 1 for moment in self.config.rise_at):
+            return
+        if not total:
+            moments = ", ".join(map(str, self.config.rise_at))
+            raise InputError(f"--dsq-rise-at {moments}: must be updates where --max-update and --max-epoch are absent")
+        self.scheduler.rise_at = quiet(self.config.scheduler, total).rise_at
+        self.config = quiet(dataclasses.replace, self.config, rise_at=self.scheduler.rise_at)
 
     def record(self, tokens: int) -> bool:
         """Take note of one update; True if the level rises with it."""

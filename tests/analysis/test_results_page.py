@@ -1,6 +1,7 @@
-"""docs/results.md: its tables are those of the ledgers."""
+"""docs/results.md and other pages: their tables are those of the files in analysis/results."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,15 +10,39 @@ pytest.importorskip("pandas")
 from analysis import ROOT, results_page
 
 
-def test_the_committed_page_is_what_the_command_writes() -> None:
-    page = results_page.PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", results_page.PAGES, ids=lambda path: path.name)
+def test_a_committed_page_is_what_the_command_writes(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
     assert results_page.written(page, pictures=False) == page, "run python -m analysis.results_page"
-    assert page.count("<!-- table: ") == page.count("<!-- end -->") >= 3
+    assert page.count("<!-- table: ") == page.count("<!-- end -->") >= 1
     for name in re.findall(r"\]\(\.\./(analysis/results/[\w.]+)\)", page):
         assert (ROOT / name).exists()
 
 
-def test_a_table_follows_its_ledger(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+README_LEDGERS = (("demo_formats", "demo_formats"), ("multi30k", "multi30k_schedules"))
+#: the rows of the README's table
+README_ROWS = (
+    "fp32",
+    "snvint_4-3-3-8_8-4-4-8_at0.8",
+    "snvint_4-3-3-16_16-4-4-16_at0.8",
+    "snvint_4-4-4-16",
+    "bfp_4-4-4-16",
+)
+
+
+def test_the_table_of_the_readme_is_that_of_the_ledgers() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = text[text.index("| BLEU |") :].splitlines()[2 : 2 + len(README_ROWS)]
+    ledgers = [results_page._group(f"{name}.csv", recipe) for name, recipe in README_LEDGERS]
+    for name, line in zip(README_ROWS, lines, strict=True):
+        corpus, multi30k = (next(one for one in group if one.name == name) for group in ledgers)
+        assert len(corpus.rows) == len(multi30k.rows) == 3
+        bleu = [f"{one.mean('score'):.1f}" for one in (corpus, multi30k)]
+        costs = ["", ""] if corpus.is_float else [f"{corpus.mean('arithmetic'):.3f}", f"{corpus.mean('dram'):.2f}"]
+        assert [cell.strip() for cell in line.split("|")[2:6]] == bleu + costs
+
+
+def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = "recipe,run,score,measure,levels,format,seed,dram,seconds,best_valid_loss\n"
     rows = ["r,fp32_seed1,80.5,BLEU,none,,1,,60,2", "r,fp32_seed2,90,BLEU,none,,2,,60,2"]
     rows += ['r,bfp_seed2,88,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2', "other,fp32_seed1,1,BLEU,none,,1,,60,2"]
@@ -48,7 +73,7 @@ def test_a_table_follows_its_ledger(tmp_path, monkeypatch: pytest.MonkeyPatch) -
     assert cells[::2] == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]
     assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0 to +4.5)"
     for words, message in (
-        ("pie ledger.csv", "accepted are ledger, grid, paper, stash"),
+        ("pie ledger.csv", "accepted are ledger, grid, paper, stash, file"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
     ):
         with pytest.raises(ValueError, match=message):

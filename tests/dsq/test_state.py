@@ -78,3 +78,30 @@ def test_models_that_are_observed_are_copied_and_pickled():
         assert copied.metrics()["dsq/stash_mib"] > 0
     assert torch.equal(pickle.loads(pickle.dumps(model))[0](x), model[0](x))
     assert dynamic.metrics() == seen
+
+
+def test_the_learning_rate_restarts_at_a_rise_where_the_config_says_so():
+    def rates(**options):
+        config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=0.5, **options)
+        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=8)
+        optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / 8)
+        dynamic.follow(decay)
+        seen = []
+        for _ in range(8):
+            dynamic.record()
+            optimizer.step()
+            decay.step()
+            seen.append(decay.get_last_lr()[0])
+        return seen
+
+    assert rates() == [1 - update / 8 for update in range(1, 9)]
+    assert rates(lr_at_rise="restart") == [0.875, 0.75, 0.625, 1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_only_a_learning_rate_of_functions_can_restart():
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", lr_at_rise="restart")
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
+    steps = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(dynamic.model.parameters(), lr=1.0), 5)
+    with pytest.raises(TypeError, match="lr_scheduler must be a LambdaLR for lr_at_rise='restart'"):
+        dynamic.follow(steps)

@@ -54,6 +54,12 @@ def test_resuming_with_other_flags(capsys, data: Path, trained: Path, given: lis
     assert contents(trained) == before
 
 
+def test_a_fraction_of_a_run_that_nothing_bounds(capsys, data: Path, tmp_path: Path) -> None:
+    given = ["--dsq-levels", LEVELS, "--dsq-rise-at", 0.8, "--save-dir", tmp_path]
+    expected = "--dsq-rise-at 0.8: must be updates where --max-update and --max-epoch are absent"
+    assert expected in refusal(capsys, "train", data, *MODEL, *given)
+
+
 def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
     run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)

@@ -14,7 +14,7 @@ import dsq.linear
 from costmodel.cli.commands import estimate
 from costmodel.cli.main import parser
 from dsq.ops import linear_passes
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, run
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
@@ -170,9 +170,37 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     assert ideal <= level["stash_bytes"] <= 1.05 * ideal
 
 
+def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    given = [*MODEL, "--max-tokens", 400, "--update-freq", 2, "--max-epoch", 3, "--save-interval-updates", 2,
+             "--disable-validation", "--dsq-levels", LEVELS, "--dsq-rise-at", 0.75]  # fmt: skip
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run("train", data, *given, "--save-dir", whole)
+    first, second = (level["updates"] for level in json.loads((whole / "dsq_history.json").read_text())["levels"])
+    assert first + second > 6  # an epoch has several
+    assert first == math.ceil(0.75 * (first + second))
+    (cost,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
+    assert len(re.findall(r" 0\.\d+ in all", cost)) == 2
+    resumed.mkdir()
+    (whole / "checkpoint_1_2.pt").rename(resumed / "checkpoint_last.pt")
+    run("train", data, *given, "--save-dir", resumed)
+    assert contents(resumed)["dsq_history.json"] == contents(whole)["dsq_history.json"]
+
+
 def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_path: Path, calls: Counter) -> None:
     every = ["--save-interval-updates", 1, "--max-update", 4, "--save-dir", tmp_path]
     run("train", data, *MODEL, *every, "--dsq-levels", LEVELS, "--dsq-rise-at", "0.5")
     levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert [level["updates"] for level in levels] == [2, 2]
     assert weights_called(calls) == dict.fromkeys(("[2,2,2,16]", "[16,4,4,16]"), LINEARS)
+
+
+def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    schedule = ["--lr", 1.0, "--lr-scheduler", "polynomial_decay", "--total-num-update", 8, "--max-update", 8]
+    given = [*schedule, "--log-format", "json", "--log-interval", 1, "--no-save", "--disable-validation"]
+    run("train", data, *MODEL, *given, "--save-dir", tmp_path, "--dsq-levels", LEVELS, "--dsq-rise-at", 4,
+        "--dsq-lr-at-rise", "restart")  # fmt: skip
+    inner = [json.loads(line) for line in caplog.messages if line.startswith("{") and '"lr"' in line]
+    rates = [float(line["lr"]) for line in inner if "lr" in line]
+    assert rates == [0.875, 0.75, 0.625, 0.5, 0.75, 0.5, 0.25, 0.0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis import ROOT
 from analysis.experiments.plan.costs import level_costs
-from analysis.experiments.plan.experiment import Experiment
+from analysis.experiments.plan.experiment import Data, Experiment
 from analysis.experiments.plan.runs import PlannedRun
 from costmodel.paper.run_cost import weighed
 from dsq.command.files import write_text
@@ -27,14 +27,15 @@ _OPTIONS = (
     *("levels", "format", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold"),
     *("fraction_bits", "eval_full_precision"),
 )
-_PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
+_FAIRSEQ, _HUGGING_FACE = ("fairseq", "sacrebleu", "sentencepiece"), ("transformers", "accelerate")
 
 
-def place() -> dict[str, str]:
-    """What a run is started on: commit, versions, CPU and accelerator."""
+def place(data: Data) -> dict[str, str]:
+    """What a run on ``data`` is started on: commit, versions, CPU and accelerator."""
     import torch
 
-    versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
+    packages = ("torch", "numpy", *(_HUGGING_FACE if data.kind == "finetuning" else _FAIRSEQ))
+    versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in packages)]
     return {
         "commit": _commit(),
         "versions": ", ".join(versions),
@@ -56,6 +57,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
     return {
         "recipe": experiment.name,
         "run": run.name,
+        "set": "; ".join(experiment.changes) or None,
         "label": run.label,
         "score": results.get("bleu", results.get("accuracy")),
         "measure": "BLEU" if "bleu" in results else "accuracy",

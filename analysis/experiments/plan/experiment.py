@@ -23,7 +23,7 @@ In [[runs]], label names the row in tables, paper holds the published score, and
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,18 +79,36 @@ class Experiment:
     options: dict[str, list[Scalar]]
     runs: tuple[RunGrid, ...]
     workload: str  #: what dsq-cost's paper profile costs
+    changes: tuple[str, ...] = ()  #: what was said in place of the file's own values
 
 
-def load_experiment(path: Path) -> Experiment:
-    """Read an experiment. Raises ValueError, one line that names the file and the key, for what it cannot mean."""
+def load_experiment(path: Path, changes: Sequence[str] = ()) -> Experiment:
+    """Read an experiment. Raises ValueError, one line that names the file and the key, for what it cannot mean.
+
+    changes: lines of TOML that take the place of values outside [[runs]], as in "training.max-epoch = 1".
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _experiment(path.stem, content)
+        for change in changes:
+            _change(content, change)
+        return dataclasses.replace(_experiment(path.stem, content), changes=tuple(changes))
     except FileNotFoundError:
         recipes = Path(__file__).parents[1] / "recipes"
         raise ValueError(f"{path}: there is no such file; recipes are in {recipes}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _change(content: dict[str, Any], change: str) -> None:
+    """Put the values of a line of TOML into ``content``."""
+    try:
+        said = tomllib.loads(change)
+    except tomllib.TOMLDecodeError:
+        text = """must be a line of TOML, as in training.max-epoch=1 or 'data.task="rte"'"""
+        raise ValueError(f"--set {change}: {text}") from None
+    for key, value in said.items():
+        known = content.get(key)
+        content[key] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
 
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:

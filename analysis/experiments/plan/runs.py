@@ -11,7 +11,6 @@ from typing import Any
 from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Experiment, RunGrid, Scalar
 from analysis.experiments.training.flags import FLOAT
-from dsq.formats import DEFAULT
 
 #: kind of the data -> what checks the flags of a training on them
 _CHECKS = {
@@ -81,7 +80,7 @@ def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
 def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
     options: dict[str, list[Any]] = {
         "levels": [FLOAT],
-        "format": [DEFAULT],
+        "format": [""],  # no default: when that of dsq changes, a plan must not
         "seed": [1],
         **experiment.options,
         **grid.options,
@@ -91,6 +90,8 @@ def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
     for values in itertools.product(*options.values()):
         chosen = dict(zip(options, values, strict=True))
         seed = int(chosen.pop("seed"))
+        if chosen["levels"] != FLOAT and not chosen["format"]:
+            raise ValueError(f'runs: levels = "{chosen["levels"]}" needs a format, as in format = "snvint"')
         name = f"{_name(chosen, experiment.options, grid)}_seed{seed}"
         if chosen["levels"] == FLOAT:
             chosen = {"levels": FLOAT}

@@ -8,6 +8,7 @@ from typing import Any
 from analysis.corpus.generate import write
 from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Data
+from analysis.experiments.prepare import sha256
 from analysis.experiments.training.results import write_json
 from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder
@@ -27,13 +28,16 @@ def same(recorded: dict[str, Any], data: Data) -> bool:
 
 
 def check_present(data: Data) -> None:
-    """Raise ValueError, with where to get them, where the data are absent."""
+    """Raise ValueError, with where to get them, where the data are absent, or other than those that were published."""
     if data.kind != "generated" and not Path(data.path).is_dir():
         raise ValueError(f"data.path {data.path}: there is no such folder; give --data DIR. {data.get}".strip())
     needed = finetune.PRETRAINED if data.kind == "finetuning" else glue.PRETRAINED
     for name in needed if data.pretrained else ():
-        if not (Path(data.pretrained) / name).is_file():
+        path, expected = Path(data.pretrained) / name, glue.SHA256.get(name)
+        if not path.is_file():
             raise ValueError(f"data.pretrained {data.pretrained}: there is no {name}. {data.get}".strip())
+        if expected and (found := sha256(path)) != expected:
+            raise ValueError(f"{path}: its SHA-256 is {found}, expected {expected}, that of GPT-2's")
 
 
 def prepare(data: Data, folder: Path) -> None:

@@ -1,85 +1,118 @@
-"""Where the processes of runs run: on this machine, or by submitit on a cluster (Slurm)."""
+"""Where the processes of runs run: on this machine, or by submitit on a cluster (Slurm).
+
+A run's lock is taken on the machine that the run runs on, and held by its process: two commands never train one run.
+"""
 
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from analysis import ROOT
+from analysis.experiments.ledger.ledger import place
+from analysis.experiments.plan.experiment import Data
+from analysis.experiments.plan.runs import PlannedRun
+from analysis.experiments.session.run_folder import RunFolder
+
+#: the status of a job that found another process at its run
+ELSEWHERE = os.EX_TEMPFAIL
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run and the command that trains it, or goes on with it."""
+
+    run: PlannedRun
+    data: Data
+    folder: RunFolder
+    command: Sequence[str]
+    environment: Mapping[str, str]
 
 
 class Job(Protocol):
-    """A run's process."""
+    """What is to do a Work, or did."""
 
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The exit status of its process, or ELSEWHERE; None before."""
 
     def stop(self) -> None:
         """End it and what it started."""
 
 
-#: (command, further environment, log, descriptor of the run's lock) -> what was started
-Engine = Callable[[Sequence[str], Mapping[str, str], Path, int], Job]
+Engine = Callable[[Work], Job]
 
 
 class LocalJob:
-    """An Engine: a process of this machine, in a group of its own. It holds ``lock`` open until it ends."""
+    """An Engine: a process of this machine, in a group of its own."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, lock: int) -> None:
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(lock,),
-            )
+    def __init__(self, work: Work) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._status: int | None = None
+        with work.folder.locked() as lock:
+            if lock is None or work.folder.results:  # another command may have finished it meanwhile
+                self._status = ELSEWHERE if lock is None else 0
+                return
+            work.folder.start(work.run, work.data, place(work.data))
+            with work.folder.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    work.command,
+                    env={**os.environ, **work.environment},
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(lock,),
+                )
 
     def status(self) -> int | None:
-        return self._process.poll()
+        return self._process.poll() if self._process else self._status
+
+    def wait(self) -> int | None:
+        return self._process.wait() if self._process else self._status
 
     def stop(self) -> None:
-        if self._process.poll() is None:
+        if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
             os.killpg(self._process.pid, signal.SIGCONT)  # one that was stopped would never end
             self._process.wait()
 
 
 class SubmititJob:
-    """A job of submitit's; the folder of experiments has to be on a file system that all machines see."""
-
     def __init__(self, job: Any) -> None:
         self._job = job
 
     def status(self) -> int | None:
-        return None if not self._job.done() else 1 if self._job.exception() else 0
+        return None if not self._job.done() else 1 if self._job.exception() else self._job.result()
 
     def stop(self) -> None:
         self._job.cancel()
 
 
 def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
-    """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed."""
+    """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed.
+
+    The folder of experiments has to be on a file system that all machines see, and whose locks they share.
+    """
     try:
-        import submitit  # type: ignore[import-not-found]
+        import submitit
     except ImportError:
-        raise ValueError("--engine submitit: submitit is not installed here: pip install submitit") from None
+        raise ValueError(
+            '--engine submitit: submitit is not installed here: pip install "dsq-torch[cluster]"'
+        ) from None
     executor = submitit.AutoExecutor(folder=folder)
     numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
     executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
-    return lambda command, environment, log, _: SubmititJob(executor.submit(run_here, command, environment, log))
+    return lambda work: SubmititJob(executor.submit(run_here, work))
 
 
-def run_here(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-    """Run the command to its end on the machine that this is called on. Raises RuntimeError where it fails."""
-    with log.open("ab") as file:
-        done = subprocess.run(
-            command, env={**os.environ, **environment}, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False
-        )
-    if done.returncode:
-        raise RuntimeError(f"exit status {done.returncode}; its log is {log}")
+def run_here(work: Work) -> int | None:
+    """Do the work to its end on the machine that this is called on; its exit status, or ELSEWHERE."""
+    job = LocalJob(work)
+    try:
+        return job.wait()
+    finally:
+        job.stop()

@@ -42,7 +42,11 @@ def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.Captu
     assert "[16,4,4,16]" in capsys.readouterr().out
     results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
     assert [update for update, _ in results["accuracies"]] == list(range(2, 13, 2))
-    assert [level["updates"] for level in results["history"]["levels"]] == [4, 8]
+    levels = results["history"]["levels"]
+    assert [level["updates"] for level in levels] == [4, 8]
+    # each level once, of one layer's six linears and two behind it; the first session's figures are the checkpoint's
+    assert [(level["linears_called"], level["stash_steps"]) for level in levels] == [(8, 1), (8, 1)]
+    assert all(level["stash_bytes"] < 0.3 * level["stash_bytes_fp32"] for level in levels)
     assert results["majority"] == 50
 
 

@@ -1,9 +1,5 @@
 """Official archives in miniature, of the form that the real ones have."""
 
-import dataclasses
-import hashlib
-import io
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,34 +9,9 @@ from analysis.experiments import prepare
 from analysis.experiments.plan.experiment import load_experiment
 from analysis.experiments.text.labelled import read_labelled
 from analysis.experiments.text.parallel_text import read_parallel
+from tests.analysis.experiments.archives import archive, segments
 
 RECIPES = Path(prepare.__file__).parent / "recipes"
-
-
-def archive(path: Path, members: dict[str, str]) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            tar.addfile(info, io.BytesIO(text.encode()))
-    return path
-
-
-def segments(*sentences: str) -> str:
-    lines = "".join(f'<seg id="{i}"> {sentence} </seg>\n' for i, sentence in enumerate(sentences, start=1))
-    return f'<?xml version="1.0"?>\n<doc docid="1">\n<title>x</title>\n{lines}</doc>\n'
-
-
-@pytest.fixture
-def accept(monkeypatch: pytest.MonkeyPatch):
-    """Takes a miniature for the archive of a corpus."""
-
-    def accept(name: str, path: Path | None = None, **lines: int) -> None:
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
-        small = dataclasses.replace(prepare.CORPORA[name], sha256=sha256, lines=lines)
-        monkeypatch.setitem(prepare.CORPORA, name, small)
-
-    return accept
 
 
 def test_iwslt17(tmp_path: Path, accept) -> None:

@@ -1,6 +1,7 @@
 """Recipes: what they may say, the plan, and going on after a kill."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis import ROOT
-from analysis.experiments import report, run
+from analysis.experiments import glue, report, run
 from analysis.experiments.ledger.ledger import read_ledger
 from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Data, load_experiment
@@ -21,6 +22,9 @@ from analysis.experiments.session import data_folder
 from analysis.experiments.session.run_folder import RunFolder
 
 RECIPES = sorted((Path(run.__file__).parent / "recipes").glob("*.toml"))
+LEDGERS = sorted(
+    path for path in (ROOT / "analysis" / "results").glob("*.csv") if path.read_text().startswith("recipe,")
+)
 HEAD = """
 title = "tiny"
 [data]
@@ -98,8 +102,18 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
 @pytest.mark.parametrize(
     ("more", "given", "named"),
     [
-        ('[[runs]]\nlevels = "[2,2]"', [], "run snvint_2-2_seed1: argument --dsq-levels: precision must be"),
+        ('[[runs]]\nlevels = "[4,4,4,8]"', [], 'runs: levels = "[4,4,4,8]" needs a format'),
+        (
+            '[[runs]]\nformat = "bfp"\nlevels = "[2,2]"',
+            [],
+            "run bfp_2-2_seed1: argument --dsq-levels: precision must be",
+        ),
         ("[[runs]]\n[[runs]]", [], "runs: two of them are fp32_seed1"),
+        ("[[runs]]", ["--set", "data.vocab=many"], "--set data.vocab=many: must be a line of TOML, as in training"),
+        ("[[runs]]", ["--set", 'data.vocab="many"'], "data.vocab must be a whole number from 1, got 'many'"),
+        ("[[runs]]", ["--set", "datum.vocab=1"], "datum is no key here; accepted are title, data"),
+        ("[[runs]]", ["--set", "training.seed=2"], "training.seed: seeds and DSQ's options go under"),
+        ("[[runs]]", ["--set", "training.max-epochs=2"], "unrecognized arguments: --max-epochs 2"),
         ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
         ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),
     ],
@@ -121,6 +135,17 @@ def test_every_recipe_has_a_plan_with_costs(path: Path) -> None:
     assert {one.levels for one in runs if one not in costed} == {"none"}
 
 
+@pytest.mark.parametrize("path", LEDGERS, ids=lambda path: path.stem)
+def test_every_row_of_a_committed_ledger_is_in_its_recipe(path: Path) -> None:
+    rows = read_ledger(path)
+    planned = {
+        (recipe, one.name): shlex.join(one.flags)
+        for recipe in {row["recipe"] for row in rows}
+        for one in plan(load_experiment(RECIPES[0].with_name(f"{recipe}.toml")))
+    }
+    assert {(row["recipe"], row["run"]): row["training"] for row in rows}.items() <= planned.items()
+
+
 def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (wmt,) = (path for path in RECIPES if path.stem == "wmt14_table6")
     given = [str(wmt), "--out", str(tmp_path / "out"), "--only", "fp32*"]
@@ -130,6 +155,10 @@ def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.Captur
     assert "python -m analysis.experiments.prepare wmt14 DIR" in said
     data = Data(kind="labelled", path=str(tmp_path), task="x", pretrained=str(tmp_path), get="Ask.")
     with pytest.raises(ValueError, match=r"there is no model\.pt\. Ask\."):
+        data_folder.check_present(data)
+    for name in glue.PRETRAINED:
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"encoder\.json: its SHA-256 is e3b0c442"):
         data_folder.check_present(data)
 
 

@@ -138,6 +138,24 @@ def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
     }
 
 
+def test_the_learning_rate_restarts_where_the_config_says_so(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    from dsq.integrations.huggingface import PrecisionCallback
+
+    class Rates(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            seen.append(kwargs["optimizer"].param_groups[0]["lr"])
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=4, per_device_train_batch_size=BATCH, learning_rate=1.0, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    seen, callback = [], PrecisionCallback(OPTIONS["levels"], rise_at=2, lr_at_rise="restart")
+    transformers.Trainer(Net(), arguments, train_dataset=Rows(BATCH * 4, 1), callbacks=[callback, Rates()]).train()
+    assert seen == [1.0, 0.75, 0.5, 0.5]  # the third is set before the rise, the fourth is the schedule's own third
+
+
 def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
     pytest.importorskip("accelerate")
     lightning = pytest.importorskip("lightning.pytorch")

@@ -54,7 +54,7 @@ def test_a_wrong_stash_and_a_wrong_last_bit_are_noticed():
 
 @needs_units
 @pytest.mark.parametrize("levels", ["[4,4,4,16]", "[2,2,2,16]", "[16,4,4,16]", "[8,8,8,16]"])
-@pytest.mark.parametrize("format", ["bfp", "snvint", "fixed"])
+@pytest.mark.parametrize("format", ["bfp", "sbfp", "snvint", "fixed"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("gemm", ["integer", "bfloat16", "torch", "onednn"])
 def test_a_weight_that_lies_transposed_gives_the_same_bits(levels, format, rounding, gemm, monkeypatch):

@@ -8,8 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from analysis.experiments.session.engines import Job, LocalJob, run_here, submitit_engine
+from analysis.experiments.plan.experiment import Data
+from analysis.experiments.plan.runs import PlannedRun
+from analysis.experiments.session.engines import ELSEWHERE, Job, LocalJob, Work, run_here, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
+
+#: says so in its folder, and waits for a file there
+WAITS = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+with (folder / "started").open("a") as file:
+    file.write("x")
+while not (folder / "end").exists():
+    time.sleep(0.02)
+"""
+
+
+def work(folder: Path, *command: str, **environment: str) -> Work:
+    run = PlannedRun("x", "", None, {"levels": "none"}, 1, {})
+    return Work(run, Data("generated"), RunFolder(folder / "x"), command, environment)
+
+
+def python(text: str, *arguments: Path) -> list[str]:
+    return [sys.executable, "-c", text, *map(str, arguments)]
 
 
 def ended(job: Job) -> int:
@@ -18,28 +39,37 @@ def ended(job: Job) -> int:
     return status
 
 
+def appears(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.02)
+
+
 def test_a_local_job_has_its_environment_log_and_status(tmp_path: Path) -> None:
-    log, lock = tmp_path / "log", os.open(tmp_path, os.O_RDONLY)
-    command = [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS']); raise SystemExit(3)"]
-    assert ended(LocalJob(command, {"OMP_NUM_THREADS": "1"}, log, lock)) == 3
-    assert log.read_text() == "1\n"
-    with pytest.raises(RuntimeError, match="exit status 3; its log is"):
-        run_here(command, {"OMP_NUM_THREADS": "2"}, log)
-    assert log.read_text() == "1\n2\n"
-    os.close(lock)
+    given = python("import os; print(os.environ['OMP_NUM_THREADS']); raise SystemExit(3)")
+    assert ended(LocalJob(one := work(tmp_path, *given, OMP_NUM_THREADS="1"))) == 3
+    assert one.folder.log.read_text() == "1\n"
+    assert run_here(work(tmp_path, *given, OMP_NUM_THREADS="2")) == 3
+    assert one.folder.log.read_text() == "1\n2\n"
+    assert len(one.folder.settings["places"]) == 2
+
+
+def test_a_run_that_another_process_is_at_or_has_ended_is_left_alone(tmp_path: Path) -> None:
+    one = work(tmp_path, "false")
+    with one.folder.locked():
+        assert LocalJob(one).status() == run_here(one) == ELSEWHERE
+    (one.folder.path / "results.json").write_text('{"bleu": 1}')
+    assert LocalJob(one).status() == run_here(one) == 0
+    assert not one.folder.log.exists()
 
 
 def test_stopping_ends_what_the_job_started(tmp_path: Path) -> None:
-    lock = os.open(tmp_path, os.O_RDONLY)
-    job = LocalJob(["sh", "-c", "sleep 60 & wait"], {}, tmp_path / "log", lock)
+    job = LocalJob(work(tmp_path, "sh", "-c", "sleep 60 & wait"))
     job.stop()
     assert job.status() not in (None, 0)
-    os.close(lock)
 
 
 def test_stopping_ends_a_job_that_is_suspended(tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("w") as lock:
-        job = LocalJob(["sleep", "60"], {}, tmp_path / "log", lock.fileno())
+    job = LocalJob(work(tmp_path, "sleep", "60"))
     os.killpg(job._process.pid, signal.SIGSTOP)
     job.stop()
     assert job.status() == -signal.SIGTERM
@@ -47,16 +77,30 @@ def test_stopping_ends_a_job_that_is_suspended(tmp_path: Path) -> None:
 
 def test_submitit_is_asked_for_where_it_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ValueError, match="submitit is not installed here: pip install submitit"):
+    with pytest.raises(ValueError, match=r'submitit is not installed here: pip install "dsq-torch\[cluster\]"'):
         submitit_engine(tmp_path, {})
 
 
-def test_submitit_runs_a_job(tmp_path: Path) -> None:
+def test_of_two_commands_with_submitit_one_trains_a_run(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    engine = submitit_engine(tmp_path / "jobs", {"timeout_min": "1"})
-    job = engine([sys.executable, "-c", "print('here')"], {}, tmp_path / "log", 0)
-    assert ended(job) == 0
-    assert (tmp_path / "log").read_text() == "here\n"
+    engine = submitit_engine(tmp_path / "jobs", {"timeout_min": "2"})
+    jobs = [engine(work(tmp_path, *python(WAITS, tmp_path))) for _ in range(2)]
+    while not any(job.status() == ELSEWHERE for job in jobs):
+        time.sleep(0.02)
+    (tmp_path / "end").touch()
+    assert sorted(map(ended, jobs)) == [0, ELSEWHERE]
+    assert (tmp_path / "started").read_text() == "x"
+
+
+def test_stopping_a_job_of_submitit_ends_the_training(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    one = work(tmp_path, *python(WAITS, tmp_path))
+    job = submitit_engine(tmp_path / "jobs", {"timeout_min": "2"})(one)
+    appears(tmp_path / "started")
+    job.stop()
+    assert ended(job) == 1
+    with one.folder.locked() as lock:
+        assert lock is not None
 
 
 def test_a_killed_run_does_not_blame_the_last_line_of_its_log(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""What a training run will cost, said before it starts: the paper profile of the model that it trains."""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from costmodel.cli.format_options import template
+from costmodel.model.quantisation import Setup
+from costmodel.paper.run_cost import level_costs, run_cost
+from costmodel.workloads import workload_file
+from dsq.precision import Precision
+
+
+def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:
+    """The cost at each level and of the run, in a line: arithmetic and DRAM, fixed-point 32 = 1.
+
+    Of the run: from the first level's to the last's where plateaus decide, or its length is not known.
+
+    Args:
+        config: ``dsq.DSQConfig.as_dict()``.
+        workload: a training step, as ``dsq.workload.trace(model, batch)`` gives it.
+        total_updates: of the run, which rises in updates are shares of; 0: nothing bounds it.
+    Raises:
+        ValueError: a config or a workload that cannot be read.
+    """
+    levels = [Precision(*level) for level in config["levels"]]
+    fmt = template(config["format"], config)
+    of_levels = level_costs(
+        workload_file.parse(workload, "of the run"), [Setup(fmt, level, config["box_axis"]) for level in levels]
+    )
+    of_run = run_cost(of_levels, _shares(config["rise_at"], total_updates))
+    lines = []
+    for name, cost in (("arithmetic", attrgetter("arithmetic")), ("DRAM", attrgetter("dram"))):
+        parts = [f"{cost(of_level):.4f} at {level}" for of_level, level in zip(of_levels, levels, strict=True)]
+        if len(parts) > 1:
+            parts.append(f"{' to '.join(f'{cost(one):.4f}' for one in of_run)} in all")
+        lines.append(f"{name} {', '.join(parts)}")
+    return "; ".join(lines)
+
+
+def _shares(rises: Sequence[float], total_updates: int) -> list[float] | None:
+    """The shares of the run at which the levels but the first begin; None: not known."""
+    if not rises or (rises[-1] >= 1 and not total_updates):
+        return None
+    return [rise if rise < 1 else min(rise / total_updates, 1.0) for rise in rises]

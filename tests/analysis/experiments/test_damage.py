@@ -1,0 +1,39 @@
+"""What DSQConfig warns of is what the committed ledgers show."""
+
+import warnings
+
+import pytest
+
+import dsq
+from analysis import ROOT
+from analysis.experiments.ledger.configurations import Configuration, configurations
+from analysis.experiments.ledger.ledger import read_ledger
+
+
+def against_fp32() -> dict[str, tuple[Configuration, float]]:
+    """Translation's runs that round to nearest: by name, each with what it gains on fp32 in the mean of its seeds."""
+    found: dict[str, tuple[Configuration, float]] = {}
+    for name in ("ablations", "demo_formats", "multi30k"):
+        for recipe, group in configurations(read_ledger(ROOT / "analysis" / "results" / f"{name}.csv")).items():
+            floats = [one for one in group if one.is_float]
+            quantised = [one for one in group if not one.is_float and one.first["rounding"] == "nearest"]
+            found |= {f"{recipe} {one.name}": (one, one.above(floats[0])) for one in quantised if floats}
+    return found
+
+
+def warns(one: Configuration) -> bool:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dsq.DSQConfig(levels=dsq.parse_levels(one.first["levels"]), format=one.first["format"])
+    return any("training bore" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize("format", ["snvint", "sbfp", "bfp", "fixed"])
+def test_what_lost_four_points_is_warned_of_and_what_lost_one_is_not(format: str) -> None:
+    runs = {name: (one, gain) for name, (one, gain) in against_fp32().items() if one.first["format"] == format}
+    bad = {name for name, (_, gain) in runs.items() if gain < -4}
+    good = {name for name, (one, gain) in runs.items() if gain > -1 and not one.first["rise_at"]}
+    assert bad
+    assert good
+    assert {name for name in bad if not warns(runs[name][0])} == set()
+    assert {name for name in good if warns(runs[name][0])} == set()
