@@ -77,7 +77,6 @@ class DSQConfig:
         choice("units", self.units, get_args(Units))
         choice("stash", self.stash, get_args(Stash))
         choice("lr_at_rise", self.lr_at_rise, get_args(LearningRate))
-        self._check_options()
         check_plateau(self.patience, self.threshold)
         object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
@@ -120,15 +119,8 @@ class DSQConfig:
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
-        options = {name: getattr(self, name) for name in formats.options(self.format) if name in _OPTIONS}
-        return formats.format_class(self.format)(bits, **options).at(bits)
-
-    def _check_options(self) -> None:
-        """ValueError where the format is unknown, or has not the option that was set."""
-        for name, default in _OPTIONS.items():
-            if getattr(self, name) != default and name not in formats.options(self.format):
-                having = " or ".join(repr(other) for other in formats.FORMATS if name in formats.options(other))
-                raise ValueError(f"{name} goes with format={having}, got format={self.format!r}")
+        given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != _OPTIONS[name]}
+        return formats.named(self.format, bits, **given)
 
 
 #: fields of DSQConfig that only some formats have, with their defaults

@@ -52,7 +52,11 @@ CHECKPOINTS: dict[str, Callable[..., Any] | None] = {
     "snvint 4": packed_checkpoint,
     "bfp 2": partial(packed_checkpoint, fmt=dsq.BFP(2)),
 }
-POLICIES: dict[str, dict[str, Any]] = {"bfp": {"bits": 4}, "gact": {"bits": 4, "adapt_interval": None}, "mesa": {}}
+POLICIES: dict[str, dict[str, Any]] = {
+    "bfp": {"bits": 4, "format": "bfp"},
+    "gact": {"bits": 4, "adapt_interval": None},
+    "mesa": {},
+}
 
 
 def checkpointed(setup: str, blocks: int, width: int = 256) -> Training:

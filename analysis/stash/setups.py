@@ -111,7 +111,9 @@ def bits_a_value(bits: float, masks: float = 0.0) -> Callable[[float], float]:
     return lambda plain: plain * bits / 32 + masks
 
 
-_BFP4, _BFP2, _MESA = ("bfp", {"bits": 4}), ("bfp", {"bits": 2}), ("mesa", dict[str, Any]())
+_BFP4, _BFP2 = (("bfp", {"bits": bits, "format": "bfp"}) for bits in (4, 2))
+_SNVINT4, _SNVINT2 = (("bfp", {"bits": bits, "format": "snvint"}) for bits in (4, 2))
+_MESA = ("mesa", dict[str, Any]())
 _CHECKPOINT, _SELECTIVE = ("checkpoint", dict[str, Any]()), ("selective", dict[str, Any]())
 _WTA, _WTA_PRODUCTS = ("wtacrs", {"ratio": 0.3}), ("wtacrs", {"ratio": 0.3, "products": True})
 _SAME = bits_a_value(32)  #: as much as PyTorch keeps: every parameter trains
@@ -134,11 +136,14 @@ def _of_any_model(case: str, masks: float = 0.0) -> tuple[PolicySetup, ...]:
     rows: tuple[tuple[str, Policy, float], ...] = (
         ("bfp 4", _BFP4, 4.5),
         ("bfp 2", _BFP2, 2.5),
+        ("snvint 4", _SNVINT4, 4.5),
+        ("snvint 2", _SNVINT2, 2.5),
         ("mesa", _MESA, 8),
         ("gact 4", _gact(4), 4.25),
         ("gact 2", _gact(2), 2.25),
         ("gact 4, uniform bits", _gact(4, adapt_interval=None), 4.25),
         ("gact 4 over BFP", _gact(4, format="bfp", adapt_interval=None), 4.5),
+        ("gact 4 over snvint", _gact(4, format="snvint", adapt_interval=None), 4.5),
     )
     return tuple(PolicySetup(name, case, (policy,), bits_a_value(bits, masks)) for name, policy, bits in rows)
 

@@ -40,16 +40,16 @@ PROG = "python -m analysis.stash.train"
 #: what each run applies, in order
 RUNS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "fp32": (),
-    "bfp 4": (("bfp", {"bits": 4}),),
-    "bfp 2": (("bfp", {"bits": 2}),),
+    "bfp 4": (("bfp", {"bits": 4, "format": "bfp"}),),
+    "bfp 2": (("bfp", {"bits": 2, "format": "bfp"}),),
     "mesa": (("mesa", {}),),
     "gact 4": (("gact", {"bits": 4, "adapt_interval": 200}),),
     "gact 2": (("gact", {"bits": 2, "adapt_interval": 200}),),
     "gact 4 of bfp": (("gact", {"bits": 4, "adapt_interval": 200, "format": "bfp"}),),
     "selective": (("selective", {}),),
     "wtacrs 0.3": (("wtacrs", {"ratio": 0.3}),),
-    "wtacrs 0.3 + bfp 4": (("wtacrs", {"ratio": 0.3}), ("bfp", {"bits": 4})),
-    "checkpoint + bfp 4": (("checkpoint", {}), ("bfp", {"bits": 4})),
+    "wtacrs 0.3 + bfp 4": (("wtacrs", {"ratio": 0.3}), ("bfp", {"bits": 4, "format": "bfp"})),
+    "checkpoint + bfp 4": (("checkpoint", {}), ("bfp", {"bits": 4, "format": "bfp"})),
 }
 LONGEST = 64  #: words of a sentence that are read
 

@@ -18,6 +18,7 @@ from dsq.formats.base import (
     Format,
     Law,
     format_class,
+    named,
     options,
     parse_format,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "Law",
     "Layout",
     "format_class",
+    "named",
     "options",
     "parse_format",
 ]

@@ -165,6 +165,18 @@ def format_class(name: str) -> type[Format]:
     return FORMATS[name]
 
 
+def named(name: str, bits: int, **given: Any) -> Format:
+    """The format called ``name`` at ``bits``, with the options ``given``; BFP where that is as good.
+
+    Raises ValueError for an unknown name, an option that the format has not, or a value out of range.
+    """
+    for option in given:
+        if option not in options(name):
+            having = " or ".join(repr(other) for other in FORMATS if option in options(other))
+            raise ValueError(f"{option} goes with format={having}, got format={name!r}")
+    return format_class(name)(bits, **given).at(bits)
+
+
 @lru_cache(maxsize=1024)  # a registered operator has its format as text
 def parse_format(text: str) -> Format:
     """The format written ``bfp:bits=4,box=16``, as ``str`` gives it. Raises ValueError for anything else."""

@@ -17,7 +17,7 @@ outwards, so policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
-    apply(model, "gact", format="bfp")                      GACT's bit allocation over BFP codes: an option, not a pair
+    apply(model, "gact", format="snvint")                   GACT's bits for a block format: an option, not a pair
 What a policy keeps already packed (uint8 codes, 1-bit masks, a dsq.Packed on ctx) is never packed again: hook policies
 touch floating tensors only. Pairs that no policy names in `composes_with` are refused: two quantisers of one stash
 make no sense.

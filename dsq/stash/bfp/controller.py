@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dsq.arguments import whole_number
-from dsq.formats import BFP, Format
+from dsq.formats import DEFAULT, Format, named
 from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
@@ -36,29 +36,36 @@ class Bfp(Controller):
         self,
         model: nn.Module,
         bits: int | None,
-        box: int,
+        format_name: str | None,
+        box: int | None,
         rounding: Rounding,
         seed: int,
         scheduler: PrecisionScheduler | None,
     ) -> None:
         super().__init__(model)
-        self.bits, self.box, self.rounding, self.seed, self.scheduler = bits, box, rounding, seed, scheduler
+        self.bits, self.format_name, self.box = bits, format_name, box
+        self.rounding, self.seed, self.scheduler = rounding, seed, scheduler
         self.forwards = 0
         self.batch: set[int] = set()
         self.latest: tuple[ForwardStash, Format] | None = None
 
-    @property
-    def format(self) -> Format:
-        """What a forward started now would pack with."""
-        if self.bits is not None:
-            return BFP(self.bits, self.box)
-        if self.scheduler is not None:
-            return BFP(self.scheduler.precision.q1, self.box)
-        for module in self.model.modules():
-            if isinstance(module, Quantised):
-                q1 = module.quantizers.q1
-                return q1 if q1.bits >= LEAST else q1.at(LEAST)
-        return BFP(4, self.box)
+    def format_now(self) -> Format:
+        """What a forward started now would pack with: as told, else as the linear layers have it, else the default.
+
+        Raises ValueError for a box that no format has, or that this one has not.
+        """
+        q1 = next((module.quantizers.q1 for module in self.model.modules() if isinstance(module, Quantised)), None)
+        bits = self.bits
+        if bits is None and self.scheduler is not None:
+            bits = self.scheduler.precision.q1
+        if bits is None:
+            bits = LEAST if q1 is None else max(LEAST, q1.bits)
+        if q1 is not None and self.format_name is None and self.box is None:
+            return q1.at(bits)
+        name = self.format_name
+        if name is None:
+            name = DEFAULT if q1 is None else q1.name
+        return named(name, bits, **({} if self.box is None else {"box": self.box}))
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the model's inputs: they are saved, and packed, though they need no gradient."""
@@ -68,7 +75,7 @@ class Bfp(Controller):
     def context(self) -> Iterator[None]:
         """What is entered around the model's forward, and around a recomputation in the backward."""
         self.forwards += 1
-        fmt, seed, turns = self.format, (self.seed << 20) + self.forwards, count(1)
+        fmt, seed, turns = self.format_now(), (self.seed << 20) + self.forwards, count(1)
 
         def encode(tensor: Tensor, order: MemoryOrder, values: Tensor) -> Packed | None:
             if values.numel() <= FEW or not fmt.packs:

@@ -52,13 +52,13 @@ def attach(
     """Keep what autograd saves, from the model's forward to its backward, in `bits` bits a value on average.
 
     Args:
-        bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit; BFP's exponents 0.5). Until c_l was
+        bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit; block formats 0.5). Until c_l was
             measured the model's tensors have the widest code within it, and the loss's 8 bits come on top, too.
         level: L1: adaptive bits. L2: and the codes swapped to host memory, fetched ahead in the backward. CB1: L1 and
             activation checkpointing (the policy "checkpoint"; recomputed tensors are coded too, uniformly). CB2: CB1
             and nn.MultiheadAttention through scaled_dot_product_attention (it then returns no weights); attention
             written in another way has to call that function itself.
-        format: affine (GACT's, groups of 256, 1 to 8 bits) or bfp (boxes of 16, 2 to 8 bits).
+        format: affine (GACT's, groups of 256, 1 to 8 bits), or bfp, sbfp or snvint (boxes of 16, 2 to 8 bits).
         adapt_interval: steps between two measurements of c_l, the first after the first step; None: the same bits for
             all.
         swap_dir: where L2 makes its files for a model on the CPU; None: the system's directory of temporary files.

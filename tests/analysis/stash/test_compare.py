@@ -20,7 +20,7 @@ BATCH = 4 * 32 * 64  # bytes of one activation
 TINY = {"encoder": TrainingCase(tiny, lambda: (torch.randn(32, 64), torch.randn(32, 64)), F.mse_loss)}
 ROWS = (
     PolicySetup("plain", "encoder", smallest=BATCH / 2**20),
-    PolicySetup("bfp 4", "encoder", (("bfp", {"bits": 4}),), bits_a_value(4.5)),
+    PolicySetup("bfp 4", "encoder", (("bfp", {"bits": 4, "format": "bfp"}),), bits_a_value(4.5)),
     PolicySetup("wtacrs", "encoder", (("wtacrs", {"ratio": 0.5}),)),
     PolicySetup("converted", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
 )

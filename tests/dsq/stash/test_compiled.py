@@ -151,6 +151,15 @@ def test_so_does_one_graph_of_a_whole_model(name, dynamic, policy):
     assert error(gradient(compiled), exact) < 1e-6
 
 
+def test_one_graph_packs_in_the_format_told():
+    plain, eager = made("fused attention"), made("fused attention")
+    compiled = torch.compile(made("fused attention"), backend=DIVIDED, fullgraph=True)
+    for model in (eager, compiled):
+        apply(model, "bfp", bits=3, format="bfp")  # whose error is 1.4 times that of the default
+    exact = gradient(plain)
+    assert error(gradient(compiled), exact) == pytest.approx(error(gradient(eager), exact), rel=0.15)
+
+
 class Unpacked(TorchDispatchMode):
     """Counts the tensors that were unpacked and are alive."""
 

@@ -9,20 +9,25 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.models import encoder
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
 from dsq.stash import apply, measure
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.gradients import all_gradients, error, gradient
 
 ROWS, WIDTH = 32, 48
+BOX_FORMATS = {"bfp": dsq.BFP, "sbfp": SignedBFP, "snvint": SignedNVInt}
+DEFAULT = SignedNVInt(4)
 
 
-def quantized(x, bits=4):
-    """16 neighbours in memory share an exponent."""
-    return dsq.quantize(x.detach().reshape(-1), dsq.BFP(bits)).view(x.shape)
+def quantized(x, fmt=DEFAULT):
+    """Neighbours in memory share a scale."""
+    return dsq.quantize(x.detach().reshape(-1), fmt).view(x.shape)
 
 
-def packed_bytes(numel, bits=4):
-    return -(-numel * bits // 8) + -(-numel // 16)
+def packed_bytes(numel, bits=4, format="snvint"):
+    """Codes, a byte a box, and snvint's byte a tensor."""
+    return -(-numel * bits // 8) + -(-numel // 16) + (format == "snvint")
 
 
 def stash(model, x):
@@ -32,23 +37,30 @@ def stash(model, x):
     return report.nbytes
 
 
-def test_linear_gradient_is_that_of_the_quantised_input():
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("options", [{}, {"box": 5}, *({"format": name} for name in BOX_FORMATS)])
+def test_linear_gradient_is_that_of_the_quantised_input(options, rounding):
     model, x = nn.Sequential(nn.Linear(WIDTH, 8)), torch.randn(ROWS, WIDTH)
-    apply(model, "bfp", bits=4)
+    apply(model, "bfp", bits=3, rounding=rounding, **options)
     y = model(x)
     grad = torch.randn_like(y)
     y.backward(grad)
-    assert torch.equal(model[0].weight.grad, grad.t() @ quantized(x))
+    fmt = BOX_FORMATS[options.get("format", "snvint")](3, box=options.get("box", 16))
+    seed = (1 << 16) + 1  # of the first forward's first tensor
+    rounded = dsq.quantize(x.reshape(-1), fmt, rounding=rounding, seed=seed).view(x.shape)
+    assert torch.equal(model[0].weight.grad, grad.t() @ rounded)
     assert torch.equal(model[0].bias.grad, grad.sum(0))
 
 
+@pytest.mark.parametrize("format", BOX_FORMATS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8, 16])
-def test_bytes(bits):
+def test_bytes(bits, format):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    controller = apply(model, "bfp", bits=bits)
-    assert stash(model, torch.randn(ROWS, WIDTH)) == 2 * packed_bytes(ROWS * WIDTH, bits)
+    controller = apply(model, "bfp", bits=bits, format=format)
+    expected = 2 * packed_bytes(ROWS * WIDTH, bits, format if bits <= 6 else "bfp")
+    assert stash(model, torch.randn(ROWS, WIDTH)) == expected
     summary = controller.report()
-    assert (summary.raw_bytes, summary.kept_bytes) == (2 * 4 * ROWS * WIDTH, 2 * packed_bytes(ROWS * WIDTH, bits))
+    assert (summary.raw_bytes, summary.kept_bytes) == (2 * 4 * ROWS * WIDTH, expected)
 
 
 def test_above_16_bits_tensors_stay():
@@ -167,8 +179,32 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
     for level, bits in enumerate((2, 4, 6)):
         dsq.set_level(model, config, level)
         boxes_along_tokens = ROWS * WIDTH * bits // 8 + ROWS // 16 * WIDTH
-        of_the_tensors = 2  # snvint's byte a tensor
-        assert stash(model, x) == packed_bytes(ROWS * WIDTH, max(4, bits)) + boxes_along_tokens + of_the_tensors
+        of_the_tensor = 1  # snvint's byte
+        assert stash(model, x) == packed_bytes(ROWS * WIDTH, max(4, bits)) + boxes_along_tokens + of_the_tensor
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, SignedBFP(4, box=8)),
+        ({"bits": 2}, SignedBFP(2, box=8)),
+        ({"bits": 9}, dsq.BFP(9, box=8)),
+        ({"scheduler": dsq.PrecisionScheduler("[3,3,3,16]")}, SignedBFP(3, box=8)),
+        ({"bits": 5, "box": 32}, SignedBFP(5, box=32)),
+        ({"format": "snvint"}, SignedNVInt(4)),
+        ({"bits": 2, "format": "bfp", "box": 32}, dsq.BFP(2, box=32)),
+        ({"format": "fixed"}, dsq.FixedPoint(4)),
+    ],
+)
+def test_a_converted_model_is_packed_as_its_layers_unless_told(options, expected):
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
+    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="sbfp", box=8))
+    controller = apply(model, "bfp", **options)
+    y = model(x)
+    y.sum().backward()
+    assert f"format {expected}" in str(controller.report())
+    dy = 1 - quantized(y, expected).square()
+    torch.testing.assert_close(model[0].bias.grad, dy.sum(0))
 
 
 def test_stochastic_rounding_is_seeded_by_the_step():

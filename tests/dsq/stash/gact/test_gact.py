@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dsq
 from dsq import stash
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
 from dsq.stash.gact.bit_plan import allocate
 from dsq.stash.gact.codecs import CODE_FAMILIES, EXACT
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
@@ -39,7 +42,19 @@ def test_allocation_never_exceeds_the_budget_and_uses_it() -> None:
         assert average - 0.15 < used <= average
 
 
-@pytest.mark.parametrize("format", ["affine", "bfp"])
+def test_block_formats_are_those_of_dsq_at_every_width() -> None:
+    x, formats = torch.randn(333), {"bfp": dsq.BFP, "sbfp": SignedBFP, "snvint": SignedNVInt}
+    assert set(CODE_FAMILIES) == {"affine", *formats}
+    for name, kind in formats.items():
+        for bits in CODE_FAMILIES[name].widths:
+            fmt = dsq.BFP(bits) if name == "snvint" and bits > 6 else kind(bits)
+            code = CODE_FAMILIES[name].encode(x, bits, 7)
+            assert torch.equal(code.unpack(torch.float32), dsq.quantize(x, fmt, rounding="stochastic", seed=7))
+            boxes = -(-333 // 16)
+            assert code.nbytes == -(-333 * bits // 8) + boxes + isinstance(fmt, SignedNVInt)
+
+
+@pytest.mark.parametrize("format", ["affine", "snvint"])
 @pytest.mark.parametrize("bits", [2, 2.5, 4])
 @pytest.mark.parametrize("kind, x", [(Sensitive, rows()), (Encoder, tokens())])
 def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, format: str) -> None:
@@ -47,11 +62,11 @@ def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, for
     controller = stash.apply(model, "gact", bits=bits, format=format)
     for _ in range(3):
         step(model, x)
-    # at BFP's narrowest there is nothing to give away
+    # at a block format's narrowest there is nothing to give away
     assert bits - 0.1 < bits_used(controller.report()) <= bits
 
 
-@pytest.mark.parametrize("format", ["affine", "bfp"])
+@pytest.mark.parametrize("format", ["affine", "snvint"])
 @pytest.mark.parametrize("kind, x", [(Sensitive, rows()), (Encoder, tokens())])
 def test_less_variance_than_uniform_bits_of_the_same_budget(kind: type[nn.Module], x: Tensor, format: str) -> None:
     """Figure 3b."""
@@ -93,17 +108,20 @@ def test_the_sensitive_tensor_gets_the_most_bits() -> None:
     assert bits[-1] == max(bits) > 3
 
 
-def test_sensitivities_predict_the_variance() -> None:
+@pytest.mark.parametrize(
+    ("format", "widths"), [("affine", (4, 6)), ("bfp", (2, 7)), ("sbfp", (2, 7)), ("snvint", (2, 7))]
+)
+def test_sensitivities_predict_the_variance(format: str, widths: tuple[int, ...]) -> None:
     """Theorem 2: the variances of the tensors add up; c_l S(b) measured at one width holds at another."""
     model = make(Encoder)
-    controller = stash.apply(model, "gact", bits=5)
+    controller = stash.apply(model, "gact", bits=5, format=format)
     step(model, tokens())
     step(model, tokens())
     (measured,) = controller.plan.measured.values()
     controller.remove()
-    for bits in (4, 6):
-        stash_of = stash.apply(model, "gact", bits=bits, adapt_interval=None)
-        predicted = sum(measured.c) * CODE_FAMILIES["affine"].factor(bits)
+    for bits in widths:
+        stash_of = stash.apply(model, "gact", bits=bits, format=format, adapt_interval=None)
+        predicted = sum(measured.c) * CODE_FAMILIES[format].factor(bits)
         assert predicted == pytest.approx(variance(model, tokens()), rel=0.4)
         stash_of.remove()
 

@@ -159,7 +159,7 @@ def test_another_policy_packs_the_rows_once(order):
     rows = alone.report().kept_bytes
     alone.remove()
     for name in order:
-        dsq.stash.apply(model, name, **({"bits": 4} if name == "bfp" else {"products": True}))
+        dsq.stash.apply(model, name, **({"bits": 4, "format": "bfp"} if name == "bfp" else {"products": True}))
     report = dsq.stash.measure(lambda: model(x))
     linears = [h for h in report.held if "SampledLinear" in h.op]
     assert not [h for h in linears if h.dtype == "float32"]
