@@ -1,6 +1,7 @@
-"""Benchmarks for anyone: ``python -m analysis.bench kernels|product|step|narrow|tiny|gpt|policies|stash|cost``.
+"""Benchmarks for anyone: ``python -m analysis.bench kernels|formats|product|step|narrow|tiny|gpt|policies|stash|cost``.
 
 kernels.py        quantise, pack and unpack against copying, and against other packages (peers.py)
+formats.py        formats with a signed scale against block floating point: kernels and a step
 product.py        one product of matrices by each kernel
 step.py           a training step of six transformer blocks
 narrow.py         the same in bfloat16

@@ -11,7 +11,19 @@ from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, count, guarded
 
 #: modules of this folder, imported when asked for: each has races(rounds) -> iterable of Race, or run(out)
-PARTS = ("kernels", "product", "step", "narrow", "tiny", "gpt", "policies", "narrow_policies", "stash", "cost")
+PARTS = (
+    "kernels",
+    "formats",
+    "product",
+    "step",
+    "narrow",
+    "tiny",
+    "gpt",
+    "policies",
+    "narrow_policies",
+    "stash",
+    "cost",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

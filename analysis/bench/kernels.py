@@ -36,7 +36,7 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
     where = f"{values:,} float32 values, outputs preallocated, {torch.get_num_threads()} threads"
     yield race(f"{sets[0]}, {where}", copy, ceilings(x, y) | preallocated(sets[0], x, y), rounds)
     for isa in sets[1:]:
-        yield race(f"{isa}, {where}", copy, _main_operations(isa, x, y), rounds)
+        yield race(f"{isa}, {where}", copy, main_operations(isa, x, y, BFP(4, BOX)), rounds)
     keep_freed_memory()
     for size in LAYER_SIZES:
         small = torch.randn(size // 512, 512)
@@ -53,7 +53,7 @@ def ceilings(x: Tensor, y: Tensor) -> dict[str, Call]:
 
 def preallocated(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
     """Every operation on both axes, writing into memory that is there."""
-    calls = _main_operations(isa, x, y)
+    calls = main_operations(isa, x, y, BFP(4, BOX))
     for axis in AXES:
         for bits in (2, 8, 16, 5):
             calls |= {f"pack {bits} bits, {axis}": _pack(isa, x, BFP(bits, BOX), axis)}
@@ -67,14 +67,15 @@ def preallocated(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
     return calls
 
 
-def _main_operations(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
+def main_operations(isa: str, x: Tensor, y: Tensor, fmt: Format) -> dict[str, Call]:
+    """Pack, unpack and quantise on both axes, writing into memory that is there."""
     calls: dict[str, Call] = {}
     for axis in AXES:
         calls |= {
-            f"pack 4 bits, {axis}": _pack(isa, x, BFP(4, BOX), axis),
-            f"unpack 4 bits, {axis}": _unpack(isa, x, y, BFP(4, BOX), axis),
-            f"quantise, {axis}": _quantize(isa, x, y, BFP(4, BOX), axis),
-            f"quantise stochastic, {axis}": _quantize(isa, x, y, BFP(4, BOX), axis, seed=1),
+            f"pack {fmt.bits} bits, {axis}": _pack(isa, x, fmt, axis),
+            f"unpack {fmt.bits} bits, {axis}": _unpack(isa, x, y, fmt, axis),
+            f"quantise, {axis}": _quantize(isa, x, y, fmt, axis),
+            f"quantise stochastic, {axis}": _quantize(isa, x, y, fmt, axis, seed=1),
         }
     return calls
 

@@ -30,12 +30,12 @@ def races(rounds: int) -> Iterator[Race]:
     model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
     title = f"six blocks, d {WIDTH}, {BATCH * LENGTH} tokens, {torch.get_num_threads()} threads"
     calls = _contestants(model, x)
-    for name in ("bfp", "fixed"):
-        calls[f"dsq {name} {PRECISIONS[1]}"] = _inside(converted(model, levels=PRECISIONS[1], format=name), x)
+    for name in ("bfp", "sbfp", "fixed"):
+        calls[f"dsq {name} {PRECISIONS[1]}"] = inside(converted(model, levels=PRECISIONS[1], format=name), x)
     stochastic = converted(model, levels=PRECISIONS[0], rounding="stochastic")
-    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = _inside(stochastic, x)
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, stochastic"] = inside(stochastic, x)
     plain_units = converted(model, levels=PRECISIONS[0], units="float32")
-    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"] = _inside(plain_units, x)
+    calls[f"dsq {DEFAULT} {PRECISIONS[0]}, GEMMs in float32"] = inside(plain_units, x)
     yield race(title, ("fp32", step_of(model, x)), calls, rounds)
     model = encoder(width=NARROW_WIDTH, heads=4, ffn=4 * NARROW_WIDTH, sdpa=True)
     x = torch.randn(NARROW_BATCH, NARROW_LENGTH, NARROW_WIDTH)
@@ -46,16 +46,16 @@ def races(rounds: int) -> Iterator[Race]:
 def _contestants(model: nn.Module, x: torch.Tensor) -> dict[str, Call]:
     calls = {
         "bf16 autocast": step_of(model, x, autocast=True),
-        "bf16 autocast, dsq's attention": _inside(model, x, autocast=True),
+        "bf16 autocast, dsq's attention": inside(model, x, autocast=True),
     }
     for precision in PRECISIONS:
         quantised = converted(model, levels=precision)
-        calls[f"dsq {DEFAULT} {precision}"] = _inside(quantised, x)
+        calls[f"dsq {DEFAULT} {precision}"] = inside(quantised, x)
         if precision in MIXED:
-            calls[f"dsq {DEFAULT} {precision}, autocast"] = _inside(quantised, x, autocast=True)
+            calls[f"dsq {DEFAULT} {precision}, autocast"] = inside(quantised, x, autocast=True)
         if precision in PACKED:
             packed = converted(model, levels=precision, stash="all")
-            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = _inside(packed, x)
+            calls[f"dsq {DEFAULT} {precision}, whole stash packed"] = inside(packed, x)
     return calls
 
 
@@ -81,7 +81,8 @@ def step_of(
     return step
 
 
-def _inside(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Call:
+def inside(model: nn.Module, x: torch.Tensor, autocast: bool = False) -> Call:
+    """The step inside ``dsq.fused_attention``."""
     return step_of(model, x, autocast, dsq.fused_attention)
 
 

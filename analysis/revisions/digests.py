@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import dsq
 from analysis.models import encoder, resnet20
+from dsq.formats import parse_format
 
 Found = Mapping[str, Tensor | int | None]
 Case = tuple[str, Callable[[], Found]]  #: its name, and what computes it
@@ -65,6 +66,8 @@ FORMATS = (
     *(dsq.FixedPoint(bits) for bits in (*range(2, 17), 24)),
     *(dsq.FixedPoint(bits, point) for bits, point in ((2, 0), (4, 2), (8, -3), (8, 4), (16, 10), (16, 100))),
     dsq.Identity(),
+    *(f"sbfp:bits={bits},box=16" for bits in (2, 3, 4, 8)),  # those that dsq does not export
+    *(f"snvint:bits={bits},box=16" for bits in (2, 3, 4, 6)),
 )
 #: shapes and axes; the last are divided between threads
 PLACES = (((257,), -1), ((7, 33), 0), ((64, 128), 1), ((3, 18, 40), 1), ((150, 4099), 0), ((150, 4099), 1))
@@ -78,6 +81,7 @@ def packing() -> Iterator[Case]:
 
 def _pack(fmt: Any, shape: tuple[int, ...], dim: int, dtype: torch.dtype, seed: int | None) -> Found:
     x = torch.randn(shape).to(dtype)
+    fmt = parse_format(fmt) if isinstance(fmt, str) else fmt
     how: dict[str, Any] = {} if seed is None else {"rounding": "stochastic", "seed": seed}
     packed = dsq.pack(x, fmt, dim, **how)
     found = {"quantize": dsq.quantize(x, fmt, dim, **how), "codes": packed.codes, "scales": packed.scales}

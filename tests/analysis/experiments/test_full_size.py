@@ -89,3 +89,6 @@ def test_glue_with_roberta(tmp_path: Path, accept, monkeypatch, task: str, dev: 
     check(row, f"roberta_{task}_table1", "accuracy")
     (log,) = (tmp_path / "out").glob("snvint*/train.log")
     assert f"loading pretrained model from {weights / 'model.pt'}" in log.read_text()
+    pieces = tmp_path / "out" / "data" / "pieces"
+    assert (pieces / "dict.txt").read_bytes() == (weights / "dict.txt").read_bytes()
+    assert (pieces / "train.input0").read_text().startswith("0 14 3 1 14 4\n")  # a _ " b _ 0

@@ -1,0 +1,45 @@
+"""The formats with a signed scale against block floating point: the kernels at 4 bits, and a training step."""
+
+from collections.abc import Iterator
+
+import torch
+
+from analysis.bench.kernels import main_operations
+from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, inside
+from analysis.models import encoder
+from analysis.timing.allocator import keep_freed_memory
+from analysis.timing.race import Race, race
+from analysis.timing.timer import Call
+from dsq.formats import BFP
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
+from dsq.kernels.cpu.library import library
+
+KINDS = (BFP, SignedBFP, SignedNVInt)
+#: values: in cache, and beyond
+SIZES = (1 << 18, 1 << 20, 1 << 24)
+PRECISIONS = ("[4,4,4,16]", "[4,4,4,8]")
+
+
+def races(rounds: int) -> Iterator[Race]:
+    """One of each operation and size, and of the step at each precision. Raises ValueError without the kernels."""
+    sets = list(library().instruction_sets())
+    if not sets:
+        raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
+    torch.manual_seed(0)
+    for size in SIZES:
+        x = torch.randn(size // 512, 512)
+        y = torch.empty_like(x)
+        calls = {kind.name: main_operations(sets[0], x, y, kind(4)) for kind in KINDS}
+        for operation in calls["bfp"]:
+            of_each = {name: operations[operation] for name, operations in calls.items()}
+            yield _race(f"{operation}, {size:,} float32 values", of_each, rounds)
+    keep_freed_memory()
+    model, x = encoder(sdpa=True), torch.randn(BATCH, LENGTH, WIDTH)
+    for levels in PRECISIONS:
+        steps = {kind.name: inside(converted(model, levels=levels, format=kind.name), x) for kind in KINDS}
+        yield _race(f"step of {levels}, six blocks, d {WIDTH}, {BATCH * LENGTH} tokens", steps, rounds)
+
+
+def _race(what: str, calls: dict[str, Call], rounds: int) -> Race:
+    return race(f"{what}, {torch.get_num_threads()} threads", ("bfp", calls.pop("bfp")), calls, rounds)
