@@ -36,8 +36,8 @@ _AT_PLATEAUS: Any = ()
 class DSQConfig:
     """Dynamic stashing quantization of a model.
 
-    The format is ``snvint`` unless told: at 2 to 4 bits it loses less than the paper's ``bfp``, at the same bytes and
-    the same time of a step (docs/formats.md); widths above 6 are ``bfp`` then, which is as good there.
+    The format is ``snvint`` unless told: at 2 to 4 bits it loses less than the paper's ``bfp``, at the same bytes
+    (docs/formats.md, which has its time too); widths above 6 are ``bfp`` then, which is as good there.
 
     Raises ValueError for a value out of its range; warns of widths that were seen to damage training.
     """

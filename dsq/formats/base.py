@@ -18,7 +18,7 @@ WIDEST = 32
 #: values to a box of a block format, unless told
 BOX = 16
 #: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
-#: bits, at the same bytes and the same time (docs/formats.md)
+#: bits, at the same bytes (docs/formats.md)
 DEFAULT = "snvint"
 
 
