@@ -16,8 +16,9 @@ class FixedPoint(Format):
     """Fixed point: one binary point for the whole tensor.
 
     ``fraction_bits`` None places it by the tensor's largest value (dynamic: the grid of BFP with one box); a number
-    leaves it there for good (static: step ``2**-fraction_bits``, values beyond the range are clipped), which is how the
-    paper's fixed-point rows behave. Raises ValueError for bits or fraction bits out of range.
+    leaves it there for good (static: step ``2**-fraction_bits``, values beyond the range are clipped). The paper does
+    not say which it takes; its rows lie between the two (docs/results.md). Raises ValueError for bits or fraction bits
+    out of range.
     """
 
     name: ClassVar[str] = "fixed"
