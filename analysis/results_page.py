@@ -28,7 +28,7 @@ from analysis import ROOT
 from analysis.experiments import report
 from analysis.experiments.ledger.configurations import Configuration, configurations
 from analysis.experiments.ledger.ledger import read_ledger
-from analysis.experiments.plan.experiment import load_experiment
+from analysis.experiments.plan.experiment import RECIPES, load_experiment
 from analysis.experiments.training.flags import FLOAT
 from dsq.command.files import write_text
 from dsq.command.parser import OneLineParser, guarded
@@ -37,7 +37,6 @@ from dsq.command.table import table
 PROG = "python -m analysis.results_page"
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "formats.md")
 RESULTS = ROOT / "analysis" / "results"
-RECIPES = ROOT / "analysis" / "experiments" / "recipes"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 #: of a ledger's table, what other work on the machine decides too
 _HIDDEN = ("minutes",)

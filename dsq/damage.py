@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dsq.precision import Precision
+from dsq.precision import Precision, levels_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,8 @@ def damage(levels: Iterable[Precision], format: str) -> Iterator[str]:
     low = [level for level in levels if borne and any(a < b for a, b in zip(level, borne.least, strict=True))]
     if borne and low:
         bits = f"{borne.least.q0}, {borne.least.q1} and {borne.least.q2} bits of {format} at q0, q1 and q2"
-        yield f"{_text(low)} is below {bits}, the least that training bore: {borne.lost}"
+        yield f"{levels_text(low)} is below {bits}, the least that training bore: {borne.lost}"
     low = [level for level in levels if format == "fixed" and level.q3 < _FIXED_Q3]
     if low:
-        yield f"{_text(low)}: under {_FIXED_Q3} bits of fixed for q3 training can fail, the paper's Appendix C finds"
-
-
-def _text(levels: Iterable[Precision]) -> str:
-    return " ".join(map(str, levels))
+        why = "training can fail, the paper's Appendix C finds"
+        yield f"{levels_text(low)}: under {_FIXED_Q3} bits of fixed for q3 {why}"

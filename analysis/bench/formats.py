@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from analysis.bench.kernels import main_operations
+from analysis.bench.kernels import instruction_sets, main_operations
 from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, inside
 from analysis.models import encoder
 from analysis.timing.allocator import keep_freed_memory
@@ -13,7 +13,6 @@ from analysis.timing.timer import Call
 from dsq.formats import BFP
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.cpu.library import library
 
 KINDS = (BFP, SignedBFP, SignedNVInt)
 #: values: in cache, and beyond
@@ -23,14 +22,12 @@ PRECISIONS = ("[4,4,4,16]", "[4,4,4,8]")
 
 def races(rounds: int) -> Iterator[Race]:
     """One of each operation and size, and of the step at each precision. Raises ValueError without the kernels."""
-    sets = list(library().instruction_sets())
-    if not sets:
-        raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
+    best = instruction_sets()[0]
     torch.manual_seed(0)
     for size in SIZES:
         x = torch.randn(size // 512, 512)
         y = torch.empty_like(x)
-        calls = {kind.name: main_operations(sets[0], x, y, kind(4)) for kind in KINDS}
+        calls = {kind.name: main_operations(best, x, y, kind(4)) for kind in KINDS}
         for operation in calls["bfp"]:
             of_each = {name: operations[operation] for name, operations in calls.items()}
             yield _race(f"{operation}, {size:,} float32 values", of_each, rounds)

@@ -27,9 +27,7 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
 
     Raises ValueError without the kernels.
     """
-    sets = list(library().instruction_sets())
-    if not sets:
-        raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
+    sets = instruction_sets()
     x = torch.randn(values // COLUMNS, COLUMNS)
     y = torch.empty_like(x)
     copy = ("copy_", lambda: y.copy_(x))
@@ -44,6 +42,14 @@ def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
         yield race(title, ("clone", small.clone), allocating(small), rounds)
     peers = dict(_peers(x, y))
     yield race(f"other implementations of 4 bits in boxes, {where}", copy, peers, max(rounds // 4, 3))
+
+
+def instruction_sets() -> list[str]:
+    """Those that the kernels have here, the best first. Raises ValueError without the kernels."""
+    sets = list(library().instruction_sets())
+    if not sets:
+        raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
+    return sets
 
 
 def ceilings(x: Tensor, y: Tensor) -> dict[str, Call]:

@@ -40,8 +40,8 @@ def prepare(name: str, given: Path, out: Path) -> None:
     corpus = CORPORA[name]
     if not given.exists():
         raise ValueError(f"{given}: there is no such file; {name} is made of {corpus.where}")
-    if corpus.sha256 and (found := sha256(given)) != corpus.sha256:
-        raise ValueError(f"{given}: its SHA-256 is {found}, expected {corpus.sha256}, that of {corpus.where}")
+    if corpus.sha256:
+        check_sha256(given, corpus.sha256, corpus.where)
     make_folder(out)
     written: dict[Path, Path] = {}
     try:
@@ -60,10 +60,12 @@ def prepare(name: str, given: Path, out: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def sha256(path: Path) -> str:
-    """Of a file, in hexadecimal digits."""
+def check_sha256(path: Path, expected: str, of: str) -> None:
+    """Raise ValueError where the file is another than ``of``, whose SHA-256 is ``expected``."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ValueError(f"{path}: its SHA-256 is {found}, expected {expected}, that of {of}")
 
 
 def _write(path: Path, lines: Iterable[str]) -> int:

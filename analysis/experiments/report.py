@@ -44,8 +44,9 @@ def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
 
 def _option(one: Configuration, name: str) -> str | None:
     """What the run was given; a threshold only where a plateau ends a level."""
-    plateaus = one.first["levels"].count("[") > 1 and not one.first.get("rise_at")
-    return one.first.get(name) or None if plateaus or name != "threshold" else None
+    if name == "threshold" and (one.first["levels"].count("[") == 1 or one.first.get("rise_at")):
+        return None
+    return one.first.get(name) or None
 
 
 def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Experiment, load_experiment
 from analysis.experiments.plan.runs import PlannedRun, check, plan
 from analysis.experiments.session import data_folder
-from analysis.experiments.session.engines import ELSEWHERE, Engine, Job, LocalJob, Work, submitit_engine
+from analysis.experiments.session.engines import ELSEWHERE, Engine, Job, LocalJob, RunCommand, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
 from costmodel.paper.run_cost import Cost
 from dsq.command.files import make_folder
@@ -85,7 +85,9 @@ class Session:
         command = [sys.executable, "-m", module, *given, "--out", str(folder.path)]
         command += ["--dsq-levels", run.levels, *run.flags]
         print(f"start  {run.name}", flush=True)
-        return StartedRun(run, folder, self.engine(Work(run, self.experiment.data, folder, command, self.environment)))
+        return StartedRun(
+            run, folder, self.engine(RunCommand(run, self.experiment.data, folder, command, self.environment))
+        )
 
     def _ended(self, one: StartedRun) -> bool:
         status = one.job.status()

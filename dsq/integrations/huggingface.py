@@ -80,7 +80,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
             warnings.warn(text, stacklevel=2)
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
-        if saved := self._saved_in(state):
+        if saved := self.saved_in(state, "saved"):
             self.dynamic.load_state_dict(saved)
         self.dynamic.follow(kwargs["lr_scheduler"])
         self._note()
@@ -117,7 +117,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             return
         assert self.dynamic is not None
         best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}")
-        if saved := self._saved_in(best):  # else it is of a run without the callback
+        if saved := self.saved_in(best, "saved"):  # else it is of a run without the callback
             convert_at(self.dynamic.model, saved)
             self._note(saved)
 
@@ -132,11 +132,10 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         """What the trainer writes into its checkpoints."""
         return {"args": self._args, "attributes": {"saved": self.dynamic.state_dict() if self.dynamic else None}}
 
-    def _saved_in(self, state: TrainerState) -> dict[str, Any] | None:
-        """What the callback wrote into the checkpoint that ``state`` is of."""
+    def saved_in(self, state: TrainerState, name: str) -> Any:
+        """The attribute ``name`` of what the callback wrote into the checkpoint that ``state`` is of; None without."""
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
-        saved: dict[str, Any] | None = callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
-        return saved
+        return callbacks.get(type(self).__name__, {}).get("attributes", {}).get(name)
 
     def _note(self, state: dict[str, Any] | None = None) -> None:
         """Let config.json say where the schedule stands, or stood."""

@@ -12,6 +12,7 @@ from torch import distributed, nn
 import dsq.workload
 from dsq.command.files import write_text
 from fairseq_plugin.flags import InputError
+from fairseq_plugin.run import stash
 from fairseq_plugin.run.state import DSQState
 
 FILE = "dsq_history.json"
@@ -30,13 +31,13 @@ def history(state: DSQState) -> dict[str, Any]:
     """
     config = state.config.as_dict()
     del config["levels"]
-    levels = state.scheduler.history()["levels"]
+    levels = stash.history(state.scheduler, state.stash)
     return {
         **config,
         "level": state.scheduler.level,
         "updates": sum(level["updates"] for level in levels),
         "tokens": sum(level["tokens"] for level in levels),
-        "levels": [{**level, **stash.mean()} for level, stash in zip(levels, state.stash, strict=True)],
+        "levels": levels,
         "validations": [
             {**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in state.validations
         ],

@@ -49,6 +49,12 @@ def sampled(levels: list[Measured], scheduler: dsq.PrecisionScheduler, model: nn
     levels[level] += found
 
 
+def history(scheduler: dsq.PrecisionScheduler, found: list[Measured]) -> list[dict[str, Any]]:
+    """The work at each level, as ``scheduler.history`` has it, with the stash ``found`` there."""
+    levels = scheduler.history()["levels"]
+    return [{**level, **one.mean()} for level, one in zip(levels, found, strict=True)]
+
+
 @contextlib.contextmanager
 def measured(model: nn.Module) -> Iterator[Measured]:
     """Measure the forward passes of ``model`` within the block; the result is complete when the block ends.

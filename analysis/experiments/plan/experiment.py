@@ -30,6 +30,7 @@ from typing import Any
 
 from dsq.arguments import choice, flag, number, whole_number
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 KINDS = ("generated", "parallel", "labelled", "finetuning")
 Scalar = str | int | float | bool
 
@@ -93,8 +94,7 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Experiment:
             _change(content, change)
         return dataclasses.replace(_experiment(path.stem, content), changes=tuple(changes))
     except FileNotFoundError:
-        recipes = Path(__file__).parents[1] / "recipes"
-        raise ValueError(f"{path}: there is no such file; recipes are in {recipes}") from None
+        raise ValueError(f"{path}: there is no such file; recipes are in {RECIPES}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -8,7 +8,7 @@ from typing import Any
 from analysis.corpus.generate import write
 from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Data
-from analysis.experiments.prepare import sha256
+from analysis.experiments.prepare import check_sha256
 from analysis.experiments.training.results import write_json
 from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder
@@ -33,11 +33,11 @@ def check_present(data: Data) -> None:
         raise ValueError(f"data.path {data.path}: there is no such folder; give --data DIR. {data.get}".strip())
     needed = finetune.PRETRAINED if data.kind == "finetuning" else glue.PRETRAINED
     for name in needed if data.pretrained else ():
-        path, expected = Path(data.pretrained) / name, glue.SHA256.get(name)
+        path = Path(data.pretrained) / name
         if not path.is_file():
             raise ValueError(f"data.pretrained {data.pretrained}: there is no {name}. {data.get}".strip())
-        if expected and (found := sha256(path)) != expected:
-            raise ValueError(f"{path}: its SHA-256 is {found}, expected {expected}, that of GPT-2's")
+        if name in glue.SHA256:
+            check_sha256(path, glue.SHA256[name], "GPT-2's")
 
 
 def prepare(data: Data, folder: Path) -> None:

@@ -22,7 +22,7 @@ ELSEWHERE = os.EX_TEMPFAIL
 
 
 @dataclass(frozen=True)
-class Work:
+class RunCommand:
     """A run and the command that trains it, or goes on with it."""
 
     run: PlannedRun
@@ -33,7 +33,7 @@ class Work:
 
 
 class Job(Protocol):
-    """What is to do a Work, or did."""
+    """What runs a RunCommand, or did."""
 
     def status(self) -> int | None:
         """The exit status of its process, or ELSEWHERE; None before."""
@@ -42,24 +42,24 @@ class Job(Protocol):
         """End it and what it started."""
 
 
-Engine = Callable[[Work], Job]
+Engine = Callable[[RunCommand], Job]
 
 
 class LocalJob:
     """An Engine: a process of this machine, in a group of its own."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, given: RunCommand) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
-        with work.folder.locked() as lock:
-            if lock is None or work.folder.results:  # another command may have finished it meanwhile
+        with given.folder.locked() as lock:
+            if lock is None or given.folder.results:  # another command may have finished it meanwhile
                 self._status = ELSEWHERE if lock is None else 0
                 return
-            work.folder.start(work.run, work.data, place(work.data))
-            with work.folder.log.open("ab") as log:
+            given.folder.start(given.run, given.data, place(given.data))
+            with given.folder.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    work.command,
-                    env={**os.environ, **work.environment},
+                    given.command,
+                    env={**os.environ, **given.environment},
                     cwd=ROOT,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -106,12 +106,12 @@ def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
     executor = submitit.AutoExecutor(folder=folder)
     numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
     executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
-    return lambda work: SubmititJob(executor.submit(run_here, work))
+    return lambda given: SubmititJob(executor.submit(run_here, given))
 
 
-def run_here(work: Work) -> int | None:
-    """Do the work to its end on the machine that this is called on; its exit status, or ELSEWHERE."""
-    job = LocalJob(work)
+def run_here(given: RunCommand) -> int | None:
+    """Run the command to its end on the machine that this is called on; its exit status, or ELSEWHERE."""
+    job = LocalJob(given)
     try:
         return job.wait()
     finally:

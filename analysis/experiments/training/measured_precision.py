@@ -19,13 +19,11 @@ class MeasuredPrecision(PrecisionCallback):
     def history(self) -> dict[str, Any]:
         """What results.json has of the schedule."""
         assert self.dynamic is not None
-        levels = self.dynamic.scheduler.history()["levels"]
-        with_stash = [{**level, **found.mean()} for level, found in zip(levels, self.stash, strict=True)]
-        return self.config.as_dict() | {"levels": with_stash}
+        return self.config.as_dict() | {"levels": stash.history(self.dynamic.scheduler, self.stash)}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        if saved := state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("stash"):
+        if saved := self.saved_in(state, "stash"):
             self.stash = [stash.Measured(**found) for found in saved]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

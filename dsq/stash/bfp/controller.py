@@ -54,10 +54,13 @@ class Bfp(Controller):
 
         Raises ValueError for a box that no format has, or that this one has not.
         """
-        q1 = next((module.quantizers.q1 for module in self.model.modules() if isinstance(module, Quantised)), None)
         bits = self.bits
         if bits is None and self.scheduler is not None:
             bits = self.scheduler.precision.q1
+        q1 = None
+        if bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
+            layers = (module for module in self.model.modules() if isinstance(module, Quantised))
+            q1 = next((layer.quantizers.q1 for layer in layers), None)
         if bits is None:
             bits = LEAST if q1 is None else max(LEAST, q1.bits)
         if q1 is not None and self.format_name is None and self.box is None:

@@ -9,10 +9,10 @@ pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis.experiments import glue, prepare, report, run
 from analysis.experiments.ledger.ledger import Row, read_ledger
+from analysis.experiments.plan.experiment import RECIPES
 from tests.analysis.experiments import archives
 from tests.fairseq_plugin.harness import sentence_pairs
 
-RECIPES = Path(run.__file__).parent / "recipes"
 ENCODER = ("encoder-layers=1", "encoder-embed-dim=16", "encoder-ffn-embed-dim=16", "encoder-attention-heads=2")
 DECODER = tuple(size.replace("encoder", "decoder") for size in ENCODER)
 TRANSLATION = ("data.vocab=60", "data.beam=1", *(f"training.{size}" for size in (*ENCODER, *DECODER)))

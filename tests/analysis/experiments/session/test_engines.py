@@ -10,7 +10,7 @@ import pytest
 
 from analysis.experiments.plan.experiment import Data
 from analysis.experiments.plan.runs import PlannedRun
-from analysis.experiments.session.engines import ELSEWHERE, Job, LocalJob, Work, run_here, submitit_engine
+from analysis.experiments.session.engines import ELSEWHERE, Job, LocalJob, RunCommand, run_here, submitit_engine
 from analysis.experiments.session.run_folder import RunFolder
 
 #: says so in its folder, and waits for a file there
@@ -24,9 +24,9 @@ while not (folder / "end").exists():
 """
 
 
-def work(folder: Path, *command: str, **environment: str) -> Work:
+def work(folder: Path, *command: str, **environment: str) -> RunCommand:
     run = PlannedRun("x", "", None, {"levels": "none"}, 1, {})
-    return Work(run, Data("generated"), RunFolder(folder / "x"), command, environment)
+    return RunCommand(run, Data("generated"), RunFolder(folder / "x"), command, environment)
 
 
 def python(text: str, *arguments: Path) -> list[str]:
