@@ -81,6 +81,11 @@ class PrecisionScheduler:
     def precision(self) -> Precision:
         return self.levels[self.level]
 
+    @property
+    def updates(self) -> int:
+        """Those recorded, of all levels."""
+        return sum(work.updates for work in self.work)
+
     def step(self, loss: float) -> bool:
         """Take note of a validation loss; True if the level rose. A NaN is no improvement.
 
@@ -111,18 +116,23 @@ class PrecisionScheduler:
         updates, tokens = _count("updates", updates), _count("tokens", tokens)
         self.work[self.level].updates += updates
         self.work[self.level].tokens += tokens
-        before, done = self.level, sum(work.updates for work in self.work)
-        while self.level < len(self.rise_at) and done >= self.rise_at[self.level]:
+        before = self.level
+        while self.level < len(self.rise_at) and self.updates >= self.rise_at[self.level]:
             self.level += 1
         return self.level > before
 
-    def restarted(self, update: int, total_updates: int | None = None) -> int:
+    def restarted(self, update: int, total_updates: int | None = None, before: int = 0) -> int:
         """The update of the learning rate's schedule to take at ``update``, where that schedule starts again at each
         rise: all of it in the updates that are left of ``total_updates``; without a total, at the pace it had.
+
+        ``before``: updates that were not recorded, because they were made before this schedule began.
         """
-        began = sum(work.updates for work in self.work[: self.level])
+        if not self.level:
+            return update
+        began = before + sum(work.updates for work in self.work[: self.level])
+        since = max(update - began, 0)  # updates that a loss scaler skipped are recorded, and step no learning rate
         left = (total_updates or 0) - began
-        return (update - began) * total_updates // left if total_updates and left > 0 else update - began
+        return since * total_updates // left if total_updates and left > 0 else since
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on as an unbroken one would."""

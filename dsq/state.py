@@ -101,16 +101,24 @@ class DynamicPrecision:
     def follow(self, lr_scheduler: LRScheduler) -> None:
         """Let the learning rate do at a rise what ``lr_at_rise`` says; nothing where it says "keep".
 
-        ``lr_scheduler``: a LambdaLR, whose functions are given the update to take. Raises TypeError for another.
+        ``lr_scheduler``: a LambdaLR that is stepped once an update; its functions are given the update to take. Raises
+        TypeError for another class; a step after a rise raises ValueError where it counts something else than updates.
         """
         if self.config.lr_at_rise == "keep":
             return
         if not isinstance(lr_scheduler, LambdaLR):
             raise TypeError(f"lr_scheduler must be a LambdaLR for lr_at_rise='restart', got {type(lr_scheduler)}")
         lr_scheduler.lr_lambdas = [
-            lambda update, rate=rate: rate(self.scheduler.restarted(update, self._total_updates))  # type: ignore[misc]
+            lambda update, rate=rate: rate(self._restarted(update))  # type: ignore[misc]
             for rate in lr_scheduler.lr_lambdas
         ]
+
+    def _restarted(self, update: int) -> int:
+        done = self.scheduler.updates
+        if self.scheduler.level and abs(update - done) > 1 + done / 2:  # some may have been skipped
+            got = f"got step {update} at update {done}"
+            raise ValueError(f"lr_scheduler must be stepped once an update for lr_at_rise='restart', {got}")
+        return self.scheduler.restarted(update, self._total_updates)
 
     def metrics(self) -> dict[str, float]:
         """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw."""

@@ -42,7 +42,10 @@ class PrecisionCallback(Callback):
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint. Warns where the level follows validations and there will be none."""
+        """Take the level of the checkpoint. Warns where the level follows validations and there will be none.
+
+        Raises TypeError, ValueError for a schedule of the learning rate that cannot start again at a rise.
+        """
         assert self.dynamic is not None
         if self.config.follows_validation and not trainer.enable_validation:
             text = "the level cannot rise without validations: give fit a val_dataloader, or DSQConfig(rise_at=...)"
@@ -50,8 +53,11 @@ class PrecisionCallback(Callback):
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
-        for lr_scheduler in trainer.lr_scheduler_configs:
-            self.dynamic.follow(lr_scheduler.scheduler)
+        for given in trainer.lr_scheduler_configs:
+            if self.dynamic.config.lr_at_rise == "restart" and (given.interval, given.frequency) != ("step", 1):
+                got = f"{given.interval!r} and {given.frequency}"
+                raise ValueError(f"interval and frequency must be 'step' and 1 for lr_at_rise='restart', got {got}")
+            self.dynamic.follow(given.scheduler)
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

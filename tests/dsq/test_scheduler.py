@@ -119,6 +119,8 @@ def test_a_learning_rate_that_restarts_at_a_rise_runs_through_what_is_left():
     scheduler.record(4)
     assert [scheduler.restarted(update, total_updates=10) for update in (4, 7, 10)] == [0, 5, 10]
     assert [scheduler.restarted(update) for update in (4, 7, 10)] == [0, 3, 6]
+    assert scheduler.restarted(3, total_updates=10) == 0  # one of the four recorded was skipped
+    assert [scheduler.restarted(update, total_updates=30, before=20) for update in (24, 27, 30)] == [0, 15, 30]
 
 
 def test_a_resumed_scheduler_rises_when_an_unbroken_one_does():

@@ -99,6 +99,23 @@ def test_the_learning_rate_restarts_at_a_rise_where_the_config_says_so():
     assert rates(lr_at_rise="restart") == [0.875, 0.75, 0.625, 1.0, 0.75, 0.5, 0.25, 0.0]
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_learning_rate_that_is_not_stepped_once_an_update_cannot_restart(steps):
+    """As after each epoch, or by accelerate, which steps once a process."""
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=8, lr_at_rise="restart")
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=16)
+    optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)
+    dynamic.follow(decay)
+    for _ in range(8):
+        optimizer.step()
+        for _ in range(steps):
+            decay.step()
+        dynamic.record()
+    with pytest.raises(ValueError, match=f"must be stepped once an update .* got step {8 * steps + 1} at update 8"):
+        decay.step()
+
+
 def test_only_a_learning_rate_of_functions_can_restart():
     config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", lr_at_rise="restart")
     dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)

@@ -156,6 +156,40 @@ def test_the_learning_rate_restarts_where_the_config_says_so(tmp_path):
     assert seen == [1.0, 0.75, 0.5, 0.5]  # the third is set before the rise, the fourth is the schedule's own third
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_the_learning_rate_restarts_in_lightning_too(interval):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.rates = Net(), []
+
+        def training_step(self, batch):
+            self.rates.append(self.optimizers().param_groups[0]["lr"])
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            sgd = torch.optim.SGD(self.parameters(), lr=1.0)
+            decay = torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / 4)
+            return {"optimizer": sgd, "lr_scheduler": {"scheduler": decay, "interval": interval}}
+
+    module = Module()
+    restarting = dsq.DSQConfig(OPTIONS["levels"], rise_at=2, lr_at_rise="restart")
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[PrecisionCallback(restarting)],
+    )  # fmt: skip
+    if interval == "step":
+        trainer.fit(module, loader(True))
+        assert module.rates == [1.0, 0.75, 0.5, 0.5]  # as in Hugging Face's
+    else:  # Lightning's default: the rate would be that of update 2 of epoch 1
+        with pytest.raises(ValueError, match=r"must be 'step' and 1 for lr_at_rise='restart', got 'epoch' and 1"):
+            trainer.fit(module, loader(True))
+
+
 def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
     pytest.importorskip("accelerate")
     lightning = pytest.importorskip("lightning.pytorch")
