@@ -113,7 +113,8 @@ def check_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
 
 
 def _moment(value: Any) -> float:
-    fraction = isinstance(value, float) and 0 < value < 1
-    if not fraction and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value % 1):
+    """``value``. 1.0 is refused: it may stand for the first update or for the end of the run."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and not (isinstance(value, float) and 0 < value < 1):
         raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
-    return value if fraction else int(value)
+    return value  # type: ignore[no-any-return]
