@@ -43,8 +43,10 @@ class DSQTask(FairseqTask):
     dsq_reset = False
     dsq_save_dir = ""
     dsq_total_updates = 0  #: of the run, from the first epoch on; 0: nothing bounds it
+    dsq_updates_before = 0  #: without DSQ, in the checkpoint that it began from
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
+    _dsq_trainer: Callable[[], Any]  #: weak, as the trainer has the task
     _validation_is_new = False
     _described = False
 
@@ -82,7 +84,7 @@ class DSQTask(FairseqTask):
         if not self._described and "net_input" in sample:
             self._described = True
             workload = write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
-            cost = predicted(state.config.as_dict(), workload, self.dsq_total_updates)
+            cost = predicted(state.config.as_dict(), workload, self.dsq_updates)
             logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
         with stash.sampled(state.stash, state.scheduler, model):
             return super().train_step(sample, model, *args, **kwargs)
@@ -95,8 +97,8 @@ class DSQTask(FairseqTask):
         if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
-                done = sum(work.updates for work in state.scheduler.work)
-                rise(state, self._dsq_model(), before, done, "as --dsq-rise-at says")
+                rise(state, self._dsq_model(), before, state.scheduler.updates, "as --dsq-rise-at says")
+                self._set_learning_rate()
         metrics.log_scalar("dsq_level", state.scheduler.level, weight=0, priority=150)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
@@ -111,7 +113,18 @@ class DSQTask(FairseqTask):
         self._validation_is_new = False
         # stats["loss"] is rounded for the log; the meter is not, and it has summed up all workers
         step_schedule(self.dsq_state, model, stats["num_updates"], float(agg["loss"].avg))
+        self._set_learning_rate()
         write_history(self.dsq_state, self.dsq_save_dir)
+
+    @property
+    def dsq_updates(self) -> int:
+        """Those of ``dsq_total_updates`` that are made with DSQ; 0: nothing bounds them."""
+        return self.dsq_total_updates and max(self.dsq_total_updates - self.dsq_updates_before, 1)
+
+    def _set_learning_rate(self) -> None:
+        """That of the next update, after a rise: a run that is resumed there begins with it."""
+        if self.dsq_state is not None and self.dsq_state.config.lr_at_rise == "restart":
+            self._dsq_trainer().lr_step_update()
 
 
 def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None:
@@ -183,12 +196,14 @@ def _check_metric(get_valid_stats: Callable) -> Callable:
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
     """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
     state = getattr(trainer.task, "dsq_state", None)
-    if trainer.is_data_parallel_master and (state is None or not any(work.updates for work in state.scheduler.work)):
+    if trainer.is_data_parallel_master and (state is None or not state.scheduler.updates):
         set_aside(cfg.save_dir)
     if state is not None:
         _, epochs = loaded
-        trainer.task.dsq_total_updates = total_updates(trainer.cfg.optimization, len(epochs))
-        state.set_total_updates(trainer.task.dsq_total_updates)
+        task = trainer.task
+        task.dsq_total_updates = total_updates(trainer.cfg.optimization, len(epochs))
+        task.dsq_updates_before = trainer.get_num_updates() - state.scheduler.updates
+        state.set_total_updates(task.dsq_updates)
         trainer.lr_step_update()  # the learning rate may hang on it, too
 
 
@@ -198,7 +213,10 @@ def _follow(_: None, trainer: Trainer) -> None:
     if state is None or state.config.lr_at_rise == "keep":
         return
     task, step = trainer.task, trainer._lr_scheduler.step_update
-    trainer._lr_scheduler.step_update = lambda update: step(state.scheduler.restarted(update, task.dsq_total_updates))
+    task._dsq_trainer = weakref.ref(trainer)
+    trainer._lr_scheduler.step_update = lambda update: step(
+        state.scheduler.restarted(update, task.dsq_total_updates, task.dsq_updates_before)
+    )
 
 
 def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:

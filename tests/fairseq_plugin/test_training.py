@@ -197,10 +197,29 @@ def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_p
 
 def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
-    schedule = ["--lr", 1.0, "--lr-scheduler", "polynomial_decay", "--total-num-update", 8, "--max-update", 8]
-    given = [*schedule, "--log-format", "json", "--log-interval", 1, "--no-save", "--disable-validation"]
-    run("train", data, *MODEL, *given, "--save-dir", tmp_path, "--dsq-levels", LEVELS, "--dsq-rise-at", 4,
-        "--dsq-lr-at-rise", "restart")  # fmt: skip
-    inner = [json.loads(line) for line in caplog.messages if line.startswith("{") and '"lr"' in line]
-    rates = [float(line["lr"]) for line in inner if "lr" in line]
-    assert rates == [0.875, 0.75, 0.625, 0.5, 0.75, 0.5, 0.25, 0.0]
+    schedule = ["--lr", 0.008, "--lr-scheduler", "polynomial_decay", "--total-num-update", 8, "--max-update", 8]
+    given = [*MODEL, *schedule, "--log-format", "json", "--log-interval", 1, "--disable-validation",
+             "--save-interval-updates", 4, "--dsq-levels", LEVELS, "--dsq-rise-at", 4, "--dsq-lr-at-rise", "restart"]  # fmt: skip
+
+    def rates(folder: Path) -> list[float]:
+        """Those that each update leaves to the next one."""
+        caplog.clear()
+        run("train", data, *given, "--save-dir", folder)
+        inner = [json.loads(line) for line in caplog.messages if line.startswith('{"') and '"lr"' in line]
+        return [float(line["lr"]) for line in inner if "lr" in line]
+
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert rates(whole) == [0.007, 0.006, 0.005, 0.008, 0.006, 0.004, 0.002, 0.0]
+    resumed.mkdir()
+    (whole / "checkpoint_1_4.pt").rename(resumed / "checkpoint_last.pt")  # of the update of the rise
+    assert rates(resumed) == [0.006, 0.004, 0.002, 0.0]
+    ends = [torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"] for folder in (whole, resumed)]
+    assert all(torch.equal(a, b) for a, b in zip(*map(dict.values, ends), strict=True) if isinstance(a, torch.Tensor))
+
+
+def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Path, tmp_path: Path) -> None:
+    given = [*MODEL, "--disable-validation", "--save-dir", tmp_path]
+    run("train", data, *given, "--max-update", 3)
+    run("train", data, *given, "--max-update", 7, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5)
+    levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    assert [level["updates"] for level in levels] == [2, 2]
