@@ -105,14 +105,19 @@ class DSQConfig:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "DSQConfig":
-        """The config that ``as_dict`` gave. Raises ValueError for a field that there is none of, or out of range."""
+        """The config that ``as_dict`` gave, without its warnings: they were given with the first one.
+
+        Raises ValueError for a field that there is none of, or out of range.
+        """
         known = [field.name for field in fields(DSQConfig)]
         if not isinstance(values, dict):
             raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")
-        return DSQConfig(**values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return DSQConfig(**values)
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
         """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""

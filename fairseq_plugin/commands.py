@@ -36,10 +36,10 @@ def check_training(arguments: list[str]) -> None:
     if not _installed():
         raise ValueError(INSTALL)
     options = importlib.import_module("fairseq.options")
-    from fairseq_plugin.flags import config_of
+    from fairseq_plugin.flags import check
 
     with mock.patch.object(argparse.ArgumentParser, "error", _raise):
-        config_of(options.parse_args_and_arch(options.get_training_parser(), arguments))
+        check(options.parse_args_and_arch(options.get_training_parser(), arguments))
 
 
 def _raise(_: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -157,6 +157,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             )
 
 
+def check(options: object) -> None:
+    """Raise InputError where ``config_of`` does; log nothing."""
+    logger.disabled = True
+    try:
+        config_of(options)
+    finally:
+        logger.disabled = False
+
+
 def config_of(options: object) -> DSQConfig | None:
     """The DSQConfig that ``options`` (argparse's namespace or a task's config) ask for; None without --dsq-levels.
 

@@ -9,7 +9,7 @@ from torch import nn
 import dsq
 from dsq.precision import levels_text
 from fairseq_plugin.flags import InputError
-from fairseq_plugin.run.state import KEY, NAME, DSQState, check_same, config_from
+from fairseq_plugin.run.state import KEY, NAME, DSQState, check_same
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def _before_load(
     if state is not None:
         check_same(state.config, saved["config"])
     elif inference:
-        _convert(model, config_from(saved["config"]))
+        _convert(model, dsq.DSQConfig.from_dict(saved["config"]))
     else:
         raise InputError(
             f"--dsq-levels is absent, but the checkpoint was trained with {_levels(saved)}: give these levels, "
@@ -68,4 +68,4 @@ def _after_load(model: nn.Module, _: object, inference: bool) -> None:
 
 
 def _levels(saved: dict[str, Any]) -> str:
-    return f'--dsq-levels "{levels_text(config_from(saved["config"]).levels)}"'
+    return f'--dsq-levels "{levels_text(dsq.DSQConfig.from_dict(saved["config"]).levels)}"'

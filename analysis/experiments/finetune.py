@@ -55,7 +55,9 @@ def _training_parser() -> argparse.ArgumentParser:
 
 def check_flags(levels: str, flags: Sequence[str]) -> None:
     """Raise ValueError where the training could not be given these flags."""
-    _training(levels, flags)
+    from fairseq_plugin.flags import check
+
+    check(_training(levels, flags))
 
 
 def _training(levels: str, flags: Sequence[str]) -> argparse.Namespace:
@@ -99,7 +101,7 @@ def _trainer(
     import transformers
 
     from analysis.experiments.training.measured_precision import MeasuredPrecision
-    from fairseq_plugin.flags import config_of
+    from fairseq_plugin.flags import config_of, quiet
 
     transformers.set_seed(given.seed)
     transformers.logging.set_verbosity_error()  # that the head is new
@@ -109,7 +111,7 @@ def _trainer(
     callback = None
     if config:
         options = {name: value for name, value in config.as_dict().items() if name != "levels"}
-        callback = MeasuredPrecision(levels_text(config.levels), **options)
+        callback = quiet(MeasuredPrecision, levels_text(config.levels), **options)  # config_of has warned
     arguments = transformers.TrainingArguments(
         output_dir=str(out),
         per_device_train_batch_size=given.batch_size,

@@ -74,14 +74,9 @@ class DSQState(nn.Module):
         self.validations = list(state["validations"])
 
 
-def config_from(saved: dict[str, Any]) -> dsq.DSQConfig:
-    """The config whose ``as_dict`` is ``saved``, without its warnings."""
-    return quiet(dsq.DSQConfig.from_dict, saved)
-
-
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
     """Raises InputError where a run with ``config`` cannot go on from a checkpoint whose config is ``saved``."""
-    theirs = config_from(saved).as_dict()
+    theirs = dsq.DSQConfig.from_dict(saved).as_dict()
     for name, value in config.as_dict().items():
         if name not in _FREE and value != theirs[name]:
             raise InputError(

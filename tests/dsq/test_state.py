@@ -99,6 +99,14 @@ def test_the_learning_rate_restarts_at_a_rise_where_the_config_says_so():
     assert rates(lr_at_rise="restart") == [0.875, 0.75, 0.625, 1.0, 0.75, 0.5, 0.25, 0.0]
 
 
+def test_what_was_warned_of_once_is_not_when_a_state_is_loaded():
+    with pytest.warns(UserWarning, match="may damage training"):
+        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[2,2,2,16]"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dynamic.load_state_dict(dynamic.state_dict())
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_learning_rate_that_is_not_stepped_once_an_update_cannot_restart(steps):
     """As after each epoch, or by accelerate, which steps once a process."""

@@ -198,8 +198,8 @@ def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_p
 def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     schedule = ["--lr", 0.008, "--lr-scheduler", "polynomial_decay", "--total-num-update", 8, "--max-update", 8]
-    given = [*MODEL, *schedule, "--log-format", "json", "--log-interval", 1, "--disable-validation",
-             "--save-interval-updates", 4, "--dsq-levels", LEVELS, "--dsq-rise-at", 4, "--dsq-lr-at-rise", "restart"]  # fmt: skip
+    given = [*MODEL, *schedule, "--log-format", "json", "--disable-validation", "--save-interval-updates", 4]
+    given += ["--dsq-levels", LEVELS, "--dsq-rise-at", 4, "--dsq-lr-at-rise", "restart"]
 
     def rates(folder: Path) -> list[float]:
         """Those that each update leaves to the next one."""

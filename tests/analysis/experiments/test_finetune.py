@@ -50,6 +50,11 @@ def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.Captu
     assert results["majority"] == 50
 
 
+def test_what_no_training_could_use_is_refused_in_the_plan() -> None:
+    with pytest.raises(ValueError, match="--dsq-rise-at must be 0 numbers for 1 levels, got 1"):
+        finetune.check_flags("[4,4,4,8]", ["--dsq-rise-at", "0.8"])
+
+
 def test_epochs_have_a_part_at_which_the_level_rises(folder: Path) -> None:
     schedule = ["--dsq-levels", "[4,4,4,16] [16,4,4,16]", "--dsq-rise-at", "0.75"]
     assert command(folder, "--max-epoch", "2", *schedule) == 0

@@ -221,12 +221,13 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     assert "| [2,2,2,16] [16,4,4,16] |" in (out / "report.md").read_text()
 
 
-def test_the_plan_is_printed_and_nothing_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_plan_is_printed_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture, caplog) -> None:
     path = recipe(tmp_path, HEAD + GRID)
     assert run.main([str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "bfp_2-2-2-16_16-4-4-16_at0.5_seed2" in said
     assert "6 runs." in said
+    assert caplog.messages == []  # each run's own log warns of its levels
     assert not (tmp_path / "out").exists()
 
 
