@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -69,6 +69,19 @@ def make_folder(out: Path) -> None:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise ValueError(f"--out {out}: {error.strerror}; give a directory that can be written to") from None
+
+
+@contextlib.contextmanager
+def turn_at(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for ``folder``, which exists."""
+    import fcntl  # of Unix alone, as are the commands that share folders
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def refuse_used(out: Path, otherwise: str = "") -> None:

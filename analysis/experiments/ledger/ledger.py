@@ -2,7 +2,6 @@
 space."""
 
 import csv
-import fcntl
 import os
 import platform
 import shlex
@@ -16,7 +15,7 @@ from analysis.experiments.plan.costs import level_costs
 from analysis.experiments.plan.experiment import Data, Experiment
 from analysis.experiments.plan.runs import PlannedRun
 from costmodel.paper.run_cost import weighed
-from dsq.command.files import write_text
+from dsq.command.files import turn_at, write_text
 from dsq.command.processor import processor
 from dsq.command.table import as_csv
 
@@ -103,14 +102,10 @@ def add_row(path: Path, new: Row) -> None:
 
     Processes take turns: several may be at one ledger's runs.
     """
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with turn_at(path.parent):
         rows = {(one["recipe"], one["run"]): one for one in (read_ledger(path) if path.exists() else [])}
         rows[new["recipe"], new["run"]] = new
         write_text(path, as_csv(list(rows.values())))
-    finally:
-        os.close(folder)
 
 
 def _joined(values: Any) -> str:

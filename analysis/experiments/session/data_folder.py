@@ -11,7 +11,7 @@ from analysis.experiments.plan.experiment import Data
 from analysis.experiments.prepare import check_sha256
 from analysis.experiments.training.results import write_json
 from analysis.experiments.training.translation import Translation
-from dsq.command.files import make_folder
+from dsq.command.files import make_folder, turn_at
 
 #: fields of Data that say where the text lies, not what it is
 _WHEREABOUTS = ("path", "get")
@@ -41,11 +41,16 @@ def check_present(data: Data) -> None:
 
 
 def prepare(data: Data, folder: Path) -> None:
-    """Fill ``folder`` for the runs, where that is still to be done. Raises ValueError."""
+    """Fill ``folder`` for the runs, where that is still to be done; processes take turns. Raises ValueError."""
+    make_folder(folder)
+    with turn_at(folder):
+        _prepare(data, folder)
+
+
+def _prepare(data: Data, folder: Path) -> None:
     record = folder / "data.json"
     if record.exists() and not same(json.loads(record.read_text(encoding="utf-8")), data):
         raise ValueError(f"{folder}: was prepared with other settings than the recipe's data: give another --out")
-    make_folder(folder)
     if data.kind == "generated" and not record.exists():
         write(folder / "text", data.sentences, data.held_out, data.corpus_seed)
     if data.translates:
