@@ -16,6 +16,7 @@ A table stands between two comments of a page, of which the first says what it i
 """
 
 import csv
+import inspect
 import re
 import shlex
 import sys
@@ -37,7 +38,7 @@ from dsq.command.table import table
 PROG = "python -m analysis.results_page"
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "formats.md")
 RESULTS = ROOT / "analysis" / "results"
-_TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
 #: of a ledger's table, what other work on the machine decides too
 _HIDDEN = ("minutes",)
 
@@ -51,6 +52,10 @@ def _table(words: list[str], pictures: bool) -> str:
     kind, *given = words
     if kind not in _KINDS:
         raise ValueError(f"table: {' '.join(words)}: accepted are {', '.join(_KINDS)}")
+    try:
+        inspect.signature(_KINDS[kind]).bind(*given, draw=pictures)
+    except TypeError as error:
+        raise ValueError(f"table: {' '.join(words)}: {error}") from None
     return _KINDS[kind](*given, draw=pictures)
 
 
@@ -70,13 +75,16 @@ def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
 
 def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: bool) -> str:
     """``down``, ``across``: the columns of the ledger that tell the table's rows and columns."""
-    group = _group(file, recipe)
-    reference = next(one for one in group if one.is_float)
+    group, reference = _group_and_fp32(file, recipe)
     rows: dict[str, dict[str, Any]] = {}
     for one in group:
         if any(fnmatchcase(one.name, glob) for glob in globs) and one.differences(reference):
-            row = rows.setdefault(one.first[down], {down: one.first[down]})
-            row[one.first[across]] = _cell(one.differences(reference))
+            name, column = one.first.get(down), one.first.get(across)
+            if not name or not column or column in rows.get(name, ()):
+                raise ValueError(f"{file}: {one.name} has no cell of its own at {down} {name}, {across} {column}")
+            rows.setdefault(name, {down: name})[column] = _cell(one.differences(reference))
+    if not rows:
+        raise ValueError(f"{file}: holds no run of {recipe!r} beside fp32 that matches {' '.join(globs)}")
     names = sorted({name for row in rows.values() for name in row} - {down}, key=_numbers)
     return table(list(rows.values()), {down: "", **dict.fromkeys(names, "")}, markdown=True)
 
@@ -89,10 +97,9 @@ def _cell(differences: list[float]) -> str:
 
 def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
     """``published``: a recipe that holds the paper's scores; the runs of ``recipe`` at its levels stand beside."""
-    group = _group(file, recipe)
-    reference = next(one for one in group if one.is_float)
+    group, reference = _group_and_fp32(file, recipe)
     printed = load_experiment(RECIPES / f"{published}.toml").runs
-    best = next(row.paper for row in printed if row.options["levels"] == [FLOAT])
+    best = next((row.paper for row in printed if row.options["levels"] == [FLOAT]), None)
     rows: list[dict[str, Any]] = []
     for row in printed:
         told: dict[str, Any] = {name: values[0] for name, values in row.options.items() if name in ("format", "levels")}
@@ -126,6 +133,14 @@ def _group(file: str, recipe: str) -> list[Configuration]:
     return groups[recipe]
 
 
+def _group_and_fp32(file: str, recipe: str) -> tuple[list[Configuration], Configuration]:
+    group = _group(file, recipe)
+    reference = next((one for one in group if one.is_float), None)
+    if reference is None:
+        raise ValueError(f"{file}: holds no run of {recipe!r} in floating point to compare with")
+    return group, reference
+
+
 def _stash(file: str, draw: bool) -> str:
     import pandas as pd
 
@@ -138,7 +153,10 @@ def _file(file: str, *columns: str, draw: bool) -> str:
     """``columns``: their names, and after a colon how numbers are written."""
     specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
     with (RESULTS / file).open(newline="", encoding="utf-8") as text:
-        rows = [{name: _read(row[name], spec) for name, spec in specs.items()} for row in csv.DictReader(text)]
+        reader = csv.DictReader(text)
+        if absent := set(specs) - set(reader.fieldnames or ()):
+            raise ValueError(f"{file}: has no column {min(absent)!r}, but {', '.join(reader.fieldnames or ())}")
+        rows = [{name: _read(row[name], spec) for name, spec in specs.items()} for row in reader]
     return table(rows, specs, markdown=True)
 
 

@@ -58,6 +58,8 @@ def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert written.startswith("Before.\n\n<!--")
     assert written.endswith("<!-- end -->\n\nAfter.\n")
     assert results_page.written(written) == written
+    unclosed = page.replace("<!-- end -->", "")
+    assert results_page.written(unclosed + page) == unclosed + written  # what is between the two tables stays
     recipe = ['[data]\nkind = "generated"', '[[runs]]\nlevels = "none"\npaper = 30.0']
     recipe += [f'[[runs]]\nformat = "bfp"\nlevels = "[{bits},16]"\npaper = 29.0' for bits in ("4,4,4", "2,2,2")]
     (tmp_path / "table.toml").write_text("\n".join(recipe))
@@ -72,9 +74,20 @@ def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines() if "|" in line]
     assert cells[::2] == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]
     assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0 to +4.5)"
+    with (tmp_path / "ledger.csv").open("a") as file:
+        file.write(
+            'r,bfp_box=8_seed2,87,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2\nplain,bfp_seed1,1,BLEU,"[4,4,4,16]",bfp,1,,,\n'
+        )
     for words, message in (
         ("pie ledger.csv", "accepted are ledger, grid, paper, stash, file"),
+        ("ledger ledger.csv", "table: ledger ledger.csv: missing a required argument: 'recipe'"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
+        ("grid ledger.csv r format levels bfp*", "bfp_box=8 has no cell of its own at format bfp, levels "),
+        ("grid ledger.csv r format levels sbfp*", r"no run of 'r' beside fp32 that matches sbfp\*"),
+        ("grid ledger.csv r format size bfp*", "bfp has no cell of its own at format bfp, size None"),
+        ("grid ledger.csv plain format levels *", "no run of 'plain' in floating point"),
+        ("paper ledger.csv plain table", "no run of 'plain' in floating point"),
+        ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
     ):
         with pytest.raises(ValueError, match=message):
             results_page.written(page.replace("ledger ledger.csv r", words))
