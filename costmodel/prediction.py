@@ -8,7 +8,11 @@ from costmodel.cli.format_options import template
 from costmodel.model.quantisation import Setup
 from costmodel.paper.run_cost import level_costs, run_cost
 from costmodel.workloads import workload_file
+from dsq.arguments import whole_number
 from dsq.precision import Precision
+
+#: the fields of the config that are read, but for the format's sizes
+_READ = {"levels", "format", "box_axis", "rise_at"}
 
 
 def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:
@@ -23,6 +27,11 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
     Raises:
         ValueError: a config or a workload that cannot be read.
     """
+    if not isinstance(config, Mapping) or not _READ.issubset(config):
+        raise ValueError(f"config must be a DSQConfig's as_dict(), got {config!r}")
+    if not workload_file.is_workload(workload):
+        raise ValueError(f"workload must be what dsq.workload.trace gives, got {type(workload)}")
+    total_updates = whole_number("total_updates", total_updates, 0)
     levels = [Precision(*level) for level in config["levels"]]
     fmt = template(config["format"], config)
     of_levels = level_costs(

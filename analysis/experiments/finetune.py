@@ -83,7 +83,7 @@ def run(
     os.environ["HF_HUB_OFFLINE"] = "1"
     started = time.perf_counter()
     trainer, callback = _trainer(tables, classes, pretrained, out, given)
-    trainer.train(resume_from_checkpoint=resume and any(out.glob("checkpoint-*")))
+    trainer.train(resume_from_checkpoint=_last_checkpoint(out) if resume else None)
     records = [one for one in trainer.state.log_history if "eval_accuracy" in one]
     accuracies = [(one["step"], round(100 * one["eval_accuracy"], 2)) for one in records]
     valid_losses = [(one["step"], round(one["eval_loss"], 4)) for one in records]
@@ -92,6 +92,12 @@ def run(
         results["history"] = callback.history()
     write_json(results, out / "results.json")
     return results
+
+
+def _last_checkpoint(out: Path) -> str | None:
+    """The last that is whole: transformers writes trainer_state.json after all the rest."""
+    whole = [path.parent for path in out.glob("checkpoint-*/trainer_state.json")]
+    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
 
 def _trainer(

@@ -38,6 +38,7 @@ def command(folder: Path, *flags: str) -> int:
 def test_it_trains_through_a_rise_and_resumes(folder: Path, capsys: pytest.CaptureFixture) -> None:
     schedule = ["--dsq-levels", "[4,4,4,16] [16,4,4,16]", "--dsq-rise-at", "4"]
     assert command(folder, "--max-update", "8", *schedule) == 0
+    (folder / "run" / "checkpoint-10").mkdir()  # as of a run that was killed while it saved
     assert command(folder, "--max-update", "12", *schedule, "--resume") == 0
     assert "[16,4,4,16]" in capsys.readouterr().out
     results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
