@@ -36,7 +36,7 @@ class DSQState(nn.Module):
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
 
     def set_total_updates(self, total: int) -> None:
-        """Turn rises in fractions of the run into updates. ``total``: of the run; 0: nothing bounds it.
+        """Turn rises in fractions of the run into updates. ``total``: of the run with DSQ; 0: nothing bounds it.
 
         Raises InputError for fractions of a run that nothing bounds.
         """
