@@ -13,6 +13,7 @@ import re
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,8 @@ def prepare(name: str, given: Path, out: Path) -> None:
             print(f"{path}: {count} lines", flush=True)
         for path, part in written.items():
             part.replace(path)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{given}: is damaged, or not {corpus.where}") from error
     finally:
         for part in written.values():
             part.unlink(missing_ok=True)

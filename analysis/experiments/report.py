@@ -97,7 +97,8 @@ def render(recipe: str, group: Sequence[Configuration], markdown: bool) -> str:
 
 
 def report(ledgers: Sequence[Path], out: Path) -> None:
-    rows = [row for ledger in ledgers for row in read_ledger(ledger)]
+    runs = {(row["recipe"], row["run"]): row for ledger in ledgers for row in read_ledger(ledger)}
+    rows = list(runs.values())  # a run that two ledgers have is one, the later
     if not rows:
         raise ValueError(f"{ledgers[0]}: holds no run yet")
     make_folder(out)

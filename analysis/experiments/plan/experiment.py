@@ -92,7 +92,10 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Experiment:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         for change in changes:
             _change(content, change)
-        return dataclasses.replace(_experiment(path.stem, content), changes=tuple(changes))
+        experiment = dataclasses.replace(_experiment(path.stem, content), changes=tuple(changes))
+        for change in changes:
+            _check_acts(experiment, change)
+        return experiment
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file; recipes are in {RECIPES}") from None
     except ValueError as error:
@@ -109,6 +112,13 @@ def _change(content: dict[str, Any], change: str) -> None:
     for key, value in said.items():
         known = content.get(key)
         content[key] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+
+
+def _check_acts(experiment: Experiment, change: str) -> None:
+    """Raise ValueError for an option that each of [[runs]] has of its own."""
+    for key in tomllib.loads(change).get("options", {}):
+        if all(key in grid.options for grid in experiment.runs):
+            raise ValueError(f"--set {change}: changes nothing, as each of [[runs]] has its own {key}")
 
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:

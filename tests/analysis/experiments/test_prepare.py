@@ -96,6 +96,9 @@ def test_what_is_absent_other_or_cut_short_is_one_line_and_leaves_nothing(tmp_pa
     assert "its SHA-256 is" in error("iwslt17", path)
     accept("iwslt17", path)
     assert "holds no file of the form IWSLT" in error("iwslt17", path)
+    for cut in (3, path.stat().st_size // 2):
+        (tmp_path / "cut.tgz").write_bytes(path.read_bytes()[:cut])
+        assert "cut.tgz: is damaged, or not 2014-01/texts/de/en/de-en.tgz" in error("iwslt14", tmp_path / "cut.tgz")
     (tmp_path / "train.de").write_text("nur eine\n")
     assert "gives 1 lines of train.de, expected 4468840" in error("wmt14", tmp_path)
     assert not [file for file in (tmp_path / "out").rglob("*") if file.is_file()]

@@ -114,6 +114,11 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
         ("[[runs]]", ["--set", "datum.vocab=1"], "datum is no key here; accepted are title, data"),
         ("[[runs]]", ["--set", "training.seed=2"], "training.seed: seeds and DSQ's options go under"),
         ("[[runs]]", ["--set", "training.max-epochs=2"], "unrecognized arguments: --max-epochs 2"),
+        (
+            '[[runs]]\nlevels = "none"',
+            ["--set", 'options.levels="[4,4,4,8]"'],
+            "changes nothing, as each of [[runs]] has its own levels",
+        ),
         ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
         ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),
     ],

@@ -55,7 +55,7 @@ def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytes
         add_row(path, entry(f"fp32_seed{seed}", plain, None))
         add_row(path, entry(f"bfp_4_seed{seed}", bfp, 0.3, paper_score=71))
         add_row(path, entry(f"snvint_4_seed{seed}", snvint, 0.3))
-    assert report.main([str(path), "--out", str(tmp_path / "there")]) == 0
+    assert report.main([str(path), str(path), "--out", str(tmp_path / "there")]) == 0  # twice: the same runs
     lines = capsys.readouterr().out.splitlines()
     (bfp,) = (line.split() for line in lines if " bfp " in f" {line} ")
     assert bfp == ["[4,4,4,16]", "bfp", "2", "71.5", "3.0", "-9.5", "71.00", "2.000", "0.0333", "0.3000", "1.0"]
