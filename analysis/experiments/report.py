@@ -20,7 +20,7 @@ PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
 _OPTIONS = (
     *("label", "format", "levels", "rise_at", "threshold", "lr_at_rise", "rounding", "box", "box_axis", "stash"),
-    "exclude",
+    *("exclude", "tied", "attention", "fraction_bits"),
 )
 COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
 COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}

@@ -7,6 +7,7 @@ import pytest
 
 from analysis.experiments import report
 from analysis.experiments.ledger import picture
+from analysis.experiments.ledger.configurations import configurations
 from analysis.experiments.ledger.ledger import add_row, read_ledger
 
 
@@ -66,3 +67,10 @@ def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytes
 def test_the_front_is_what_nothing_beats() -> None:
     points = [(0.3, 70.0), (0.3, 75.0), (0.4, 74.0), (0.5, 80.0), (0.2, 60.0)]
     assert picture.front(points) == [(0.2, 60.0), (0.3, 75.0), (0.5, 80.0)]
+
+
+@pytest.mark.parametrize("option", ["tied", "attention", "fraction_bits", "lr_at_rise"])
+def test_configurations_that_differ_in_one_option_are_told_apart(option: str) -> None:
+    rows = [entry("bfp_4_seed1", 70, 0.3), entry(f"bfp_4_{option}_seed1", 71, 0.3, **{option: "other"})]
+    ((_, group),) = configurations(rows).items()
+    assert [one[option] for one in report.records(group)] == [None, "other"]
