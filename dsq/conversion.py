@@ -160,7 +160,7 @@ def _change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
     excluded, tied, attentions = 0, 0, set[str]()
     adapters = set() if config.adapters else _adapters(model)
     for name, module in list(model.named_modules()):
-        kind = None if module in adapters else _quantised_class(module)
+        kind = None if module in adapters else quantised_class(module)
         if kind is OutProjection and name.rpartition(".")[0] not in attentions:
             continue  # that of an attention which is left: never called
         if kind is not None:
@@ -210,7 +210,7 @@ def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) ->
     if not isinstance(old, Quantised) or new is None:
         return
     for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
-        if isinstance(before, Quantised) and (kind := _quantised_class(after)) is _class(before):
+        if isinstance(before, Quantised) and (kind := quantised_class(after)) is _class(before):
             _set_class(after, kind)
             _take_fields(after, before.__dict__)
     if next(new.parameters(), None) is not None and not converted(new):
@@ -233,7 +233,8 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
     }
 
 
-def _quantised_class(module: nn.Module) -> type[nn.Module] | None:
+def quantised_class(module: nn.Module) -> type[nn.Module] | None:
+    """The class that ``convert`` gives a module of its kind; None where it leaves it."""
     kind = _class(module)
     if kind in _CLASSES:
         return _CLASSES[kind]

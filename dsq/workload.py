@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsq.conversion import converted
+from dsq.conversion import as_plain, converted, quantised_class
 from dsq.layers.unquantised import embedded
-from dsq.linear import Linear
 
 #: version of the workload schema (costmodel/workloads/workload_file.py)
 SCHEMA = 1
@@ -32,9 +31,9 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     Every matrix product is recorded with its shapes, from nn.Linear modules and from below (attention's products, fused
     attention, packed projections, convolutions, those of a scan), with whether each side needs a gradient; norms,
     softmax, activations, residual sums, embeddings and the loss as passes over their tensors; one Adam update at the
-    end. Linear layers that share one input tensor name the same input. Layers are marked quantised if they are
-    converted; in a model with no converted layer, those that `dsq.convert` would convert. The model's buffers stay as
-    they are.
+    end. Linear layers that share one input tensor name the same input. A converted model runs as it was before:
+    products that converted layers make are marked quantised; in a model with no converted layer, those of layers that
+    `dsq.convert` would convert. The model's buffers stay as they are.
 
     Args:
         model: the module, in the mode (train or eval) to be described.
@@ -55,7 +54,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
         raise ValueError(f"trace needs a batch with at least one token, got a tensor of shape {tuple(first.shape)}")
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # BatchNorm counts what it sees
     recorder = _Recorder(model)
-    with recorder.hooks(model), recorder, torch.enable_grad():
+    with as_plain(model), recorder.hooks(model), recorder, torch.enable_grad():
         functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):
         raise ValueError(f"the forward of {type(model).__name__} multiplies no matrices: there is nothing to cost")
@@ -84,8 +83,13 @@ class _Recorder(TorchDispatchMode):
         # a storage's _cdata is its identity on the meta device too, where every address is 0
         self._names = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
         self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
-        self._converted = bool(converted(model))
-        self._embedded = embedded(model)
+        layers = list(converted(model).values())
+        #: whether attention's two products are quantised
+        self._attention = any(layer.conversion["attention"] for layer in layers)
+        tables = set() if layers else embedded(model)
+        layers = layers or [module for module in model.modules() if quantised_class(module)]
+        own = [p for layer in layers for p in layer.parameters(recurse=False) if id(p) not in tables]
+        self._quantised = {p.untyped_storage()._cdata for p in own}
         self._scopes: list[str] = []
         self._inside_linear = 0
         self._inputs: list[Tensor] = []  # alive until the end, so that an id names one tensor
@@ -117,10 +121,6 @@ class _Recorder(TorchDispatchMode):
             self._inside_linear -= 1
 
     def _linear(self, name: str, module: nn.Linear, x: Tensor) -> None:
-        if self._converted:
-            quantised = isinstance(module, Linear)
-        else:
-            quantised = type(module) is nn.Linear and id(module.weight) not in self._embedded
         source = next((i for i, known in enumerate(self._inputs) if known is x), len(self._inputs))
         if source == len(self._inputs):
             self._inputs.append(x)
@@ -129,7 +129,6 @@ class _Recorder(TorchDispatchMode):
             (1, x.numel() // x.shape[-1], module.in_features, module.out_features),
             weight=module.weight,
             bias=module.bias,
-            quantised=quantised,
             input=f"tensor {source}",
             x_grad=x.requires_grad,
             w_grad=module.weight.requires_grad,
@@ -146,10 +145,11 @@ class _Recorder(TorchDispatchMode):
         """Record one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
         batch, rows, width, outputs = size
         tied = weight is not None and not self.own(weight)
+        quantised = self._attention if weight is None else weight.untyped_storage()._cdata in self._quantised
         if bias is not None:
             self.own(bias)
         entry = {"op": "gemm", "name": name, "batch": batch, "M": rows, "K": width, "N": outputs}
-        kind = {"weight": weight is not None, "bias": bias is not None, "tied": tied}
+        kind = {"weight": weight is not None, "bias": bias is not None, "tied": tied, "quantised": quantised}
         self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
 
     def add_pass(
@@ -185,7 +185,7 @@ def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     weight = b if recorder._parameter(b) else None
     if weight is not None:
         name = recorder._names[b.untyped_storage()._cdata]
-    fields = {"quantised": False, "x_grad": a.requires_grad, "w_grad": b.requires_grad}
+    fields = {"x_grad": a.requires_grad, "w_grad": b.requires_grad}
     recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
 
 
@@ -204,7 +204,7 @@ def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None
         (1, rows * groups, width, outputs),
         weight if known else None,
         bias if recorder._parameter(bias) and not transposed else None,
-        **{"quantised": False, "weights": groups, "x_values": x.numel()},
+        **{"weights": groups, "x_values": x.numel()},
         **{"x_grad": x.requires_grad, "w_grad": weight.requires_grad},
     )
 
@@ -214,7 +214,7 @@ def _fused_attention(recorder: _Recorder, name: str, args: Any, out: Any) -> Non
     q, k, v = args[:3]
     batch, heads, length, depth = q.shape
     groups, keys = k.shape[1], k.shape[2]
-    grads = {"quantised": False, "x_grad": q.requires_grad}
+    grads = {"x_grad": q.requires_grad}
     size = (batch * groups, length * (heads // groups))
     scores = {"w_grad": k.requires_grad, "on_chip": "y", "recompute": 1}
     recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)

@@ -124,9 +124,8 @@ def test_torch_transformer_traced():
     workload = traced(model, *inputs)
     assert 2 * workload.macs == flops(model, *inputs)
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert {g.name for g in workload.gemms if g.quantised} == {
-        f"{side}.layers.{layer}.linear{i}" for side in ("encoder", "decoder") for layer in (0, 1) for i in (1, 2)
-    }
+    names = {g.name.removesuffix(".weight").removesuffix(".in_proj_weight") for g in workload.gemms if g.quantised}
+    assert names == set(dsq.converted(dsq.convert(model)))
 
 
 def test_frozen_layers_and_frozen_inputs():
@@ -197,3 +196,27 @@ def test_trace_leaves_the_model_as_it_was():
     dsq.workload.trace(model, torch.randn(8, 4))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model[0].calls is calls
+
+
+class Patches(nn.Module):
+    """A convolution that cuts patches, and nn.MultiheadAttention: converted layers that are no nn.Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, 16, 4, 4)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, images):
+        return self.block(self.cut(images).flatten(2).mT)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_a_converted_model_is_described_as_the_plain_one(attention):
+    model, images = Patches(), torch.randn(2, 3, 8, 8)
+    plain = traced(model, images)
+    assert 2 * plain.macs == flops(model, images)
+    dsq.convert(model, dsq.DSQConfig(levels="[16,4,4,16]", attention=attention, stash="all"))
+    workload = traced(model, images)
+    assert workload == (plain.quantising_attention() if attention else plain)
+    assert {gemm.name for gemm in workload.gemms if gemm.weight and not gemm.quantised} == set()
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(model).values()} == {"[16,4,4,16]"}
