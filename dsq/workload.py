@@ -189,6 +189,15 @@ def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
 
 
+def _experts(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
+    """x_TK b_EKN: each row by the matrix of one expert."""
+    x, weight = args[:2]
+    if recorder._parameter(weight):
+        name = recorder._names[weight.untyped_storage()._cdata]
+    grads = {"x_grad": x.requires_grad, "w_grad": weight.requires_grad}
+    recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight, weights=weight.shape[0], **grads)
+
+
 def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     """x_BC..., w_OC...: a product of its patches (positions, channels * kernel), each group of channels by itself."""
     x, weight, bias, groups = args[0], args[1], args[2], args[8]
@@ -260,6 +269,7 @@ def _times(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
 #: what each dispatched operation is recorded as
 _RECORD: dict[Any, Callable[..., None]] = {
     **dict.fromkeys((aten.mm, aten.bmm, aten.addmm, aten.baddbmm), _product),
+    aten._grouped_mm: _experts,
     aten.convolution: _convolution,
     aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
     aten._scaled_dot_product_flash_attention: _fused_attention,

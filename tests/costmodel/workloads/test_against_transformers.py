@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import dsq
 from costmodel.workloads.families import FAMILIES, REFUSED, transformer_of
 from costmodel.workloads.named import load_workload
 
@@ -168,3 +169,19 @@ def test_every_family_is_held_against_its_model():
 def test_a_family_that_is_not_described_is_refused(family):
     with pytest.raises(ValueError, match=f"model_type '{family}' is not supported"):
         transformer_of({"model_type": family}, "config.json")
+
+
+def test_experts_are_traced_before_and_after_conversion():
+    config = config_of("mixtral")[2]
+    config._experts_implementation = "grouped_mm"  # what trains
+    model, tokens = transformers.MixtralForCausalLM(config), SEQUENCES * LENGTH
+    rows, d, width = tokens * config.num_experts_per_tok, config.hidden_size, config.intermediate_size
+
+    def experts():
+        operations = dsq.workload.trace(model, input_ids=_ids())["operations"]
+        found = [one for one in operations if one["op"] == "gemm" and ".0.mlp.experts" in one["name"]]
+        return [tuple(one[field] for field in ("M", "K", "N", "weights", "quantised")) for one in found]
+
+    assert experts() == [(rows, d, 2 * width, 4, True), (rows, width, d, 4, True)]
+    dsq.convert(model)
+    assert experts() == [(rows, d, 2 * width, 4, True), (rows, width, d, 4, True)]
