@@ -107,7 +107,11 @@ INLINE F size_in_fractions(F t, SignAndMagnitude code) {
   return (F)_mm512_range_ps((__m512)t, (__m512)(code.most * 65536), 0b1010);
 }
 INLINE F size_in_fractions(F t, TwosComplement code) {
-  return absolute(between(t, code.least, code.most)) * 65536;
+  return (F)_mm512_range_ps((__m512)t, (__m512)code.least, 0b1010) * 65536;
+}
+INLINE I clipped(I code, SignAndMagnitude) { return code; }
+INLINE I clipped(I code, TwosComplement bounds) {
+  return (I)_mm512_min_epi32((__m512i)code, _mm512_cvtps_epi32((__m512)bounds.most));
 }
 #endif
 
@@ -130,7 +134,7 @@ INLINE I round_to_code(F t, Bounds code, const Numbers& random, int vector) {
   constexpr int up = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
   const __m512 a = (__m512)size_in_fractions(t, code);
   __m512i whole = _mm512_cvt_roundps_epi32(_mm512_sub_round_ps(a, _mm512_set1_ps(0.5f), up), up);
-  return with_sign_of(t, (I)(((U)whole + random.complement(vector)) >> 16));
+  return clipped(with_sign_of(t, (I)(((U)whole + random.complement(vector)) >> 16)), code);
 #else
   F a = absolute(clamp(t, code));
   I whole = __builtin_convertvector(a, I);

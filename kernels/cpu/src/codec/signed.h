@@ -55,8 +55,7 @@ template <bool STOCHASTIC> struct SignedGrid {
     }
     if (steps.nan) return I{};
     most = max_of(most, (U)size), opposite = max_of(opposite, (U)-size);
-    F x = (F)size * up;
-    x = choose(x < splat(448.0f), x, splat(448.0f));
+    const F x = smaller((F)size * up, splat(448.0f));
     const I small = (I)(x + splat(0x1p14f)) - (I)splat(0x1p14f);  // in the last place of 2^14
     const I normal = (((I)x + 0x7ffff + ((I)x >> 20 & 1)) >> 20) - (120 << 3);
     const I e4m3 = choose(x < splat(0x1p-6f), small, normal);
