@@ -55,9 +55,10 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # BatchNorm counts what it sees
     recorder = _Recorder(model)
     with as_plain(model), recorder.hooks(model), recorder, torch.enable_grad():
+        name = type(model).__name__  # its own, which a conversion may change
         functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):
-        raise ValueError(f"the forward of {type(model).__name__} multiplies no matrices: there is nothing to cost")
+        raise ValueError(f"the forward of {name} multiplies no matrices: there is nothing to cost")
     for trained in (True, False):
         unseen = sum(p.numel() for p in model.parameters() if p.requires_grad is trained and recorder.own(p))
         if unseen:
@@ -67,7 +68,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
         recorder.add_pass("optimiser", "adam", updated, 1)
     return {
         "costmodel": SCHEMA,
-        "name": type(model).__name__,
+        "name": name,
         "tokens": first.numel() if not first.is_floating_point() else math.prod(first.shape[:-1]),
         "source": "dsq.workload.trace",
         "operations": recorder.operations,
