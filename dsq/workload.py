@@ -86,7 +86,7 @@ class _Recorder(TorchDispatchMode):
         self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
         layers = list(converted(model).values())
         #: whether attention's two products are quantised
-        self._attention = any(layer.conversion["attention"] for layer in layers)
+        self._attention = any(layer.conversion.get("attention", False) for layer in layers)
         tables = set() if layers else embedded(model)
         layers = layers or [module for module in model.modules() if quantised_class(module)]
         own = [p for layer in layers for p in layer.parameters(recurse=False) if id(p) not in tables]
@@ -193,10 +193,11 @@ def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
 def _experts(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     """x_TK b_EKN: each row by the matrix of one expert."""
     x, weight = args[:2]
-    if recorder._parameter(weight):
+    known = recorder._parameter(weight)
+    if known:
         name = recorder._names[weight.untyped_storage()._cdata]
-    grads = {"x_grad": x.requires_grad, "w_grad": weight.requires_grad}
-    recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight, weights=weight.shape[0], **grads)
+    fields = {"weights": weight.shape[0], "x_grad": x.requires_grad, "w_grad": weight.requires_grad}
+    recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight if known else None, **fields)
 
 
 def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:

@@ -220,3 +220,4 @@ def test_a_converted_model_is_described_as_the_plain_one(attention):
     assert workload == (plain.quantising_attention() if attention else plain)
     assert {gemm.name for gemm in workload.gemms if gemm.weight and not gemm.quantised} == set()
     assert {str(layer.quantizers.precision) for layer in dsq.converted(model).values()} == {"[16,4,4,16]"}
+    assert all(gemm.quantised for gemm in traced(nn.Sequential(dsq.Linear(8, 8)), torch.randn(2, 8)).gemms)
