@@ -80,6 +80,17 @@ def test_models_that_are_observed_are_copied_and_pickled():
     assert dynamic.metrics() == seen
 
 
+def test_layers_that_are_plain_for_a_while_are_not_observed():
+    model, x = nn.Sequential(nn.Linear(16, 16)), torch.randn(16, 16)
+    dynamic = dsq.DynamicPrecision(model)
+    dsq.workload.trace(model, x)  # runs the model as it was before conversion
+    assert "dsq/stash_mib" not in dynamic.metrics()
+    model(x).sum().backward()
+    assert dynamic.metrics()["dsq/stash_mib"] > 0
+    dynamic.step(1.0)
+    dsq.unconvert(model)(x).sum().backward()
+
+
 def test_the_learning_rate_restarts_at_a_rise_where_the_config_says_so():
     def rates(**options):
         config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=0.5, **options)
