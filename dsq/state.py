@@ -87,14 +87,15 @@ class DynamicPrecision:
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
         self._observation = Observation(model)
+        self._followed = False  #: by a schedule of the learning rate
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
         """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then."""
-        return self._follow(self.scheduler.record(updates, tokens))
+        return self._set_level(self.scheduler.record(updates, tokens))
 
     def step(self, loss: float) -> bool:
         """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""
-        rose = self._follow(self.scheduler.step(loss))
+        rose = self._set_level(self.scheduler.step(loss))
         self._observation.begin()  # a forward between two validations is seen
         return rose
 
@@ -108,6 +109,7 @@ class DynamicPrecision:
             return
         if not isinstance(lr_scheduler, LambdaLR):
             raise TypeError(f"lr_scheduler must be a LambdaLR for lr_at_rise='restart', got {type(lr_scheduler)}")
+        self._followed = True
         lr_scheduler.lr_lambdas = [
             lambda update, rate=rate: rate(self._restarted(update))  # type: ignore[misc]
             for rate in lr_scheduler.lr_lambdas
@@ -141,7 +143,9 @@ class DynamicPrecision:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
             warnings.warn(text, stacklevel=2)
 
-    def _follow(self, rose: bool) -> bool:
+    def _set_level(self, rose: bool) -> bool:
         if rose:
             set_level(self.model, self.config, self.scheduler.level)
+            if self.config.lr_at_rise == "restart" and not self._followed:
+                warnings.warn("lr_at_rise='restart' does nothing without follow(lr_scheduler)", stacklevel=3)
         return rose

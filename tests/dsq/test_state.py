@@ -135,6 +135,14 @@ def test_a_learning_rate_that_is_not_stepped_once_an_update_cannot_restart(steps
         decay.step()
 
 
+def test_a_learning_rate_that_was_to_restart_and_is_not_followed_is_warned_of():
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=2, lr_at_rise="restart")
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
+    dynamic.record()
+    with pytest.warns(UserWarning, match=r"lr_at_rise='restart' does nothing without follow\(lr_scheduler\)"):
+        dynamic.record()
+
+
 def test_only_a_learning_rate_of_functions_can_restart():
     config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", lr_at_rise="restart")
     dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
