@@ -151,7 +151,7 @@ def parser() -> OneLineParser:
 
     summary = "which setup is cheapest at an accuracy, of those that experiments measured"
     cheapest = _command(commands, "cheapest", summary)
-    cheapest.add_argument("ledger", help="CSV of runs, as analysis.experiments.report writes it")
+    cheapest.add_argument("ledger", help="CSV of runs, as analysis.experiments.run writes it")
     cheapest.add_argument("--recipe", metavar="NAME", help="of a ledger with several: the one whose runs count")
     goal = cheapest.add_mutually_exclusive_group()
     goal.add_argument("--accuracy", type=float, metavar="SCORE", help="the score that is asked for")

@@ -1,14 +1,15 @@
-"""The ledger of experiments: a CSV with a row a run, as analysis.experiments.report writes it, and its setups.
+"""The ledger of experiments: a CSV with a row a run, as analysis.experiments.run writes it, and its setups.
 
-Of its columns these are read: recipe, score, measure, format, levels, level_tokens, exclude. A run without levels was
-trained in float32.
+Of its columns these are read: recipe, run, score, measure, format, levels, level_tokens, box, box_axis, exclude. A run
+without levels was trained in float32.
 """
 
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from os.path import commonpath
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,7 +24,7 @@ NEEDED = ("score", "measure", "levels", "level_tokens", "format")
 
 @dataclass(frozen=True)
 class MeasuredSetup:
-    """One setup's runs, one for each seed."""
+    """One setup's runs, one for each seed: their names differ in that alone."""
 
     name: str
     history: RunHistory  #: of its first run
@@ -55,17 +56,26 @@ def load_runs(path: str, recipe: str | None, described: Mapping[str, Any]) -> tu
     measures = {row["measure"] for _, row in numbered}
     if len(measures) != 1:
         raise ValueError(f"ledger {path} mixes what its scores measure: {', '.join(sorted(measures)) or 'nothing'}")
-    found: dict[str, tuple[RunHistory, list[float]]] = {}
-    grouped: dict[str, list[float]] = defaultdict(list)
+    found: dict[str, dict[str, list[tuple[RunHistory, float]]]] = defaultdict(lambda: defaultdict(list))
     for number, row in numbered:
         try:
-            history = _history(row, described)
-            name = _name(history)
-            grouped[name].append(float(row["score"]))
+            history, score = _history(row, described), float(row["score"])
         except ValueError as error:
             raise ValueError(f"ledger {path}, line {number}: {error}") from None
-        found.setdefault(name, (history, grouped[name]))
-    return [MeasuredSetup(name, history, tuple(scores)) for name, (history, scores) in found.items()], measures.pop()
+        found[_name(history)][re.sub(r"_seed\d+$", "", row.get("run") or "")].append((history, score))
+    setups = [
+        MeasuredSetup(f"{name}{_rest(run, runs)}", seeds[0][0], tuple(score for _, score in seeds))
+        for name, runs in found.items()
+        for run, seeds in runs.items()
+    ]
+    return setups, measures.pop()
+
+
+def _rest(run: str, runs: Collection[str]) -> str:
+    """What tells ``run`` from others of its levels: the words of its name that not all of ``runs`` begin with."""
+    shared = commonpath([one.replace("_", "/") for one in runs])
+    rest = run[len(shared) :].strip("_")
+    return f" ({rest})" if rest else ""
 
 
 def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
@@ -75,8 +85,10 @@ def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
     tokens = [int(float(count)) for count in row["level_tokens"].split()]
     if len(levels) != len(tokens):
         raise ValueError(f"{len(levels)} levels, but {len(tokens)} level_tokens")
+    fmt = template(row["format"], {**described, "box": int(row["box"])} if row.get("box") else described)
+    axis = row.get("box_axis") or "contraction"
     work = (
-        LevelWork(Setup(template(row["format"], described), Precision.parse(level)), count, count)
+        LevelWork(Setup(fmt, Precision.parse(level), axis), count, count)
         for level, count in zip(levels, tokens, strict=True)
     )
     return RunHistory(tuple(work), {}, row.get("exclude") or None)

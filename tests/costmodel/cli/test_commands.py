@@ -291,10 +291,10 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
 
 
 LEDGER = """run,score,measure,seed,format,levels,level_tokens,exclude
-a,90,BLEU,1,,none,,
-b,89.5,BLEU,1,bfp,"[16,4,4,16]",100,output_projection
-c,87.5,BLEU,2,bfp,"[16,4,4,16]",100,output_projection
-d,80,BLEU,1,snvint,"[2,2,2,16] [16,4,4,16]",75 25,output_projection
+a_seed1,90,BLEU,1,,none,,
+b_seed1,89.5,BLEU,1,bfp,"[16,4,4,16]",100,output_projection
+b_seed2,87.5,BLEU,2,bfp,"[16,4,4,16]",100,output_projection
+d_seed1,80,BLEU,1,snvint,"[2,2,2,16] [16,4,4,16]",75 25,output_projection
 """
 
 
@@ -314,6 +314,25 @@ def test_cheapest_is_the_mean_of_levels_over_seeds(capsys, tmp_path):
     _, text, _ = run(capsys, "estimate", "[2,2,2,16]", "[16,4,4,16]", "--exclude", "output_projection", "--json")
     low, high = (record["dram_MB"] for record in json.loads(text)["estimates"])
     assert two["dram_MB"] == pytest.approx(0.75 * low + 0.25 * high, rel=1e-3)  # a scale more, of the whole tensor
+
+
+def test_cheapest_tells_apart_what_its_ledger_does(capsys, tmp_path):
+    """Runs of one schedule that differ otherwise are no seeds of each other, and boxes cost as they were trained."""
+    path = tmp_path / "ledger.csv"
+    path.write_text("""run,score,measure,format,levels,level_tokens,box
+bfp_4_seed1,80,BLEU,bfp,"[4,4,4,16]",100,16
+bfp_4_box=64_seed1,70,BLEU,bfp,"[4,4,4,16]",100,64
+bfp_4_box=64_seed2,72,BLEU,bfp,"[4,4,4,16]",100,64
+bfp_4_stash=all_seed1,60,BLEU,bfp,"[4,4,4,16]",100,16
+""")
+    _, text, _ = run(capsys, "cheapest", str(path), "--json")
+    found = {record["setup"]: record for record in json.loads(text)["setups"]}
+    assert {name: (record["score"], record["seeds"]) for name, record in found.items()} == {
+        "bfp [4,4,4,16]": (80, 1),
+        "bfp [4,4,4,16] (box=64)": (71, 2),
+        "bfp [4,4,4,16] (stash=all)": (60, 1),
+    }
+    assert found["bfp [4,4,4,16] (box=64)"]["dram_MB"] < found["bfp [4,4,4,16]"]["dram_MB"]
 
 
 @pytest.mark.parametrize(
