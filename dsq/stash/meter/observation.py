@@ -64,8 +64,9 @@ class Observation:
 
     def _after(self, layer: Any, args: Any, output: Any) -> None:
         y = output[0] if isinstance(output, tuple) else output
-        if layer not in self._handles or y.grad_fn is None or not layer.training or not isinstance(layer, Quantised):
-            return  # the last: as in dsq.report, which runs the model as it was before conversion too
+        plain = not isinstance(layer, Quantised)  # as dsq.report runs it too, or after dsq.unconvert
+        if plain or layer not in self._handles or y.grad_fn is None or not layer.training:
+            return
         self._remove(layer)
         self._seen += 1
         self._scale.add([y], self._first_node[layer])
