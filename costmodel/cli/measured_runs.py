@@ -1,7 +1,7 @@
 """The ledger of experiments: a CSV with a row a run, as analysis.experiments.run writes it, and its setups.
 
-Of its columns these are read: recipe, run, score, measure, format, levels, level_tokens, box, box_axis, exclude. A run
-without levels was trained in float32.
+Of its columns these are read: recipe, run, score, measure, format, levels, level_tokens, level_updates, box, box_axis,
+exclude. A run without levels was trained in float32.
 """
 
 import csv
@@ -83,13 +83,16 @@ def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
         return RunHistory((LevelWork(FP32, 1, 1),), {})
     levels = re.findall(r"\[[^]]*\]", row["levels"])
     tokens = [int(float(count)) for count in row["level_tokens"].split()]
-    if len(levels) != len(tokens):
-        raise ValueError(f"{len(levels)} levels, but {len(tokens)} level_tokens")
+    updates = [int(float(count)) for count in (row.get("level_updates") or "").split()] or [0] * len(tokens)
+    if not len(levels) == len(tokens) == len(updates):
+        raise ValueError(f"{len(levels)} levels, but {len(tokens)} level_tokens and {len(updates)} level_updates")
+    if not any(tokens + updates):
+        raise ValueError("no level records any work (level_tokens or level_updates)")
     fmt = template(row["format"], {**described, "box": int(row["box"])} if row.get("box") else described)
     axis = row.get("box_axis") or "contraction"
     work = (
-        LevelWork(Setup(fmt, Precision.parse(level), axis), count, count)
-        for level, count in zip(levels, tokens, strict=True)
+        LevelWork(Setup(fmt, Precision.parse(level), axis), *counts)
+        for level, *counts in zip(levels, updates, tokens, strict=True)
     )
     return RunHistory(tuple(work), {}, row.get("exclude") or None)
 

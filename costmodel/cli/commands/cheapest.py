@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> Answer:
         if reaching
         else f"none of the setups measured reaches {measure} {wanted:.2f}; the best is {best:.2f}.",
         f"score: mean {measure} of the ledger's seeds, on its own models and data; costs: of {workload.name}, whose "
-        f"accuracy was not measured; dram, arithmetic: relative to {unit}. A share is of the run's tokens.",
+        f"accuracy was not measured; dram, arithmetic: relative to {unit}. A share is of the run's tokens, or "
+        "updates where none were counted.",
         times_note(hardware),
     ]
     title = f"{arguments.ledger}; {heading(workload, hardware)}"

@@ -335,11 +335,18 @@ bfp_4_stash=all_seed1,60,BLEU,bfp,"[4,4,4,16]",100,16
     assert found["bfp [4,4,4,16] (box=64)"]["dram_MB"] < found["bfp [4,4,4,16]"]["dram_MB"]
 
 
+def test_cheapest_weighs_by_updates_where_tokens_were_not_counted(capsys):
+    """As of fine-tuning."""
+    _, text, _ = run(capsys, "cheapest", "analysis/results/finetuned.csv", "--recipe", "sst2_finetuned", "--json")
+    assert "snvint [4,3,3,8] 80%, [8,4,4,8] 20%" in {record["setup"] for record in json.loads(text)["setups"]}
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         (("BLEU,2", "loss,2"), "mixes what its scores measure: BLEU, loss"),
         (("75 25", "75"), "line 5: 2 levels, but 1 level_tokens"),
+        (("75 25", "0 0"), "line 5: no level records any work (level_tokens or level_updates)"),
         (("[2,2,2,16] ", "[2,2,16] "), "line 5: precision must be four whole numbers"),
     ],
 )
