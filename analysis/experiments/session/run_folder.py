@@ -62,11 +62,12 @@ class RunFolder:
         """The descriptor of the run's lock, for its process to hold until it ends; None where another process does."""
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT)
+        held = None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield descriptor
-        except BlockingIOError:
-            yield None
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = descriptor
+            yield held
         finally:
             os.close(descriptor)
 

@@ -60,6 +60,8 @@ def test_a_run_that_another_process_is_at_or_has_ended_is_left_alone(tmp_path: P
     (one.folder.path / "results.json").write_text('{"bleu": 1}')
     assert LocalJob(one).status() == run_here(one) == 0
     assert not one.folder.log.exists()
+    with pytest.raises(BlockingIOError), one.folder.locked():
+        raise BlockingIOError  # as where no process can be started
 
 
 def test_stopping_ends_what_the_job_started(tmp_path: Path) -> None:
