@@ -32,7 +32,8 @@ class Stash:
         if stored.shape in ("rows", "M") or stored.width in EXACT_WIDTHS or values <= FEW:
             return size
         if isinstance(op, Gemm):
-            if self.ratio < 1 and op.weight and op.quantised and not op.transposed and stored.name == "x":
+            linear = op.weight and op.quantised and op.weights == 1 and not op.transposed  # experts are none
+            if self.ratio < 1 and linear and stored.name == "x":
                 sampled = round(self.ratio * op.M) * op.K
                 return sampled * min(size / values, self.bits / 8) + ROW_BYTES * self.ratio * op.M
             return min(size, values * self.bits / 8)

@@ -57,7 +57,7 @@ def _all_experts(config: ConfigJson) -> MixtureOfExperts:
     step = config.size("interleave_moe_layer_step", default=1)
     sparse = layers.get("moe_layers") or range(step - 1, config.size("num_hidden_layers"), step)
     dense = frozenset(range(config.size("num_hidden_layers"))) - frozenset(sparse)
-    return MixtureOfExperts(count, count, width, shared=width, dense_layers=dense)
+    return MixtureOfExperts(count, count, width, shared=width, dense_layers=dense, converted=False)
 
 
 def _sparse_step(config: ConfigJson) -> frozenset[int]:

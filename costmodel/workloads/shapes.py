@@ -19,6 +19,7 @@ class MixtureOfExperts:
     bias: bool = False
     router_bias: bool = False
     dense_layers: frozenset[int] = frozenset()  #: layers that have a plain MLP instead
+    converted: bool = True  #: by dsq.convert
 
 
 @dataclass(frozen=True)

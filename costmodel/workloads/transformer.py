@@ -153,10 +153,9 @@ def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> lis
 
 
 def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int) -> list[Operation]:
-    """Rows are gathered by expert. transformers keeps experts' weights as plain parameters: dsq.convert passes them
-    by."""
+    """Rows are gathered by expert."""
     source, name, rows = f"{prefix}.mlp.x", f"{prefix}.experts", tokens * experts.chosen
-    ours: dict[str, Any] = {"bias": experts.bias, "quantised": False, "weights": experts.count}
+    ours: dict[str, Any] = {"bias": experts.bias, "quantised": experts.converted, "weights": experts.count}
     router = Gemm(
         f"{prefix}.router", tokens, stack.d, experts.count, bias=experts.router_bias, quantised=False, input=source
     )

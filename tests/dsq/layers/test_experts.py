@@ -72,6 +72,20 @@ def test_tokens_of_other_ranks_experts_give_nothing():
     assert torch.equal(net(x, here, weights), one)
 
 
+def test_the_last_products_are_kept_once():
+    """The weights' gradient needs them; putting them back into the order of the tokens needs no values."""
+    net, kept = dsq.convert(mixtral(), CONFIG), set()
+
+    def note(x):
+        if x.shape == (2 * TOKENS, WIDTH):
+            kept.add(x.untyped_storage()._cdata)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        y = net(*batch())
+    assert y.requires_grad and len(kept) == 1
+
+
 @pytest.mark.filterwarnings("ignore:q3 is under 16")
 def test_each_product_follows_the_equations():
     net, (x, chosen, weights) = dsq.convert(mixtral(), dsq.DSQConfig(levels="[5,4,3,8]", format="bfp")), batch()
