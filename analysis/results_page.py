@@ -90,9 +90,9 @@ def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: boo
 
 
 def _cell(differences: list[float]) -> str:
-    """The mean, and, of several seeds, the lowest and the highest."""
-    mean = f"{fmean(differences):+.1f}"
-    return mean if len(differences) == 1 else f"{mean} ({min(differences):+.1f} to {max(differences):+.1f})"
+    """The mean, and, of several seeds, the lowest, the highest and how many."""
+    mean, seeds = f"{fmean(differences):+.1f}", len(differences)
+    return mean if seeds == 1 else f"{mean} ({min(differences):+.1f} to {max(differences):+.1f}, {seeds} seeds)"
 
 
 def _paper(file: str, recipe: str, published: str, draw: bool) -> str:

@@ -73,7 +73,7 @@ def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     grid = results_page.written(page.replace("ledger ledger.csv r", "grid ledger.csv r format levels bfp*"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines() if "|" in line]
     assert cells[::2] == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]
-    assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0 to +4.5)"
+    assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0 to +4.5, 3 seeds)"
     with (tmp_path / "ledger.csv").open("a") as file:
         file.write(
             'r,bfp_box=8_seed2,87,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2\nplain,bfp_seed1,1,BLEU,"[4,4,4,16]",bfp,1,,,\n'
