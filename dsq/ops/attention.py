@@ -43,6 +43,7 @@ def attention(
     if attn_mask is not None:
         scores = scores + attn_mask  # which keeps nothing for the backward, where a filled mask would stay
     weights = torch.ops.aten._safe_softmax(scores, -1)
+    del scores  # the largest tensor, with the weights
     if dropout_p:
         weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout keeps a float a value
     return multiply(weights, v_SE, matmuls, None if seed is None else seed + 8), weights

@@ -90,12 +90,12 @@ class _Product(torch.autograd.Function):
             raise RuntimeError("a quantised product is differentiable once: create_graph=True is not supported")
         a1, a_scales, b1, b_scales = ctx.saved_tensors
         da_MK = db_KN = None
+        if a1 is not None:  # attention's weights are unpacked before there is a gradient of their size
+            a = a1 if a_scales is None else Codes(a1, a_scales, ctx.shapes[0])
+            db_KN = multiply(ctx.matmuls.b_gradient, dy_MN, a, seed=ctx.seed).mT.sum_to_size(ctx.shapes[1])
         if b1 is not None:
             b = b1 if b_scales is None else Codes(b1, b_scales, ctx.shapes[1])
             da_MK = multiply(ctx.matmuls.a_gradient, dy_MN, b, seed=ctx.seed).sum_to_size(ctx.shapes[0])
-        if a1 is not None:
-            a = a1 if a_scales is None else Codes(a1, a_scales, ctx.shapes[0])
-            db_KN = multiply(ctx.matmuls.b_gradient, dy_MN, a, seed=ctx.seed).mT.sum_to_size(ctx.shapes[1])
         return da_MK, db_KN, None, None, None
 
 

@@ -95,6 +95,13 @@ def test_dropout_keeps_a_byte_a_weight():
     assert kept_bytes(given, dropout_p=0.1)[1] == (4 + 1) * (2 * 4 * 24 * 40)
 
 
+def test_the_peak_is_three_tensors_of_the_weights_size():
+    """Weights, their gradient and that of the scores; queries, keys and values are small here."""
+    q, k, v = (torch.randn(2, 2, 128, 8, requires_grad=True) for _ in range(3))
+    peak = dsq.stash.measure(lambda: attention(q, k, v, product_matmuls(*(dsq.BFP(4),) * 3))[0].sum(), backward=True)
+    assert peak.peak_bytes < 3.5 * 4 * (2 * 2 * 128 * 128)
+
+
 def test_dropout_drops_and_both_masks_are_refused():
     (q, k, v), _ = inputs()
     _, weights = attention(q, k, v, FULL, dropout_p=0.5)
