@@ -1,11 +1,10 @@
 """The quantised operations as functions."""
 
-import torch
 from torch import Tensor, nn
 
 from dsq.linear import Quantised, Quantizers, linear
 from dsq.ops.explanation import Explanation, explain_linear
-from dsq.ops.product import misfit, product
+from dsq.ops.product import product
 from dsq.precision import Precision
 
 __all__ = ["explain", "linear", "matmul"]
@@ -31,11 +30,6 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
         quantizers = at.quantizers
     else:
         quantizers = Quantizers.of(at)
-    try:
-        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError:
-        raise misfit(a, b) from None
-    a, b = (x.expand(*leading, *x.shape[-2:]) for x in (a, b))
     return product(a, b, quantizers.products, quantizers.seed())
 
 

@@ -147,10 +147,9 @@ class _Recorder(TorchDispatchMode):
         batch, rows, width, outputs = size
         tied = weight is not None and not self.own(weight)
         quantised = self._attention if weight is None else weight.untyped_storage()._cdata in self._quantised
-        if bias is not None:
-            self.own(bias)
+        own_bias = bias is not None and self.own(bias)
         entry = {"op": "gemm", "name": name, "batch": batch, "M": rows, "K": width, "N": outputs}
-        kind = {"weight": weight is not None, "bias": bias is not None, "tied": tied, "quantised": quantised}
+        kind = {"weight": weight is not None, "bias": own_bias, "tied": tied, "quantised": quantised}
         self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
 
     def add_pass(
@@ -179,7 +178,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
-    """bias + a_BMK b_BKN, either of which may lack the batch axis, or a_BMK b_BKN alone."""
+    """bias + a_BMK b_BKN, either of which may lack the batch axis, or a_BMK b_BKN alone. Of a parameter b each matrix
+    multiplies rows of its own: those of one expert."""
     *added, a, b = args
     bias = added[0] if added and recorder._parameter(added[0]) else None
     batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
@@ -187,6 +187,9 @@ def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     if weight is not None:
         name = recorder._names[b.untyped_storage()._cdata]
     fields = {"x_grad": a.requires_grad, "w_grad": b.requires_grad}
+    if weight is not None and batch > 1:
+        fields["weights"] = batch if b.stride(0) else 1  # one matrix may be expanded
+        batch, rows = 1, batch * rows
     recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
 
 

@@ -22,7 +22,7 @@ class Stash:
     name: str
     bits: float = 32  #: of a kept float, scales included; 32: as it is
     loss_bits: float = 32  #: and of what the loss keeps
-    masks: bool = False  #: a relu keeps one bit a value for itself
+    masks: bool = False  #: a relu keeps one bit a value for itself, and so do zeros that are added to scores
     packing: int = 0  #: fp32 copies of a chunk that packing holds besides the tensor
     codes: int = 0  #: bits of its codes where dsq.pack, which `calibrate` times, is all it does
     ratio: float = 1  #: part of the rows of a linear layer's input that are kept
@@ -37,7 +37,9 @@ class Stash:
                 sampled = round(self.ratio * op.M) * op.K
                 return sampled * min(size / values, self.bits / 8) + ROW_BYTES * self.ratio * op.M
             return min(size, values * self.bits / 8)
-        bits = 1 if op.kind == "relu" and self.masks else self.loss_bits if op.kind.startswith("loss") else self.bits
+        bits = self.loss_bits if op.kind.startswith("loss") else self.bits
+        if self.masks and op.kind in ("relu", "fused zero bias"):
+            bits = 1
         return min(size, values * bits / 8)
 
     def packing_bytes(self, values: float) -> float:

@@ -260,7 +260,8 @@ FAMILIES: dict[str, Family] = {
         | {"ffn": size("ffn_hidden_size", default=lambda config: 4 * config.size("hidden_size"))}
         | {name: (lambda c, name=name: _falcon(c)[name]) for name in ("kv_heads", "norms")}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("bias", False))
-        | {"fused_qkv": True, "final_norm": True, "rotary": lambda c: not c.flag("alibi", False)},
+        | {"fused_qkv": True, "final_norm": True, "rotary": lambda c: not c.flag("alibi", False)}
+        | {"converted": False},  # its layers are a subclass of nn.Linear
         {"word_embeddings": VOCABULARY},
     ),
     "phi": Family(  # attention and MLP side by side behind one norm

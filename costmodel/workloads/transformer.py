@@ -79,7 +79,8 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
 
 def _convolution(made: Convolution, name: str, sequences: int, source: str) -> list[Operation]:
     rows, width = sequences * made.positions, made.channels * made.kernel
-    sizes: dict[str, Any] = {"bias": made.bias, "quantised": False, "x_grad": source != BATCH, "input": source}
+    sizes: dict[str, Any] = {"bias": made.bias, "x_grad": source != BATCH, "input": source}
+    sizes["quantised"] = made.kernel == made.stride  # which cuts patches
     ops: list[Operation] = [Gemm(name, rows, width, made.outputs, x_values=rows * made.channels * made.stride, **sizes)]
     if made.activation:
         ops.append(Pointwise(f"{name}.activation", "activation", rows, made.outputs))
@@ -118,10 +119,11 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
         memory = (model.source_length, ENCODER_OUT, model.encoder.d)
         cross = replace(stack, causal=False)
         sublayer("encoder_attn", attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+    source = f"{prefix}.{'self_attn' if stack.norms == 1 else 'mlp'}.x"  # behind one norm, side by side
     if stack.experts and layer not in stack.experts.dense_layers:
-        sublayer("mlp", _experts(prefix, stack, stack.experts, tokens))
+        sublayer("mlp", _experts(prefix, stack, stack.experts, tokens, source))
     else:
-        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, stack.ffn, f"{prefix}.mlp.x"))
+        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, stack.ffn, source))
     if stack.layer_parameters:
         ops.append(Pointwise(f"{prefix}.extra", "parameters", 1, 1, parameters=stack.layer_parameters))
     if stack.shared_layers and layer >= stack.shared_layers:
@@ -152,9 +154,9 @@ def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> lis
     ]
 
 
-def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int) -> list[Operation]:
+def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, source: str) -> list[Operation]:
     """Rows are gathered by expert."""
-    source, name, rows = f"{prefix}.mlp.x", f"{prefix}.experts", tokens * experts.chosen
+    name, rows = f"{prefix}.experts", tokens * experts.chosen
     ours: dict[str, Any] = {"bias": experts.bias, "quantised": experts.converted, "weights": experts.count}
     router = Gemm(
         f"{prefix}.router", tokens, stack.d, experts.count, bias=experts.router_bias, quantised=False, input=source

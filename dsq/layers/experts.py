@@ -42,7 +42,7 @@ class Experts(Mixed, Quantised, nn.Module):
         if self.has_post_expert_norm:
             y = self.post_expert_norm(y)
         y = y * top_k_weights.flatten()[order_S, None]
-        y = y.new_zeros(top_k_index.numel(), y.shape[1]).index_put((order_S,), y)  # index_copy would keep y
+        y = y.new_zeros(top_k_index.numel(), y.shape[1]).index_put_((order_S,), y)  # index_copy_ would keep y
         return y.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
     def _products(self, name: str, x_SK: Tensor, tokens: list[int]) -> Tensor:

@@ -11,7 +11,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dsq.ops.product import ProductMatMuls, product
 
@@ -35,17 +34,22 @@ def attention(
     """
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal and attn_mask were both given: give one of them")
-    if enable_gqa:
-        groups = q_LD.shape[-3] // k_SD.shape[-3]
-        k_SD, v_SE = (x.repeat_interleave(groups, -3) for x in (k_SD, v_SE))
-    leading = torch.broadcast_shapes(q_LD.shape[:-2], k_SD.shape[:-2], v_SE.shape[:-2])
-    q_LD, k_SD, v_SE = (x.expand(*leading, *x.shape[-2:]) for x in (q_LD, k_SD, v_SE))
-    scores = product(q_LD, k_SD.mT, matmuls, seed) * (1 / math.sqrt(q_LD.shape[-1]) if scale is None else scale)
+    multiply = _grouped if enable_gqa else product
+    scores = multiply(q_LD, k_SD.mT, matmuls, seed) * (1 / math.sqrt(q_LD.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    weights = F.dropout(torch.ops.aten._safe_softmax(scores, -1), dropout_p)
-    return product(weights, v_SE, matmuls, None if seed is None else seed + 8), weights
+        attn_mask = scores.new_zeros(attn_mask.shape).masked_fill_(~attn_mask, -math.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask  # which keeps nothing for the backward, where a filled mask would stay
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    del scores  # the largest tensor, with the weights
+    if dropout_p:
+        weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout keeps a float a value
+    return multiply(weights, v_SE, matmuls, None if seed is None else seed + 8), weights
+
+
+def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:
+    """``product`` of the heads of ``a`` by those of ``b``, each of which serves as many of the former in a row."""
+    by_group = a_MK.unflatten(-3, (b_KN.shape[-3], -1))
+    return product(by_group, b_KN.unsqueeze(-3), matmuls, seed).flatten(-4, -3)

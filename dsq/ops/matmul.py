@@ -28,8 +28,8 @@ def multiply(
 ) -> Tensor:
     """``a b`` (+ bias), with what ``matmul`` says of both and of the result; in ``dtype`` (default: that of ``a``).
 
-    PyTorch multiplies in the narrower of the dtypes of ``a`` and of the result. Batches of matrices are multiplied each
-    by its own, by PyTorch; their axes count from the end.
+    PyTorch multiplies in the narrower of the dtypes of ``a`` and of the result. Batches of matrices, which broadcast,
+    are multiplied each by its own, by PyTorch; their axes count from the end.
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
@@ -44,7 +44,8 @@ def multiply(
 def _multiply(
     matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None, seed: int | None, dtype: torch.dtype
 ) -> Tensor:
-    batched, inner = a.dim() > 2, min(a.dtype, dtype, key=lambda dtype: dtype.itemsize)
+    batched = max(a.dim(), len(b.shape)) > 2
+    inner = min(a.dtype, dtype, key=lambda dtype: dtype.itemsize)
     gemm = TORCH if batched else gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if bias_N is not None:
         bias_N = bias_N.to(inner if gemm is TORCH else torch.promote_types(inner, torch.float32))
@@ -110,13 +111,15 @@ def _fake(
     seed: int | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    sizes = parse_matmul(matmul).sizes(a.shape, b.shape if shape is None else shape)
-    return a.new_empty((*a.shape[:-2], *sizes[:2]), dtype=dtype)
+    b_shape = b.shape if shape is None else shape
+    sizes = parse_matmul(matmul).sizes(a.shape, b_shape)
+    return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b_shape[:-2]), *sizes[:2]), dtype=dtype)
 
 
 def _flops(a_shape: Any, b_shape: Any, _: Any, shape: Any, bias: Any, matmul: str, *__: Any, **___: Any) -> int:
-    sizes = parse_matmul(matmul).sizes(a_shape, b_shape if shape is None else shape)
-    return 2 * prod((*a_shape[:-2], *sizes))
+    b_shape = b_shape if shape is None else shape
+    sizes = parse_matmul(matmul).sizes(a_shape, b_shape)
+    return 2 * prod((*torch.broadcast_shapes(a_shape[:-2], b_shape[:-2]), *sizes))
 
 
 # b: values; or codes, with their scales and the shape of the values

@@ -4,7 +4,7 @@
     backward   da = Q2(dy) Q1(b)^T           db = Q1(a)^T Q2(dy)
 
 Boxes run along the contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction,
-N columns; any leading dimensions, which both share, are batches.
+N columns; any leading dimensions are batches, and broadcast: the stash is of each operand as it came.
 """
 
 from functools import lru_cache
@@ -45,8 +45,8 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     """``a @ b`` with every operand quantised; differentiable once.
 
     Args:
-        a_MK: (..., M, K). b_KN: (..., K, N), of the same leading dimensions, dtype and device. Under autocast dtypes
-            may differ, the operands are quantised as they are, and y is in autocast's dtype.
+        a_MK: (..., M, K). b_KN: (..., K, N), of the same dtype and device; leading dimensions broadcast. Under autocast
+            dtypes may differ, the operands are quantised as they are, and y is in autocast's dtype.
         matmuls: product_matmuls(q0, q1, q2).
         seed: None rounds to nearest, a number stochastically.
     Raises:
@@ -55,17 +55,22 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     autocast = autocast_dtype(a_MK)
     if autocast is None and a_MK.dtype != b_KN.dtype:
         raise TypeError(f"a and b must share a floating dtype, got {a_MK.dtype} and {b_KN.dtype}")
-    if a_MK.dim() < 2 or a_MK.shape[:-2] != b_KN.shape[:-2] or a_MK.shape[-1] != b_KN.shape[-2]:
-        raise misfit(a_MK, b_KN)
+    _check(a_MK, b_KN)
     if torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad):
         y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-untyped-call]
         return y
     return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=autocast)
 
 
-def misfit(a: Tensor, b: Tensor) -> ValueError:
-    """What is raised for shapes that do not fit."""
-    return ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a.shape)} and {tuple(b.shape)}")
+def _check(a_MK: Tensor, b_KN: Tensor) -> None:
+    try:
+        torch.broadcast_shapes(a_MK.shape[:-2], b_KN.shape[:-2])
+        fits = min(a_MK.dim(), b_KN.dim()) >= 2 and a_MK.shape[-1] == b_KN.shape[-2]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        shapes = f"{tuple(a_MK.shape)} and {tuple(b_KN.shape)}"
+        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {shapes}")
 
 
 class _Product(torch.autograd.Function):
@@ -85,12 +90,12 @@ class _Product(torch.autograd.Function):
             raise RuntimeError("a quantised product is differentiable once: create_graph=True is not supported")
         a1, a_scales, b1, b_scales = ctx.saved_tensors
         da_MK = db_KN = None
+        if a1 is not None:  # attention's weights are unpacked before there is a gradient of their size
+            a = a1 if a_scales is None else Codes(a1, a_scales, ctx.shapes[0])
+            db_KN = multiply(ctx.matmuls.b_gradient, dy_MN, a, seed=ctx.seed).mT.sum_to_size(ctx.shapes[1])
         if b1 is not None:
             b = b1 if b_scales is None else Codes(b1, b_scales, ctx.shapes[1])
-            da_MK = multiply(ctx.matmuls.a_gradient, dy_MN, b, seed=ctx.seed)
-        if a1 is not None:
-            a = a1 if a_scales is None else Codes(a1, a_scales, ctx.shapes[0])
-            db_KN = multiply(ctx.matmuls.b_gradient, dy_MN, a, seed=ctx.seed).mT
+            da_MK = multiply(ctx.matmuls.a_gradient, dy_MN, b, seed=ctx.seed).sum_to_size(ctx.shapes[0])
         return da_MK, db_KN, None, None, None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +10,27 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dsq.arguments import whole_number
 from dsq.stash.policy import Controller, register
-from dsq.stash.saved_tensors.forms import Kept, Saved, get
-from dsq.stash.saved_tensors.history import is_weight
-from dsq.stash.saved_tensors.hooks import around_forward, refuse_create_graph
-from dsq.stash.saved_tensors.storages import is_plain, parameter_storages
+from dsq.stash.saved_tensors.forms import get
+from dsq.stash.saved_tensors.forward_stash import ForwardStash
+from dsq.stash.saved_tensors.hooks import around_forward
+from dsq.stash.saved_tensors.memory_order import MemoryOrder
+from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
+from dsq.stash.saved_tensors.rules.function_mode import Rules
+from dsq.stash.saved_tensors.storages import parameter_storages
 
 
-class Halved(Kept):
-    """The bfloat16 copy of a float32 tensor."""
+@dataclass(eq=False, slots=True)
+class Halved:
+    """The values of a float32 tensor in bfloat16."""
 
-    def get(self) -> Tensor:
-        refuse_create_graph()
-        return self.tensor.float()
+    values: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        return self.values.to(dtype)
 
 
 @register("bfloat16", composes_with=("checkpoint",))
@@ -29,16 +39,15 @@ def attach(model: nn.Module, *, smallest: int = 256) -> Controller:
     smallest = whole_number("smallest", smallest, 0)
     controller = Controller(model)
 
+    def encode(tensor: Tensor, order: MemoryOrder, values: Tensor) -> Halved | None:
+        if tensor.dtype != torch.float32 or values.numel() < smallest:
+            return None
+        return Halved(values.contiguous().to(torch.bfloat16))
+
     @contextmanager
     def hooks() -> Iterator[None]:
-        weights = parameter_storages(model)
-
-        def pack(x: Tensor) -> Saved:
-            if not is_plain(x) or x.dtype != torch.float32 or x.numel() < smallest or is_weight(x, weights):
-                return Kept.of(x)
-            return Halved.of(x.to(torch.bfloat16))
-
-        with saved_tensors_hooks(pack, get):
+        stash = ForwardStash(encode, parameter_storages(model), batch=set())
+        with saved_tensors_hooks(stash.pack, get), Rules(FEW_BITS, stash.pack_by_rule, stash.note_call):
             yield
 
     around_forward(controller, model, hooks)  # controller.remove() takes the hooks away again

@@ -58,8 +58,8 @@ class TwoValued:
 
 
 def one_bit(tensor: Tensor) -> TwoValued | None:
-    """A boolean tensor, or a floating one whose values are 0 and one positive number (dropout noise on the CPU), in one
-    bit an element; None for any other.
+    """A boolean tensor, or a floating one whose values are 0 and at most one other number (dropout noise on the CPU;
+    -inf, of a mask that is added to scores), in one bit an element; None for any other.
     """
     if tensor.dtype is torch.bool:
         return TwoValued(Mask.of(tensor), False, True, tensor.dtype)
@@ -69,10 +69,10 @@ def one_bit(tensor: Tensor) -> TwoValued | None:
     flat = values.reshape(-1)
     if len({*flat[:16].tolist(), 0.0}) > 2:  # nearly every other tensor is told apart here
         return None
-    found = {*flat[:256].tolist(), 0.0}
-    value = max(found)
-    if len(found) != 2 or not value > 0:
+    others = {*flat[:256].tolist()} - {0.0} or {float(value) for value in flat.detach().aminmax()} - {0.0}
+    if len(others) > 1:
         return None
-    mask = Mask.of(tensor)
-    is_mask = torch.equal(mask.unpack(0.0, value, tensor.dtype), tensor.detach())
-    return TwoValued(mask, 0.0, value, tensor.dtype) if is_mask else None
+    value = others.pop() if others else 1.0
+    closed, open = min(value, 0.0), max(value, 0.0)
+    found = TwoValued(Mask.of(tensor, low=min(value / 2, 0.0)), closed, open, tensor.dtype)
+    return found if torch.equal(found.get(), tensor.detach()) else None

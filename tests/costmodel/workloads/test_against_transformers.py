@@ -2,18 +2,22 @@
 products, exactly."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
+from costmodel.model.quantisation import Setup
+from costmodel.model.traffic import total_stash_bytes
 from costmodel.workloads.families import FAMILIES, REFUSED, transformer_of
 from costmodel.workloads.named import load_workload
 
 transformers = pytest.importorskip("transformers")
 
 SEQUENCES, LENGTH = 3, 16
+BFP_4 = Setup(dsq.BFP(32), dsq.Precision(4, 4, 4, 16))
 USUAL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80}
 POSITIONS = {"max_position_embeddings": 64}
 GROUPED = USUAL | POSITIONS | {"num_key_value_heads": 2}
@@ -111,6 +115,7 @@ MODELS = {
     "clip_text_model": ("CLIPTextModel", USUAL | POSITIONS),
 }
 PICTURES = ("vit", "clip_vision_model")
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")  # and Llama 4, which has its own experts
 
 
 def config_of(case):
@@ -159,6 +164,39 @@ def test_parameters_and_forward_products(case, tmp_path):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(**inputs_of(family, config))
     assert 2 * sum(gemm.macs for gemm in workload.gemms) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
+    """Those of weights with what is quantised, layers that read alike added up (some read once for two matrices), and
+    the bytes that the model stashes; of experts, whose last boxes are not full, no fewer."""
+    family, name, config = config_of(case)
+    if family in MIXTURES:
+        config._experts_implementation = "grouped_mm"  # what trains
+    config.use_cache = False
+    made = getattr(transformers, name)(config).eval()
+    model = dsq.convert(made, dsq.DSQConfig(levels="[4,4,4,16]", format="bfp", tied=True))
+    named, traced = tmp_path / "config.json", tmp_path / "traced.json"
+    named.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
+    traced.write_text(json.dumps(dsq.workload.trace(model, **inputs_of(family, config))))
+    expected, found = load_workload(str(named), SEQUENCES, **lengths_of(family, config)), load_workload(str(traced))
+    assert outputs_by_kind(found) == outputs_by_kind(expected)
+    assert found.parameters == expected.parameters
+    assert sum(gemm.macs for gemm in found.gemms) == sum(gemm.macs for gemm in expected.gemms)
+    held = dsq.stash.measure(lambda: model(**inputs_of(family, config))).held
+    stashed = sum(one.nbytes for one in held if one.op == "_LinearBackward")
+    predicted = total_stash_bytes(found, BFP_4)
+    assert predicted == total_stash_bytes(expected, BFP_4)
+    assert predicted <= stashed if family in MIXTURES else predicted == stashed
+
+
+def outputs_by_kind(workload):
+    """Outputs of the products of weights, by what else there is to say of them."""
+    sums = Counter()
+    for gemm in workload.gemms:
+        if gemm.weight:
+            sums[gemm.M, gemm.K, gemm.weights, gemm.quantised, gemm.tied, gemm.x_grad, gemm.w_grad] += gemm.N
+    return sums
 
 
 def test_every_family_is_held_against_its_model():

@@ -67,13 +67,39 @@ def test_forward_and_gradients_are_the_equations(masks):
         assert error < 2e-3
 
 
-def test_its_operands_are_stashed_packed():
-    (q, k, v), _ = inputs(length=48, keys=48)
+def kept_bytes(given, **options):
+    """Of packed operands, and of all else."""
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        attention(q, k, v, product_matmuls(*(dsq.BFP(4),) * 3))
+        attention(*given, product_matmuls(*(dsq.BFP(4),) * 3), **options)
     packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
+    return packed, sum(x.nbytes for x in kept) - packed
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_its_operands_are_stashed_packed(key_heads):
+    """Keys and values once, though several heads share them."""
+    (q, k, v), _ = inputs(key_heads=key_heads, length=48, keys=48)
+    packed, _ = kept_bytes((q, k, v), enable_gqa=key_heads != 4)
     assert packed == (q.numel() + k.numel() + v.numel() + 2 * 4 * 48 * 48) * 4.5 / 8
+
+
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+def test_of_the_rest_the_weights_alone_are_kept(masks):
+    given, _ = inputs()
+    assert kept_bytes(given, **masks)[1] == 4 * (2 * 4 * 24 * 40)
+
+
+def test_dropout_keeps_a_byte_a_weight():
+    given, _ = inputs()
+    assert kept_bytes(given, dropout_p=0.1)[1] == (4 + 1) * (2 * 4 * 24 * 40)
+
+
+def test_the_peak_is_three_tensors_of_the_weights_size():
+    """Weights, their gradient and that of the scores; queries, keys and values are small here."""
+    q, k, v = (torch.randn(2, 2, 128, 8, requires_grad=True) for _ in range(3))
+    peak = dsq.stash.measure(lambda: attention(q, k, v, product_matmuls(*(dsq.BFP(4),) * 3))[0].sum(), backward=True)
+    assert peak.peak_bytes < 3.5 * 4 * (2 * 2 * 128 * 128)
 
 
 def test_dropout_drops_and_both_masks_are_refused():

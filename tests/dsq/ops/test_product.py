@@ -27,6 +27,22 @@ def test_forward_and_gradients_are_the_equations():
     assert sum(x.nbytes for x in kept) == (48 * 32 + 32 * 80) * 4.5 / 8
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 32, 48), (32, 48)])
+def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
+    a, b = torch.randn(2, 3, 16, 32, requires_grad=True), torch.randn(shape, requires_grad=True)
+    matmuls, kept = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        y = product(a, b, matmuls)
+    dy = torch.randn(y.shape)
+    repeated = product(a, b.expand(2, 3, 32, 48), matmuls)
+    assert torch.equal(y, repeated)
+    da, db = torch.autograd.grad(y, (a, b), dy)
+    expected_da, expected_db = torch.autograd.grad(repeated, (a, b), dy)
+    assert torch.equal(da, expected_da)
+    torch.testing.assert_close(db, expected_db, rtol=1e-5, atol=1e-5)
+    assert sum(x.nbytes for x in kept) == (a.numel() + b.numel()) * 4.5 / 8
+
+
 def test_under_autocast_operands_are_those_of_the_tensors_themselves():
     """Weights of a softmax are float32 there, values bfloat16."""
     a, b = torch.rand(3, 24, 32, requires_grad=True), torch.randn(3, 32, 16).bfloat16().requires_grad_()

@@ -1,4 +1,4 @@
-"""Rules of the ops that need a bit an element, a narrow integer, or nothing: ReLU family, dropout, pooling."""
+"""Rules of the ops that need a bit an element, a narrow integer, or nothing: ReLU family, dropout, masks, pooling."""
 
 from collections.abc import Callable
 from math import inf, nan
@@ -59,11 +59,30 @@ def relu6(call: Call) -> PackOne:
 
 def _inside(low: float, high: float) -> PackOne:
     def pack(t: Tensor) -> Saved | None:
-        largest = torch.finfo(t.dtype).max
-        middle = max(low, -largest) / 2 + min(high, largest) / 2
         # a NaN passes on CUDA; on a CPU not, but for those that fill no vector
         nan_is_open = t.device.type != "cpu"
-        return sides(closed=inf, open=middle, low=low, high=high, nan_is_open=nan_is_open)(t)
+        return sides(closed=inf, open=_middle(low, high, t.dtype), low=low, high=high, nan_is_open=nan_is_open)(t)
+
+    return pack
+
+
+def _middle(low: float, high: float, dtype: torch.dtype) -> float:
+    largest = torch.finfo(dtype).max
+    return max(low, -largest) / 2 + min(high, largest) / 2
+
+
+def clamp(call: Call) -> PackOne | None:
+    """torch.clamp(input, min=None, max=None) by numbers: the gradient passes where min <= x <= max (NaN is stopped)."""
+    low, high = call.get(1, "min"), call.get(2, "max")
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return None
+    low, high = -inf if low is None else low, inf if high is None else high
+
+    def pack(t: Tensor) -> Saved | None:
+        if not t.is_floating_point():
+            return None
+        x = t.detach()
+        return TwoValued(Mask.of((x >= low) & (x <= high)), nan, _middle(low, high, t.dtype), t.dtype)
 
     return pack
 
@@ -77,8 +96,8 @@ def prelu(call: Call) -> PackOne | None:
     return lambda t: None if t.shape == shape_w or t.numel() == shape_w.numel() else sign(t)
 
 
-def dropout(call: Call) -> PackOne:
-    """Boolean masks (CUDA) and floating noise of two values (CPU); the rest as it is."""
+def two_values(call: Call) -> PackOne:
+    """Dropout's boolean masks (CUDA) and floating noise (CPU), and what is added to scores; the rest as it is."""
     return lambda t: None if t.requires_grad else one_bit(t)
 
 
@@ -109,14 +128,16 @@ RELU_FAMILY: RuleTable = {
     **dict.fromkeys((F.hardtanh, F.hardtanh_), hardtanh),
     **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), prelu),
     F.relu6: relu6,
+    **dict.fromkeys((torch.clamp, Tensor.clamp), clamp),
 }
-DROPOUT: RuleTable = dict.fromkeys(
+MASKS: RuleTable = dict.fromkeys(
     (
         *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-        *(torch.dropout, torch.alpha_dropout, torch.feature_dropout),
-        F.multi_head_attention_forward,  # its inner calls are out of the mode's sight: its dropout is
+        *(torch.dropout, torch.native_dropout, torch.alpha_dropout, torch.feature_dropout),
+        F.scaled_dot_product_attention,
+        F.multi_head_attention_forward,  # its inner calls are out of the mode's sight
     ),
-    dropout,
+    two_values,
 )
 POOLING: RuleTable = {
     **dict.fromkeys((F.max_pool1d, F.max_pool1d_with_indices, torch.max_pool1d), max_pool(1)),
@@ -132,7 +153,7 @@ POOLING: RuleTable = {
 }
 #: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
 #: zero, and lose their gradient.
-FEW_BITS = {**RELU_FAMILY, **DROPOUT, **POOLING}
+FEW_BITS = {**RELU_FAMILY, **MASKS, **POOLING}
 #: Functions whose saved tensors quantising policies keep exact: they are small, or are what a gradient is most
 #: sensitive to (GACT, section 6.1: a loss).
 SENSITIVE: tuple[Callable[..., Any], ...] = (

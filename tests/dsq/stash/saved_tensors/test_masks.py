@@ -50,14 +50,27 @@ def test_dropout_noise_is_one_bit(dtype):
     assert packed.get().dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("hidden", [-torch.inf, "least", 0.0])
+@pytest.mark.parametrize("first", [0, 300], ids=["from the start", "late"])
+def test_what_is_added_to_scores_is_one_bit(dtype, hidden, first):
+    added = torch.zeros(2, 1, 20, 20, dtype=dtype)
+    added.view(-1)[first::3] = torch.finfo(dtype).min if hidden == "least" else hidden
+    packed = one_bit(added)
+    assert packed is not None
+    assert packed.nbytes == 800 // 8
+    assert torch.equal(packed.get(), added)
+    assert packed.get().dtype == dtype
+
+
 @pytest.mark.parametrize(
     "values",
     [
-        *(torch.randn(64), torch.zeros(64), -torch.ones(64), torch.ones(4), torch.tensor([0.0, 1, 2, 0] * 9)),
+        *(torch.randn(64), torch.ones(4), torch.tensor([0.0, 1, 2, 0] * 9)),
         *(torch.cat([torch.ones(300), torch.tensor([last])]) for last in (2.0, -1.0, float("nan"))),
         torch.arange(64),
     ],
-    ids=["normal", "zeros", "negative", "few", "three values", "late", "late, negative", "late, NaN", "whole numbers"],
+    ids=["normal", "few", "three values", "late", "late, negative", "late, NaN", "whole numbers"],
 )
 def test_other_tensors_are_no_mask(values):
     assert one_bit(values) is None

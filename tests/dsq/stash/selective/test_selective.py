@@ -61,10 +61,15 @@ class Shared(nn.Module):
         return self.norm(self.b(F.relu(self.norm(self.a(x)))))
 
 
+def clamp(low, high):
+    return Functional(lambda x: x.clamp(low, high))
+
+
 def seq(*layers):
     return nn.Sequential(*layers)
 
 
+CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()
 LAYERS = {
     "conv1d same, dilated": (nn.Conv1d(4, 6, 4, padding="same", dilation=2), (2, 4, 9)),
     "conv1d unbatched": (nn.Conv1d(4, 6, 3), (4, 9)),
@@ -98,6 +103,7 @@ LAYERS = {
     "leaky relu in place": (seq(nn.Conv1d(4, 4, 3), nn.LeakyReLU(0.3, inplace=True)), (2, 4, 9)),
     "hardtanh": (nn.Hardtanh(-0.5, 0.7), (2, 4, 9)),
     "hardtanh in place": (seq(nn.Conv1d(4, 4, 3), nn.Hardtanh(inplace=True)), (2, 4, 9)),
+    "clamp": (Functional(lambda x: x.clamp(-0.5, 0.7), lambda x: torch.clamp(x, max=0.5)), (2, 4, 9)),
     "threshold": (nn.Threshold(0.3, -2.0), (2, 4, 9)),
     "prelu": (nn.PReLU(4), (2, 4, 9)),
     "dropout": (nn.Dropout(0.3), (2, 4, 9)),
@@ -120,6 +126,7 @@ LAYERS = {
     "functions": (Functional(F.relu, torch.sin, F.relu6, F.dropout, torch.relu, lambda x: x.neg().relu_()), (2, 4, 9)),
     "function max-pool": (Functional(torch.sin, lambda x: F.max_pool2d(x, 2), F.leaky_relu), (2, 4, 9, 9)),
     "shared": (Shared(), (2, 4, 9, 9)),
+    "masked attention": (Functional(lambda x: F.scaled_dot_product_attention(x, x, x, CAUSAL)), (2, 4, 9, 8)),
     "attention": (nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True), (3, 5, 8)),
 }
 
@@ -182,6 +189,16 @@ def test_what_is_kept_follows_who_needs_a_gradient():
     assert kept(model, x) == full + indices  # the second conv's input, which the ReLU shares
 
 
+@pytest.mark.parametrize("mask", [CAUSAL, torch.zeros(9, 9).masked_fill(~CAUSAL, -torch.inf)], ids=["bool", "float"])
+def test_what_is_added_to_scores_takes_a_bit(mask):
+    """PyTorch makes floats of a boolean mask, which each layer then keeps."""
+    model = seq(Functional(lambda x: F.scaled_dot_product_attention(x, x, x, mask.clone())))
+    x = torch.randn(2, 4, 9, 8, requires_grad=True)
+    plain = kept(model, x)
+    apply(model, "selective")
+    assert plain - kept(model, x) == 4 * 81 - 11
+
+
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("scenario", ["all", "input", "conv", "norm"])
 def test_resnet(scenario, train):
@@ -206,7 +223,8 @@ def test_infinities_and_nans_pass_as_in_pytorch():
     inf = float("inf")
     limits = [(-1.0, 1.0), (-inf, 3.0), (-1.0, inf), (-inf, inf)]
     hardtanh = [Functional(lambda x, low=low, high=high: F.hardtanh(x, low, high)) for low, high in limits]
-    for module in (nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.Threshold(0.5, 1.0), *hardtanh):
+    clamps = [clamp(low, high) for low, high in limits]
+    for module in (nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.Threshold(0.5, 1.0), *hardtanh, *clamps):
         (theirs,) = torch.autograd.grad(module(x).sum(), x)
         model = seq(copy.deepcopy(module))
         apply(model, "selective")
@@ -252,7 +270,7 @@ def test_a_mask_is_not_given_up_for_memory_seen_as_other_numbers():
 def test_values_on_a_limit_that_the_type_does_not_hold(dtype, limit):
     """PyTorch compares 16 bits with the limit in float32: the value nearest to it lies above it, or below."""
     x = torch.tensor([limit, -limit, 0.0, 1.0], dtype=dtype).repeat(16)
-    for module in (nn.Threshold(limit, 0.0), nn.Hardtanh(-limit, 3.0), nn.Hardtanh(-1.0, limit)):
+    for module in (nn.Threshold(limit, 0.0), nn.Hardtanh(-limit, 3.0), nn.Hardtanh(-1.0, limit), clamp(-limit, limit)):
         model = seq(module)
         expected = gradients(model, x, needs_x=True)
         apply(model, "selective")
