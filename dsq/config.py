@@ -39,7 +39,7 @@ class DSQConfig:
     The format is ``snvint`` unless told: at 2 to 4 bits it loses less than the paper's ``bfp``, at the same bytes
     (docs/formats.md, which has its time too); widths above 6 are ``bfp`` then, which is as good there.
 
-    Raises ValueError for a value out of its range; warns of widths that were seen to damage training.
+    Raises ValueError for a value out of its range; warns of widths and rounding that were seen to damage training.
     """
 
     #: the schedule, lowest first; one level is a static precision. A string or Precision stands for one level
@@ -85,7 +85,7 @@ class DSQConfig:
             flag(name, getattr(self, name))
         for level in range(len(self.levels)):
             self.at(level)
-        for text in damage(self.levels, self.format):
+        for text in damage(self.levels, self.format, self.rounding):
             warnings.warn(text, stacklevel=3)
 
     def at(self, level: int) -> Quantizers:

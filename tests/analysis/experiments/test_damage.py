@@ -8,15 +8,16 @@ import dsq
 from analysis import ROOT
 from analysis.experiments.ledger.configurations import Configuration, configurations
 from analysis.experiments.ledger.ledger import read_ledger
+from dsq.damage import STOCHASTIC
 
 
 def against_fp32() -> dict[str, tuple[Configuration, float]]:
-    """Translation's runs that round to nearest: by name, each with what it gains on fp32 in the mean of its seeds."""
+    """Translation's runs: by name, each with what it gains on fp32 in the mean of its seeds."""
     found: dict[str, tuple[Configuration, float]] = {}
     for name in ("ablations", "demo_formats", "multi30k"):
         for recipe, group in configurations(read_ledger(ROOT / "analysis" / "results" / f"{name}.csv")).items():
             floats = [one for one in group if one.is_float]
-            quantised = [one for one in group if not one.is_float and one.first["rounding"] == "nearest"]
+            quantised = [one for one in group if not one.is_float]
             found |= {f"{recipe} {one.name}": (one, one.above(floats[0])) for one in quantised if floats}
     return found
 
@@ -24,8 +25,9 @@ def against_fp32() -> dict[str, tuple[Configuration, float]]:
 def warns(one: Configuration) -> bool:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dsq.DSQConfig(levels=dsq.parse_levels(one.first["levels"]), format=one.first["format"])
-    return any("training, which needed" in str(warning.message) for warning in caught)
+        levels, format, rounding = (one.first[name] for name in ("levels", "format", "rounding"))
+        dsq.DSQConfig(levels=dsq.parse_levels(levels), format=format, rounding=rounding)
+    return any("may damage training" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize("format", ["snvint", "sbfp", "bfp", "fixed"])
@@ -37,3 +39,10 @@ def test_what_lost_four_points_is_warned_of_and_what_lost_one_is_not(format: str
     assert good
     assert {name for name in bad if not warns(runs[name][0])} == set()
     assert {name for name in good if warns(runs[name][0])} == set()
+
+
+@pytest.mark.parametrize(("format", "lost"), STOCHASTIC.items())
+def test_stochastic_rounding_lost_what_the_warning_says(format: str, lost: tuple[float, float]) -> None:
+    runs = against_fp32()
+    found = [runs[f"ablations {format}_4-4-4-16{rounding}"][1] for rounding in ("_rounding=stochastic", "")]
+    assert [round(-gain, 1) for gain in found] == list(lost)
