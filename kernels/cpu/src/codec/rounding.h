@@ -101,7 +101,8 @@ struct TwosComplement {
 INLINE F clamp(F t, SignAndMagnitude code) { return clamp(t, code.most); }
 INLINE F clamp(F t, TwosComplement code) { return between(t, code.least, code.most); }
 
-// |t| 2^16, clamped. A power of two's factor has brought in the 2^16; another might overflow by it.
+// |t| 2^16, clamped; of two's complement on both sides to that of the smallest code, so that `clipped` has to follow. A
+// power of two's factor has brought in the 2^16; another might overflow by it.
 #if LANES == 16
 INLINE F size_in_fractions(F t, SignAndMagnitude code) {
   return (F)_mm512_range_ps((__m512)t, (__m512)(code.most * 65536), 0b1010);
