@@ -114,7 +114,8 @@ def check_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
 
 def _moment(value: Any) -> float:
     """``value``. 1.0 is refused: it may stand for the first update or for the end of the run."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not whole and not (isinstance(value, float) and 0 < value < 1):
-        raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
-    return value  # type: ignore[no-any-return]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")

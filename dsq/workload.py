@@ -168,6 +168,11 @@ class _Recorder(TorchDispatchMode):
     def _parameter(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._names
 
+    def named(self, tensor: Tensor, otherwise: str) -> tuple[str, Tensor | None]:
+        """The name of the parameter that ``tensor`` is, and it; ``otherwise`` and None for what is none."""
+        name = self._names.get(tensor.untyped_storage()._cdata)
+        return (otherwise, None) if name is None else (name, tensor)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         record = _RECORD.get(func.overloadpacket)
@@ -183,9 +188,7 @@ def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     *added, a, b = args
     bias = added[0] if added and recorder._parameter(added[0]) else None
     batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
-    weight = b if recorder._parameter(b) else None
-    if weight is not None:
-        name = recorder._names[b.untyped_storage()._cdata]
+    name, weight = recorder.named(b, name)
     fields = {"x_grad": a.requires_grad, "w_grad": b.requires_grad}
     if weight is not None and batch > 1:
         fields["weights"] = batch if b.stride(0) else 1  # one matrix may be expanded
@@ -195,31 +198,27 @@ def _product(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
 
 def _experts(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     """x_TK b_EKN: each row by the matrix of one expert."""
-    x, weight = args[:2]
-    known = recorder._parameter(weight)
-    if known:
-        name = recorder._names[weight.untyped_storage()._cdata]
-    fields = {"weights": weight.shape[0], "x_grad": x.requires_grad, "w_grad": weight.requires_grad}
-    recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight if known else None, **fields)
+    x, b = args[:2]
+    name, weight = recorder.named(b, name)
+    fields = {"weights": b.shape[0], "x_grad": x.requires_grad, "w_grad": b.requires_grad}
+    recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight, **fields)
 
 
 def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None:
     """x_BC..., w_OC...: a product of its patches (positions, channels * kernel), each group of channels by itself."""
-    x, weight, bias, groups = args[0], args[1], args[2], args[8]
-    transposed, kernel = args[6], math.prod(weight.shape[2:])
+    x, w, bias, groups = args[0], args[1], args[2], args[8]
+    transposed, kernel = args[6], math.prod(w.shape[2:])
     rows = x.shape[0] * math.prod((x if transposed else out).shape[2:])
     inside, outputs = x.shape[1] // groups, out.shape[1] // groups
     width, outputs = (inside, outputs * kernel) if transposed else (inside * kernel, outputs)
-    known = recorder._parameter(weight)
-    if known:
-        name = recorder._names[weight.untyped_storage()._cdata]
+    name, weight = recorder.named(w, name)
     recorder.add_gemm(
         name,
         (1, rows * groups, width, outputs),
-        weight if known else None,
+        weight,
         bias if recorder._parameter(bias) and not transposed else None,
         **{"weights": groups, "x_values": x.numel()},
-        **{"x_grad": x.requires_grad, "w_grad": weight.requires_grad},
+        **{"x_grad": x.requires_grad, "w_grad": w.requires_grad},
     )
 
 

@@ -159,11 +159,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check(options: object) -> None:
     """Raise InputError where ``config_of`` does; log nothing."""
-    logger.disabled = True
-    try:
-        config_of(options)
-    finally:
-        logger.disabled = False
+    _config_and_warnings(options)
 
 
 def config_of(options: object) -> DSQConfig | None:
@@ -172,6 +168,13 @@ def config_of(options: object) -> DSQConfig | None:
     Logs a warning of flags that do nothing without --dsq-levels, and what the core warns of. Raises InputError for
     values that no run can use.
     """
+    config, found = _config_and_warnings(options)
+    for text in found:
+        logger.warning("%s", text)
+    return config
+
+
+def _config_and_warnings(options: object) -> tuple[DSQConfig | None, list[str]]:
     given: dict[str, Any] = {
         option.name.removeprefix("dsq_"): getattr(options, option.name, option.default) for option in FLAGS
     }
@@ -180,17 +183,14 @@ def config_of(options: object) -> DSQConfig | None:
     given["rise_at"] = _numbers(given["rise_at"])
     if levels is None:
         idle = [flag_of(name) for name, value in given.items() if value != _DEFAULT[name]]
-        if idle:
-            logger.warning("without --dsq-levels there is no DSQ: %s does nothing", ", ".join(idle))
-        return None
+        return None, [f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"] if idle else []
     with _flags_named(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = DSQConfig(levels=quiet(parse_levels, levels), **given)
+    found = [f"--dsq-levels: {warning.message}" for warning in caught]
     if len(config.levels) == 1 and config.patience != _DEFAULT["patience"]:
-        logger.warning("--dsq-patience does nothing: --dsq-levels has one level")
-    for warning in caught:
-        logger.warning("--dsq-levels: %s", warning.message)
-    return config
+        found.insert(0, "--dsq-patience does nothing: --dsq-levels has one level")
+    return config, found
 
 
 def _numbers(text: str | None) -> tuple[float, ...]:

@@ -20,8 +20,8 @@ from dsq.stash.saved_tensors.storages import parameter_storages
 
 
 @dataclass(eq=False, slots=True)
-class Halved:
-    """The values of a float32 tensor in bfloat16."""
+class Cast:
+    """A tensor's values in a dtype of their own."""
 
     values: Tensor
 
@@ -39,10 +39,10 @@ def attach(model: nn.Module, *, smallest: int = 256) -> Controller:
     smallest = whole_number("smallest", smallest, 0)
     controller = Controller(model)
 
-    def encode(tensor: Tensor, order: MemoryOrder, values: Tensor) -> Halved | None:
+    def encode(tensor: Tensor, order: MemoryOrder, values: Tensor) -> Cast | None:
         if tensor.dtype != torch.float32 or values.numel() < smallest:
             return None
-        return Halved(values.contiguous().to(torch.bfloat16))
+        return Cast(values.contiguous().to(torch.bfloat16))
 
     @contextmanager
     def hooks() -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from dsq import stash
+from dsq.stash.bfloat16 import Cast
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
@@ -19,29 +19,15 @@ from dsq.stash.saved_tensors.rules.function_mode import Rules, writes_in_place
 from dsq.stash.saved_tensors.storages import storages_of
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A code that loses nothing."""
-
-    values: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
-    def unpack(self, dtype: torch.dtype) -> Tensor:
-        return self.values.to(dtype)
-
-
 class Recorder:
-    """An encoder that counts."""
+    """An encoder that loses nothing, and counts."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
 
-    def __call__(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Copy:
+    def __call__(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Cast:
         self.shapes.append(tuple(tensor.shape))
-        return Copy(values.clone())
+        return Cast(values.clone())
 
 
 @contextmanager
