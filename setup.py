@@ -26,7 +26,10 @@ if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
 AVX2 = ["-mavx2", "-mf16c", "-mprfchw"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 #: each source with the flags of its own
-SOURCES = {"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "simd/portable.cpp": []}
+SOURCES: dict[str, list[str]] = {
+    **{"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "gemm/integer.cpp": []},
+    "simd/portable.cpp": [],
+}
 #: of a kind of machine: a macro for all sources, and sources of its own, whose instructions are chosen at run time: a
 #: wheel runs on any such machine
 X86 = (
@@ -35,12 +38,13 @@ X86 = (
         "simd/avx2.cpp": AVX2,
         "simd/avx512.cpp": AVX512,
         "gemm/bfloat16.cpp": [*AVX512, "-mavx512bf16"],
-        "gemm/integer.cpp": [*AVX512, "-mavx512vnni"],
+        "gemm/integer_avx2.cpp": [*AVX2, "-mfma"],
+        "gemm/integer_avx512.cpp": [*AVX512, "-mavx512vnni"],
         "attention.cpp": AVX512,
         "linear.cpp": [],
     },
 )
-ARM = "-DDSQ_ARM", {"gemm/dot_product.cpp": ["-march=armv8.2-a+dotprod"], "linear.cpp": []}
+ARM = "-DDSQ_ARM", {"gemm/integer_neon.cpp": ["-march=armv8.2-a+dotprod"], "linear.cpp": []}
 MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 # a cross build says its platform in _PYTHON_HOST_PLATFORM; a Mac's universal2 gets what every machine has
 if own := MACHINES.get(sysconfig.get_platform().rpartition("-")[2]):

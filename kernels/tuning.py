@@ -60,7 +60,8 @@ def fastest(
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
     shape = size_class(sizes, backend.device_type)
-    key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}"
+    names = " ".join(gemm.name for gemm in gemms)  # a release may bring another
+    key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}; of {names}"
     if dtype is not torch.float32:
         key += f"; {dtype}"
     known = _known(gemms, key)

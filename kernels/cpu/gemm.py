@@ -2,9 +2,9 @@
 
 bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
 packed operands with boxes along the contraction: an exact integer dot product a box, then the boxes' scale factors, as
-hardware for the format computes it (AVX512_VNNI; NEON's sdot, codes of at most 8 bits). With AVX512_VNNI codes of at
-most 8 bits multiply as bytes, at two thirds of the cost; and where a byte has room to shift narrower codes to one
-exponent, one dot product takes 64 or 512 values of the contraction. The sums of 256 products of codes, shifted or not,
+hardware for the format computes it (AVX512_VNNI; NEON's sdot, codes of at most 8 bits; AVX2, codes of at most 13 bits
+together). With AVX512_VNNI codes of at most 8 bits multiply as bytes, at two thirds of the cost; and where a byte has
+room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The sums of 256 products of codes, shifted or not,
 times the scale factors of either operand or both, have to be within float32's range.
 
 Shape suffixes: M rows, N columns, K the contraction.
@@ -23,7 +23,7 @@ from dsq.kernels.cpu.scratch import scratch
 from dsq.kernels.reference.gemm import TORCH
 
 #: values of a vector in a panel of int16 (src/gemm/integer_packing.h); a box has to divide it
-_PANEL_DEPTH = 256
+_MOST_BOX = 256
 #: the name of PyTorch's other float32 product
 ONEDNN = "onednn"
 
@@ -61,10 +61,9 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
         return False
     box = summed_as_integers(a.box)
-    widest: int = library().c.dsq_gemm_integer_bits()
-    divides = box % (32 // widest) == 0 and _PANEL_DEPTH % box == 0
-    fits = a.packs and b.packs and max(a.bits, b.bits) <= widest and a.smallest_code * b.smallest_code * box < 1 << 31
-    return divides and fits and matmul.boxes_match()
+    takes = _MOST_BOX % box == 0 and library().c.dsq_gemm_integer_fits(a.bits, b.bits, box)
+    fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
+    return bool(takes) and fits and matmul.boxes_match()
 
 
 def _fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:

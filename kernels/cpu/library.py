@@ -7,6 +7,7 @@ loaded. The instruction set is chosen at run time.
 import os
 import struct
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -43,15 +44,22 @@ class Library:
 
     def instruction_sets(self) -> dict[str, int]:
         """The instruction sets of this machine that there are kernels for, best first, with their ``isa``."""
-        sets: dict[str, int] = {}
-        usable, isa = self.ffi.new("int *"), 0
-        while name := self.c.dsq_isa(isa, usable):
+        return self._usable(self.c.dsq_isa)
+
+    def integer_gemms(self) -> dict[str, int]:
+        """The integer GEMMs that this machine has the instructions of, best first, with their indices."""
+        return self._usable(self.c.dsq_integer_gemm)
+
+    def _usable(self, name_of: Callable[[int, Any], Any]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        usable, index = self.ffi.new("int *"), 0
+        while name := name_of(index, usable):
             if usable[0]:
                 text = self.ffi.string(name)
                 assert isinstance(text, bytes)
-                sets[text.decode()] = isa
-            isa += 1
-        return sets
+                found[text.decode()] = index
+            index += 1
+        return found
 
     def dtypes(self) -> dict[torch.dtype, int]:
         """The dtypes that kernels read and write, as ``enum Dtype`` has them."""

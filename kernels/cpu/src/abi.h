@@ -104,8 +104,12 @@ const int64_t* dsq_abi_layout(void);
 const char* dsq_isa(int index, int* usable);
 /* Whether this machine has the instructions of an enum GemmKernel. */
 int dsq_has_gemm(int gemm);
-/* The widest codes that GEMM_INTEGER multiplies. */
-int dsq_gemm_integer_bits(void);
+/* The name of integer GEMM `index`, best first, or null past the last; `usable`: whether this machine has its
+   instructions. GEMM_INTEGER is the first of those, or what dsq_use_integer_gemm was told. */
+const char* dsq_integer_gemm(int index, int* usable);
+void dsq_use_integer_gemm(int index);
+/* Whether GEMM_INTEGER multiplies codes of such widths. */
+int dsq_gemm_integer_fits(int a_bits, int b_bits, int box);
 /* GOMP_parallel and omp_get_thread_num of the process's OpenMP runtime; until then, one thread. */
 void dsq_use_threads(address run, address number);
 

@@ -28,13 +28,20 @@ int dsq_has_gemm(int gemm) {
 #ifdef DSQ_X86
   if (gemm == GEMM_BFLOAT16) return gemm_bfloat16_usable();
 #endif
-#if defined DSQ_X86 || defined DSQ_ARM
-  if (gemm == GEMM_INTEGER) return gemm_integer_usable();
-#endif
+  if (gemm == GEMM_INTEGER) return integer_gemm() != nullptr;
   return gemm == GEMM_TORCH;
 }
 
-int dsq_gemm_integer_bits() { return INTEGER_BITS; }
+const char* dsq_integer_gemm(int index, int* usable) {
+  const IntegerGemm* gemm = integer_gemm(index);
+  if (!gemm) return nullptr;
+  *usable = gemm->usable();
+  return gemm->name;
+}
+
+void dsq_use_integer_gemm(int index) { use_integer_gemm(index); }
+
+int dsq_gemm_integer_fits(int a_bits, int b_bits, int box) { return integer_gemm()->fits(a_bits, b_bits, box); }
 
 void dsq_use_threads(address run, address number) { use_threads((OpenMpParallel)run, (OpenMpThreadNumber)number); }
 
@@ -98,15 +105,15 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
 #if defined DSQ_X86 || defined DSQ_ARM
 
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
-  return gemm_integer_scratch({rows, columns, depth}, box);
+  return integer_gemm()->scratch({rows, columns, depth}, box);
 }
 
 void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
                       address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
                       address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads) {
-  gemm_integer({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
-               {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias},
-               {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
+  integer_gemm()->multiply({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
+                           {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias},
+                           {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,

@@ -52,9 +52,9 @@ void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t
   if (after) result.dtype = FLOAT32;
   if (after && codec.out_dtype != FLOAT32) result.to = scratch + desc.result_offset;
   if (desc.gemm == GEMM_INTEGER)
-    gemm_integer({left.data, left.scales, desc.a.codec.scales, desc.a.codec.bits, desc.a.across != 0},
-                 {right.data, right.scales, desc.b.codec.scales, desc.b.codec.bits, desc.b.across != 0},
-                 desc.a.codec.box == 0, desc.box, bias, result, size, panels, threads);
+    integer_gemm()->multiply({left.data, left.scales, desc.a.codec.scales, desc.a.codec.bits, desc.a.across != 0},
+                             {right.data, right.scales, desc.b.codec.scales, desc.b.codec.bits, desc.b.across != 0},
+                             desc.a.codec.box == 0, desc.box, bias, result, size, panels, threads);
 #ifdef DSQ_X86
   else if (desc.gemm == GEMM_BFLOAT16)
     gemm_bfloat16({(const uint16_t*)left.data, desc.a.row_stride, desc.a.column_stride},

@@ -8,6 +8,7 @@ import torch
 import dsq
 from dsq.kernels.backend import Dtypes
 from dsq.kernels.cpu import scratch
+from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for, use_backend
 from dsq.ops import linear_passes as passes
 
@@ -132,7 +133,8 @@ def test_which_passes_are_one_call(monkeypatch):
         raise AssertionError("a kernel of its own")
 
     x, w = torch.randn(32, 48), torch.randn(64, 48)
-    for precision in ("[4,4,4,16]", "[16,4,4,16]"):
+    takes_wide_codes = library().c.dsq_gemm_integer_fits(16, 4, 16)
+    for precision in ("[4,4,4,8]", *(("[4,4,4,16]", "[16,4,4,16]") if takes_wide_codes else ())):
         matmuls = dsq.Quantizers.of(precision).matmuls
         with monkeypatch.context() as m:
             m.setattr(passes, "multiply", refuse)

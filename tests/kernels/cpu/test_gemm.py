@@ -1,6 +1,7 @@
 """Products by the compiled kernels: exact products, against float64; what they take and what they refuse."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ if not LIBRARY.exists():
 WEIGHT_GRADIENT = MatMul(Operand(BFP(16), 0, transposed=True), Operand(BFP(4), 0))
 NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
 BFLOAT16, INTEGER, TORCH, ONEDNN = load().gemms
-WIDEST = library().c.dsq_gemm_integer_bits()
+INTEGER_GEMMS = library().integer_gemms()
 
 
 def integer_fits(matmul):
@@ -33,14 +34,28 @@ def gemm_bf16(a, b, bias=None):
     return BFLOAT16.run(NARROW, a, b, bias)
 
 
+@pytest.fixture(params=INTEGER_GEMMS)
+def integer_gemm(request):
+    """Each of this machine's in turn."""
+    library().c.dsq_use_integer_gemm(INTEGER_GEMMS[request.param])
+    yield request.param
+    library().c.dsq_use_integer_gemm(next(iter(INTEGER_GEMMS.values())))
+
+
 def gemm_integer(matmul, a, b, bias=None):
-    if max(matmul.a.format.bits, matmul.b.format.bits) > WIDEST:
-        pytest.skip(f"this CPU multiplies codes of {WIDEST} bits at most")
+    if not integer_fits(matmul):
+        pytest.skip("not with these instructions")
     return INTEGER.run(matmul, a, b, bias)
 
 
+def has_too_many_bits(name, bits, box):
+    if name == "avx512_vnni":
+        return sum(bits) - 2 + math.log2(box) >= 31
+    return max(bits) > 8 or box % 4 or (name == "avx2" and sum(bits) > 13)
+
+
 needs_bf16 = pytest.mark.skipif(not BFLOAT16.fits(NARROW, torch.float32), reason="this CPU has no AVX512_BF16")
-needs_integer = pytest.mark.skipif(not integer_fits(NARROW), reason="this CPU has no AVX512_VNNI or sdot")
+needs_integer = pytest.mark.usefixtures("integer_gemm")
 
 SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (37, 51, 45), (100, 600, 70)]
 
@@ -104,11 +119,12 @@ def entering(x, operand):
     return values.t() if operand.transposed else values
 
 
-@needs_integer
-@pytest.mark.parametrize("bits", [(2, 2), (3, 5), (4, 4), (8, 8), (16, 2), (4, 16), (12, 12), (15, 3), (9, 8)])
+@pytest.mark.parametrize(
+    "bits", [(2, 2), (3, 5), (4, 4), (8, 4), (5, 8), (8, 8), (16, 2), (4, 16), (12, 12), (15, 3), (9, 8)]
+)
 @pytest.mark.parametrize("box", [16, 32, 4, 2, 0])
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
-def test_box_products_are_exact(bits, box, transposed):
+def test_box_products_are_exact(integer_gemm, bits, box, transposed):
     a_format, b_format = ((BFP(m, box) if box else FixedPoint(m)) for m in bits)
     a_transposed, b_transposed = transposed
     matmul = MatMul(
@@ -116,8 +132,7 @@ def test_box_products_are_exact(bits, box, transposed):
         Operand(b_format, -1 if b_transposed else 0, transposed=b_transposed),
     )
     if not integer_fits(matmul):
-        narrow = WIDEST == 8 and (max(bits) > 8 or box == 2)
-        assert narrow or a_format.largest_code * b_format.largest_code * box >= 2**31
+        assert has_too_many_bits(integer_gemm, bits, box or 16)
         return
     for m, k, n in SIZES:
         a_stored = torch.randn((k, m) if a_transposed else (m, k))
@@ -132,7 +147,7 @@ def test_box_products_are_exact(bits, box, transposed):
 
 @needs_integer
 @pytest.mark.parametrize("kinds", itertools.product((BFP, SignedBFP, SignedNVInt), repeat=2))
-@pytest.mark.parametrize("bits", [(2, 3), (8, 8), (16, 4), (4, 15), (9, 8)])
+@pytest.mark.parametrize("bits", [(2, 3), (4, 8), (7, 6), (8, 8), (16, 4), (4, 15), (9, 8)])
 @pytest.mark.parametrize("transposed", [(False, True), (True, False)])
 def test_products_of_signed_formats_and_mixed_ones_are_exact(kinds, bits, transposed):
     a, b = (
@@ -148,18 +163,29 @@ def test_products_of_signed_formats_and_mixed_ones_are_exact(kinds, bits, transp
         assert ((got.double() - (left @ right + bias)).abs() <= bound).all()
 
 
-@needs_integer
 @pytest.mark.parametrize("kinds", itertools.product((SignedBFP, SignedNVInt), repeat=2))
-@pytest.mark.parametrize("bits", [(8, 8), (2, 8), (16, 10), (10, 16), (13, 13)])
-def test_sums_of_the_code_that_has_no_opposite_fit(kinds, bits):
+@pytest.mark.parametrize("bits", [(8, 8), (2, 8), (8, 5), (5, 8), (6, 7), (16, 10), (10, 16), (13, 13)])
+def test_sums_of_the_code_that_has_no_opposite_fit(integer_gemm, kinds, bits):
     a, b = (Operand(kind(m), axis) for kind, m, axis in zip(kinds, bits, (-1, 0), strict=True))
     if not integer_fits(MatMul(a, b)):
-        assert max(bits) > WIDEST or 2 ** (sum(bits) - 2) * 16 >= 2**31
+        assert has_too_many_bits(integer_gemm, bits, 16)
         return
     x, w = torch.full((2, 512), 2.0), torch.full((512, 3), -4.0)
     assert (entering(x, a) == 2).all()  # -2^(bits-1) steps
     got = gemm_integer(MatMul(a, b), packed(x, a), packed(w, b))
     assert (got == 512 * -8).all()
+
+
+@needs_integer
+@pytest.mark.parametrize("bits", [(2, 8), (4, 4), (8, 5), (5, 8), (6, 7), (8, 8), (16, 10)])
+def test_sums_of_the_largest_codes_times_the_smallest_fit(bits):
+    matmul = MatMul(Operand(SignedBFP(bits[0]), -1), Operand(SignedBFP(bits[1]), 0))
+    smallest = -(2.0 ** (bits[0] - 1))
+    x, w = torch.full((2, 512), -smallest - 1), torch.full((512, 3), -4.0)
+    x[:, ::16] = smallest  # a box's value of largest magnitude takes the code that has no opposite
+    assert torch.equal(entering(x, matmul.a), x.double())
+    got = gemm_integer(matmul, packed(x, matmul.a), packed(w, matmul.b))
+    assert (got == x.sum(1, keepdim=True) * -4).all()
 
 
 @needs_integer
@@ -235,7 +261,7 @@ def test_boxes_of_zeros_and_of_subnormal_values_among_others(bits, across):
 
 
 @needs_integer
-@pytest.mark.parametrize("bits", [(2, 2), (7, 5), (8, 8), (16, 2), (16, 4), (16, 8), (16, 11), (12, 9)])
+@pytest.mark.parametrize("bits", [(2, 2), (7, 5), (8, 5), (5, 8), (8, 8), (16, 2), (16, 4), (16, 8), (16, 11), (12, 9)])
 def test_sums_of_the_largest_codes_fit_at_any_spread(bits):
     a_format, b_format = (BFP(m) for m in bits)
     matmul = MatMul(Operand(a_format, -1), Operand(b_format, 0))
@@ -248,13 +274,13 @@ def test_sums_of_the_largest_codes_fit_at_any_spread(bits):
 
 
 @needs_integer
-def test_a_box_with_a_nan_shows_in_the_product():
-    for bits in (16, 8):
-        matmul = MatMul(Operand(BFP(bits), 0, transposed=True), Operand(BFP(4), 0))
-        x = torch.ones(32, 8)
-        x[3, 2] = torch.nan
-        got = gemm_integer(matmul, packed(x, matmul.a), packed(torch.ones(32, 4), matmul.b))
-        assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
+@pytest.mark.parametrize("bits", [16, 8])
+def test_a_box_with_a_nan_shows_in_the_product(bits):
+    matmul = MatMul(Operand(BFP(bits), 0, transposed=True), Operand(BFP(4), 0))
+    x = torch.ones(32, 8)
+    x[3, 2] = torch.nan
+    got = gemm_integer(matmul, packed(x, matmul.a), packed(torch.ones(32, 4), matmul.b))
+    assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
 
 
 @needs_integer
@@ -331,7 +357,7 @@ def test_codes_in_another_memory_order_give_the_same():
 
 @needs_integer
 def test_subnormal_steps_count_whatever_the_thread_has_set():
-    matmul = MatMul(Operand(BFP(8), -1), Operand(BFP(8), 0))
+    matmul = MatMul(Operand(BFP(8), -1), Operand(BFP(4), 0))
     a, b = packed(torch.randn(8, 32) * 2.0**100, matmul.a), packed(torch.randn(32, 8) * 2.0**-124, matmul.b)
     expected = gemm_integer(matmul, a, b)
     torch.set_flush_denormal(True)

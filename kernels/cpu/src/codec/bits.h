@@ -213,8 +213,13 @@ class Unpacker {
 #endif
   }
 
-#ifdef __aarch64__
+#if LANES == 8
   // Vector v of the tile.
+  INLINE I vector(const uint8_t* in, int v) const {
+    const __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + v * bits_));
+    return (I)_mm256_srav_epi32(_mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_), right_);
+  }
+#elif defined __aarch64__
   INLINE I vector(const uint8_t* in, int v) const {
     const uint8x16_t bytes = vqtbl1q_u8(read<uint8x16_t>(in + v / 2 * bits_), fetch_[v % 2]);
     return (I)vshlq_s32(vshlq_s32((int32x4_t)bytes, left_[v % 2]), right_);
@@ -247,13 +252,7 @@ class Unpacker {
         code[v] = (F)_mm512_cvtepi32_ps(_mm512_srav_epi32(top, right_));
       }
     }
-#elif LANES == 8
-    EACH_VECTOR(v) {
-      __m256i bytes = _mm256_broadcastsi128_si256(read<__m128i>(in + v * bits_));
-      __m256i top = _mm256_sllv_epi32(_mm256_shuffle_epi8(bytes, fetch_), left_);
-      code[v] = (F)_mm256_cvtepi32_ps(_mm256_srav_epi32(top, right_));
-    }
-#elif defined __aarch64__
+#elif LANES == 8 || defined __aarch64__
     EACH_VECTOR(v) code[v] = __builtin_convertvector(vector(in, v), F);
 #else
     int16_t pair[TILE];

@@ -38,15 +38,20 @@ int64_t gemm_bfloat16_scratch(GemmSize size);
 void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
                    GemmSize size, uint32_t* scratch, int threads);
 
-// The widest codes that gemm_integer takes: NEON multiplies wider ones no faster than float32.
-#ifdef DSQ_ARM
-constexpr int INTEGER_BITS = 8;
-#else
-constexpr int INTEGER_BITS = 16;
-#endif
-// Boxes of `box` values along the depth, or one scale an operand. `box` divides 256 and is a multiple of
-// 32 / INTEGER_BITS; a dot product over it must fit 32 bits.
-bool gemm_integer_usable();
-int64_t gemm_integer_scratch(GemmSize size, int box);
-void gemm_integer(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
-                  const Result& c, GemmSize size, uint32_t* scratch, int threads);
+// On packed codes, by some machine's instructions. Boxes of `box` values along the depth, or one scale an operand. A dot
+// product over a box must fit 32 bits.
+struct IntegerGemm {
+  const char* name;
+  bool (*usable)();
+  bool (*fits)(int a_bits, int b_bits, int box);  // of boxes that divide 256
+  int64_t (*scratch)(GemmSize size, int box);
+  void (*multiply)(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
+                   const Result& c, GemmSize size, uint32_t* scratch, int threads);
+};
+extern const IntegerGemm INTEGER_AVX512, INTEGER_AVX2, INTEGER_NEON;
+
+// Best first; null past the last.
+const IntegerGemm* integer_gemm(int index);
+// The one that multiplies: the best that this machine has, or what use_integer_gemm was told; null where there is none.
+const IntegerGemm* integer_gemm();
+void use_integer_gemm(int index);

@@ -1,0 +1,167 @@
+// C = A B from packed codes of at most 8 bits, boxes along the contraction: an exact integer dot product over each box,
+// times the two boxes' scale factors, summed in float32. Panels and the order of tiles; the dot products are the
+// includer's.
+#pragma once
+
+#include "../codec/bits.h"
+#include "../codec/rounding.h"
+#include "../codec/signed_steps.h"
+#include "../threads.h"
+#include "packed.h"
+#include "result_tile.h"
+
+namespace {
+
+constexpr int PANEL = 2 * LANES;  // vectors of a panel
+constexpr int ROWS = 4;           // of a register tile, PANEL columns wide
+constexpr int TASK_ROWS = 64;     // of C in a task
+constexpr int ELEMENT = 4;        // steps that a lane of 32 bits multiplies
+constexpr int ELEMENTS_SIZE = PANEL * ELEMENT;  // bytes of an element of every vector
+static_assert(PANEL % ROWS == 0 && TASK_ROWS % PANEL == 0, "tiles fill panels, and panels tasks");
+
+int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+
+// An operand's panels. A panel holds PANEL vectors: an element (four steps' codes, as bytes) of every vector, then the
+// next; and the scale factors of a box of every vector, then of the next; and so the boxes' offsets, where there are any.
+struct Panels {
+  int64_t count, boxes, size;  // `size`: bytes of a panel's codes
+  int8_t* codes;
+  float* scales;
+  float* offsets;
+  void* end;
+
+  Panels(int64_t vectors, int64_t depth, int box, bool has_offsets, void* memory)
+      : count(ceil_div(vectors, PANEL)), boxes(ceil_div(depth, box)), size(boxes * box * PANEL),
+        codes((int8_t*)memory), scales((float*)(codes + count * size)), offsets(scales + count * boxes * PANEL),
+        end(offsets + (has_offsets ? count * boxes * PANEL : 0)) {}
+  int8_t* codes_of(int64_t panel) const { return codes + panel * size; }
+  float* scales_of(int64_t panel) const { return scales + panel * boxes * PANEL; }
+  float* offsets_of(int64_t panel) const { return offsets + panel * boxes * PANEL; }
+};
+
+// Four codes of each lane as its bytes.
+INLINE I joined(I first, I second, I third, I fourth) {
+  return (first & 255) | (second & 255) << 8 | (third & 255) << 16 | fourth << 24;
+}
+
+typedef VECTOR(uint8_t, 4 * LANES) Bytes;
+
+// `steps` codes of every vector, plus `more`; zeros where there is no code.
+void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more, int8_t* panel) {
+  const Unpacker unpacker(x.bits);
+  const int vectors = least(PANEL, x.vectors - vector);
+  const int64_t row_bytes = x.row_bytes();
+  memset(panel, 0, (size_t)(steps * PANEL));
+  if (x.across) {
+    const uint8_t* row = x.codes + vector / 8 * x.bits;
+    for (int64_t k = 0; k < x.depth; k += ELEMENT, panel += ELEMENTS_SIZE) {
+      uint8_t few[ELEMENT][16] = {};
+      for (int step = 0; step < least(ELEMENT, x.depth - k); step++, row += row_bytes)
+        memcpy(few[step], row, (size_t)ceil_div(vectors * x.bits, 8));
+      for (int v = 0; v < PANEL / LANES; v++) {
+        I code[ELEMENT];
+        for (int step = 0; step < ELEMENT; step++) code[step] = unpacker.vector(few[step], v) + more;
+        write(panel + v * LANES * ELEMENT, joined(code[0], code[1], code[2], code[3]));
+      }
+    }
+    return;
+  }
+  const uint8_t* row = x.codes + vector * row_bytes;
+  for (int i = 0; i < vectors; i++, row += row_bytes)
+    for (int64_t k = 0; k < x.depth; k += TILE) {
+      uint8_t few[TILE + 16] = {}, bytes[TILE];
+      const int count = least(TILE, x.depth - k);
+      memcpy(few, row + k / 8 * x.bits, (size_t)ceil_div(count * x.bits, 8));
+      for (int v = 0; v < VECTORS; v += 4) {
+        const I code[4] = {unpacker.vector(few, v), unpacker.vector(few, v + 1), unpacker.vector(few, v + 2),
+                           unpacker.vector(few, v + 3)};
+        write(bytes + v * LANES, (Bytes)narrow_to_bytes(code) + (uint8_t)more);
+      }
+      int8_t* to = panel + k * PANEL + i * ELEMENT;
+      for (int e = 0; e < ceil_div(count, ELEMENT); e++) memcpy(to + e * ELEMENTS_SIZE, bytes + e * ELEMENT, ELEMENT);
+    }
+}
+
+// The scale factors of a panel; any number where there is no vector.
+void fill_scales(const PackedVectors& x, int64_t vector, int64_t boxes, float* scales) {
+  const SignedSteps steps(x.kind, x.bits, x.tensor_exponent());
+  const int vectors = least(PANEL, x.vectors - vector);
+  for (int64_t box = 0; box < boxes; box++)
+    for (int first = 0; first < PANEL; first += LANES, scales += LANES) {
+      uint8_t stored[LANES] = {};
+      const uint8_t* from = x.exponents + box * x.to_next_box() + (vector + first) * x.to_next_vector();
+      for (int i = 0; i < LANES && first + i < vectors; i++) stored[i] = from[i * x.to_next_vector()];
+      const I scale = widened(stored);
+      write(scales, x.kind == POWER ? AnyFactors(scale, x.bits).values_of(splat(1.0f)) : steps.of(scale));
+    }
+}
+
+// What a microkernel multiplies: some rows of A's panel, from `a` and `a_scales` on, by B's panel. It writes `rows` by
+// `columns` of the tile of C, which begin with the bias. A box has `elements` elements.
+struct BoxTile {
+  const int8_t* a;
+  const float* a_scales;
+  const int8_t* b;
+  const float* b_scales;
+  const float* b_offsets;
+  int64_t boxes;
+  int elements;
+  const float* bias;
+  float* c;
+  int64_t stride;
+  int rows, columns;
+};
+
+template <bool OFFSETS> int64_t scratch_of(GemmSize size, int box) {
+  const Panels a(size.rows, size.depth, box, false, nullptr), b(size.columns, size.depth, box, OFFSETS, a.end);
+  return (int64_t)b.end;
+}
+
+// With OFFSETS, A's codes grow by half their range, which takes their signs away: offset(elements, a box's codes in a
+// panel of B, to) says by how much that changes the box's dot products, and b_offsets has that times B's scale factors.
+template <bool OFFSETS, class Offset>
+void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
+              const Result& c, GemmSize size, void* scratch, int threads, void (*microkernel)(const BoxTile&),
+              const Offset& offset) {
+  const PackedVectors A = packed(a, box, one_scale, size.rows, size.depth);
+  const PackedVectors B = packed(b, box, one_scale, size.columns, size.depth);
+  const Panels left(size.rows, size.depth, box, false, scratch);
+  const Panels right(size.columns, size.depth, box, OFFSETS, left.end);
+  if (size.rows * size.columns * size.depth < 1 << 20) threads = 1;
+  const int elements = box / ELEMENT, more = OFFSETS ? 1 << (a.bits - 1) : 0;
+
+  parallel_for(left.count + right.count, threads, [&](int64_t i) {
+    const bool of_a = i < left.count;
+    const PackedVectors& x = of_a ? A : B;
+    const Panels& panels = of_a ? left : right;
+    const int64_t panel = of_a ? i : i - left.count;
+    pack_codes(x, panel * PANEL, panels.boxes * box, of_a ? more : 0, panels.codes_of(panel));
+    fill_scales(x, panel * PANEL, panels.boxes, panels.scales_of(panel));
+    if constexpr (OFFSETS)
+      for (int64_t n = 0; !of_a && n < right.boxes; n++) {
+        const float* scales = right.scales_of(panel) + n * PANEL;
+        float* to = right.offsets_of(panel) + n * PANEL;
+        offset(elements, right.codes_of(panel) + n * box * PANEL, to);
+        for (int v = 0; v < PANEL; v++) to[v] *= scales[v];
+      }
+  });
+
+  const int64_t tiles = ceil_div(size.columns, TILE_COLUMNS);
+  parallel_for(tiles * ceil_div(size.rows, TASK_ROWS), threads, [&](int64_t task) {
+    const int64_t top = task / tiles * TASK_ROWS, first = task % tiles * TILE_COLUMNS;
+    const int height = least(TASK_ROWS, size.rows - top), width = least(TILE_COLUMNS, size.columns - first);
+    ResultTile<TASK_ROWS> tile(c, top, first, height, width, size.columns);
+    for (int column = 0; column < width; column += PANEL)
+      for (int row = 0; row < height; row += ROWS) {
+        if (column == 0) tile.prefetch(row, least(ROWS, height - row));
+        const int64_t i = (top + row) / PANEL, j = (first + column) / PANEL, below = (top + row) % PANEL;
+        microkernel({left.codes_of(i) + below * ELEMENT, left.scales_of(i) + below, right.codes_of(j),
+                     right.scales_of(j), right.offsets_of(j), left.boxes, elements,
+                     bias ? bias + first + column : nullptr, tile.row(row) + column, tile.stride(),
+                     least(ROWS, height - row), least(PANEL, width - column)});
+      }
+    tile.finish();
+  });
+}
+
+}  // namespace

@@ -1,0 +1,284 @@
+// C = A B from packed codes, boxes along the contraction, as hardware for the format computes it: an
+// exact integer dot product over each box, times the two boxes' scale factors, summed in float32 (AVX512_VNNI).
+//
+// Codes of at most 8 bits multiply as int8, wider ones as int16. Where narrow codes let the boxes of a run share an
+// exponent (shared_exponents.h), one int8 dot product takes the run.
+#define LANES 16
+#include "../threads.h"
+#include "result_tile.h"
+#include "shared_exponents.h"
+
+namespace {
+
+constexpr int ROWS = 6;               // of a register tile, PANEL columns wide: 12 integer and 12 float accumulators
+constexpr int TASK_ROWS = 3 * PANEL;  // of C in a task: their vectors of A stay in the second-level cache
+constexpr int UNROLLED = 8;           // elements of a long run in a pass of the innermost loop
+static_assert(RUN % (4 * UNROLLED) == 0, "a run is unrolled without rest");
+static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % PANEL == 0, "a task takes whole tiles and whole panels");
+
+// sum += a . b. In assembly because GCC 12 copies the accumulator before and after the intrinsics, which takes as long
+// again as the products.
+template <bool int8> inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
+  if constexpr (int8) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  else asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
+// One vector after another.
+struct PanelOfA {
+  const uint32_t* elements;  // VECTOR_ELEMENTS a vector
+  const float* scales;       // one box's, of TASK_ROWS vectors; then the next box's
+};
+
+struct PanelOfB {
+  const uint32_t* elements;
+  const float* scales;
+  const int32_t* offsets;
+};
+
+// The steps that one integer dot product takes: of so many elements, and so many boxes, which share their exponents.
+struct RunShape {
+  int elements, boxes;
+};
+
+// Where scales are powers of two, x of B and y of A, exponents are added: all dot products wait for the two units that
+// multiply. The bits of x less those of 1, and with those of y added, x y.
+inline __m512i over_one(__m512 x) { return _mm512_sub_epi32((__m512i)x, _mm512_set1_epi32(127 << 23)); }
+inline __m512 product(__m512i x_over_one, __m512 y) { return (__m512)_mm512_add_epi32(x_over_one, (__m512i)y); }
+// With panels of int16 the other units have time for the sums too: of a whole number times x y / 2^MOST_PRODUCT, which
+// takes from its exponent. The subtraction saturates, and leaves a zero as it is.
+constexpr int MOST_PRODUCT = 2 * MOST_MODERATE<false>;
+inline __m512i below_most(__m512 x) {
+  return _mm512_sub_epi32(_mm512_set1_epi32((int)((254u + MOST_PRODUCT) << 23)), (__m512i)x);
+}
+inline __m512 lowered(__m512 whole, __m512i x_below_most, __m512 y) {
+  return (__m512)_mm512_subs_epu16((__m512i)whole, _mm512_sub_epi32(x_below_most, (__m512i)y));
+}
+
+// A tile of C over `runs` runs, `columns` wide; `start`, where there is one, is added: C itself, or a bias row
+// (start_stride 0). A run is one box of ELEMENTS elements, or, with 0, of any multiple of UNROLLED. POWERS: scales are
+// powers of two of moderate size.
+template <int rows, bool int8, int ELEMENTS, bool POWERS>
+INLINE void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c, int64_t stride, int columns,
+                        const float* start, int64_t start_stride) {
+  constexpr int together = ELEMENTS ? ELEMENTS : UNROLLED;
+  const int elements = ELEMENTS ? ELEMENTS : run.elements, boxes = ELEMENTS ? 1 : run.boxes;
+  __m512 left[rows], right[rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
+  for (; runs > 0; runs--, a.scales += boxes * TASK_ROWS, b.scales += boxes * PANEL) {
+    __m512i dot_left[rows], dot_right[rows], offset_left = _mm512_setzero_si512(), offset_right = offset_left;
+    if (int8) {
+      offset_left = _mm512_loadu_si512(b.offsets), offset_right = _mm512_loadu_si512(b.offsets + 16);
+      b.offsets += boxes * PANEL;
+      offset_left = _mm512_sub_epi32(offset_left, _mm512_loadu_si512(b.offsets));
+      offset_right = _mm512_sub_epi32(offset_right, _mm512_loadu_si512(b.offsets + 16));
+    }
+    for (int r = 0; r < rows; r++) dot_left[r] = offset_left, dot_right[r] = offset_right;
+    for (int e = 0; e < elements; e += together)
+#pragma GCC unroll 8
+      for (int u = 0; u < together; u++, a.elements++, b.elements += PANEL) {
+        const __m512i b_left = _mm512_loadu_si512(b.elements), b_right = _mm512_loadu_si512(b.elements + 16);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+          const __m512i a_row = _mm512_set1_epi32((int)a.elements[r * VECTOR_ELEMENTS]);
+          add_dot<int8>(dot_left[r], a_row, b_left);
+          add_dot<int8>(dot_right[r], a_row, b_right);
+        }
+      }
+    const __m512 scale_left = _mm512_loadu_ps(b.scales), scale_right = _mm512_loadu_ps(b.scales + 16);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+      const __m512 scale = _mm512_set1_ps(a.scales[r]);
+      const __m512 sum_left = _mm512_cvtepi32_ps(dot_left[r]), sum_right = _mm512_cvtepi32_ps(dot_right[r]);
+      if (POWERS && int8) {
+        left[r] = _mm512_fmadd_ps(sum_left, product(over_one(scale_left), scale), left[r]);
+        right[r] = _mm512_fmadd_ps(sum_right, product(over_one(scale_right), scale), right[r]);
+      } else if (POWERS) {
+        left[r] = _mm512_add_ps(left[r], lowered(sum_left, below_most(scale_left), scale));
+        right[r] = _mm512_add_ps(right[r], lowered(sum_right, below_most(scale_right), scale));
+      } else {
+        left[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_left, scale_left), scale, left[r]);
+        right[r] = _mm512_fmadd_ps(_mm512_mul_ps(sum_right, scale_right), scale, right[r]);
+      }
+    }
+  }
+  const __m512 most = _mm512_set1_ps(1 << MOST_PRODUCT);
+  const __mmask16 left_mask = first16(columns), right_mask = first16(columns - 16);
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++, c += stride) {
+    if (POWERS && !int8) left[r] = _mm512_mul_ps(left[r], most), right[r] = _mm512_mul_ps(right[r], most);
+    if (start) {
+      left[r] = _mm512_add_ps(left[r], _mm512_maskz_loadu_ps(left_mask, start + r * start_stride));
+      right[r] = _mm512_add_ps(right[r], _mm512_maskz_loadu_ps(right_mask, start + r * start_stride + 16));
+    }
+    _mm512_mask_storeu_ps(c, left_mask, left[r]);
+    _mm512_mask_storeu_ps(c + 16, right_mask, right[r]);
+  }
+}
+
+// What a task multiplies by a panel of B in a block: `runs` runs of `height` vectors of A.
+struct BlockOfTask {
+  PanelOfA a;
+  PanelOfB b;
+  int runs;
+  RunShape run;
+  int height, width;
+  const float* bias;  // where sums begin, or null
+  bool first;         // of the blocks; later ones begin with the sums so far
+};
+
+// The tiles from `row` on, `rows` high, and what is left below them.
+template <bool int8, int ELEMENTS, bool POWERS, int rows = ROWS>
+void microkernels(BlockOfTask block, ResultTile<TASK_ROWS>& tile, int row = 0) {
+  const int64_t stride = tile.stride();
+  for (; row + rows <= block.height; row += rows) {
+    tile.prefetch(row, rows);
+    float* const c = tile.row(row);
+    microkernel<rows, int8, ELEMENTS, POWERS>(block.a, block.b, block.runs, block.run, c, stride, block.width,
+                                              block.first ? block.bias : c, block.first ? 0 : stride);
+    block.a.elements += rows * VECTOR_ELEMENTS, block.a.scales += rows;
+  }
+  if constexpr (rows > 1)
+    if (row < block.height) microkernels<int8, ELEMENTS, POWERS, rows - 1>(block, tile, row);
+}
+
+template <bool int8, bool POWERS> void multiply_block(const BlockOfTask& block, ResultTile<TASK_ROWS>& tile) {
+  switch (block.run.boxes > 1 ? 0 : block.run.elements) {
+    case 1: return microkernels<int8, 1, POWERS>(block, tile);
+    case 2: return microkernels<int8, 2, POWERS>(block, tile);
+    case 4: return microkernels<int8, 4, POWERS>(block, tile);  // a box of 16 as int8
+    case 8: return microkernels<int8, 8, POWERS>(block, tile);  // and as int16
+    default: return microkernels<int8, 0, POWERS>(block, tile);
+  }
+}
+
+// Of a panel in a block: the steps of its runs, and whether its scales are powers of two of moderate size.
+struct PanelRuns {
+  int16_t steps, powers;
+};
+
+// What the GEMM keeps in scratch memory, in blocks of `steps` steps.
+struct Scratch {
+  int64_t a_panels, a_tasks, b_panels, blocks, boxes;
+  Scratch(GemmSize size, int box, int steps)
+      : a_panels(ceil_div(size.rows, PANEL)), a_tasks(ceil_div(size.rows, TASK_ROWS)),
+        b_panels(ceil_div(size.columns, PANEL)), blocks(ceil_div(size.depth, steps)), boxes(steps / box) {}
+  int64_t panels() const { return a_panels + b_panels; }
+  int64_t elements() const { return blocks * panels() * PANEL * VECTOR_ELEMENTS; }
+  int64_t a_scales() const { return blocks * a_tasks * boxes * TASK_ROWS; }
+  int64_t b_scales() const { return blocks * b_panels * boxes * PANEL; }
+  int64_t b_offsets() const { return blocks * b_panels * (boxes + 1) * PANEL; }
+  int64_t bytes() const { return 4 * (elements() + a_scales() + b_scales() + b_offsets() + blocks * panels()); }
+};
+
+template <bool int8>
+void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bias, const Result& c, uint32_t* memory,
+              int threads) {
+  constexpr int per_element = PER_ELEMENT<int8>, block_steps = STEPS<int8>;
+  const int64_t rows = A.vectors, columns = B.vectors, depth = A.depth;
+  const Scratch scratch({rows, columns, depth}, A.box, block_steps);
+  const int64_t boxes = scratch.boxes, blocks = scratch.blocks, a_panels = scratch.a_panels, panels = scratch.panels();
+  uint32_t *a_elements = memory, *b_elements = a_elements + blocks * a_panels * PANEL * VECTOR_ELEMENTS;
+  float *a_scales = (float*)(memory + scratch.elements()), *b_scales = a_scales + scratch.a_scales();
+  int32_t* b_offsets = (int32_t*)(b_scales + scratch.b_scales());
+  PanelRuns* runs = (PanelRuns*)(b_offsets + scratch.b_offsets());
+  auto a_elements_of = [&](int64_t block, int64_t vector) {
+    return a_elements + (block * a_panels * PANEL + vector) * VECTOR_ELEMENTS;
+  };
+  auto a_scales_of = [&](int64_t block, int64_t vector) {
+    return a_scales + (block * scratch.a_tasks + vector / TASK_ROWS) * boxes * TASK_ROWS + vector % TASK_ROWS;
+  };
+  auto b_panel_at = [&](int64_t block, int64_t panel) { return (panel * blocks + block) * PANEL; };
+  const int box_elements = A.box / per_element;
+  // For each panel in each block; A's come first.
+  auto runs_of = [&](int64_t panel, int64_t block) -> PanelRuns& { return runs[block * panels + panel]; };
+  if (rows * columns * depth < 1 << 20) threads = 1;
+
+  // Neighbouring panels come one after another: across, their codes lie side by side.
+  parallel_for(blocks * panels, threads, [&](int64_t task) {
+    const int64_t panel = task % panels, block = task / panels, k = block * block_steps;
+    const int steps = least(block_steps, depth - k);
+    PanelRuns& runs = runs_of(panel, block);
+    runs = {(int16_t)A.box, 0};
+    if (panel < a_panels) {
+      const int64_t vector = panel * PANEL;
+      uint32_t* elements = a_elements_of(block, vector);
+      Exponents exponents(A, vector, k, steps);
+      pack_a<int8>(A, vector, k, steps, elements);
+      if (A.has_powers()) {
+        exponents.pass_over_zeros([&](int b) { return zeros_of_a(elements, b, box_elements); });
+        if (int8) runs.steps = (int16_t)exponents.share(8 - A.integer_bits());
+        runs.powers = exponents.moderate<int8>();
+      }
+      if constexpr (int8) finish_a(exponents, elements);
+      exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
+      return;
+    }
+    const int64_t vector = (panel - a_panels) * PANEL, at = b_panel_at(block, panel - a_panels);
+    uint32_t* elements = b_elements + at * VECTOR_ELEMENTS;
+    Exponents exponents(B, vector, k, steps);
+    pack_b<int8>(B, vector, k, steps, elements);
+    if (B.has_powers()) {
+      exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
+      if (int8) runs.steps = (int16_t)exponents.share(8 - B.integer_bits());
+      runs.powers = exponents.moderate<int8>();
+    }
+    if (exponents.multiplied) multiply_b<int8>(exponents, elements);
+    exponents.fill_scales(b_scales + at * boxes, PANEL);
+    if (int8) fill_offsets(elements, B.steps_read(steps) / B.box, box_elements, b_offsets + at * (boxes + 1));
+  });
+
+  parallel_for(scratch.b_panels * scratch.a_tasks, threads, [&](int64_t task) {
+    const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
+    const int height = least(TASK_ROWS, rows - top), width = least(PANEL, columns - j * PANEL);
+    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, height, width, columns);
+    for (int64_t block = 0; block < blocks; block++) {
+      const int steps = least(block_steps, depth - block * block_steps);
+      PanelRuns run = runs_of(a_panels + j, block);
+      for (int64_t panel = top / PANEL; panel * PANEL < top + height; panel++) {
+        const PanelRuns& other = runs_of(panel, block);
+        run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
+      }
+      const int run_steps = least(run.steps, A.steps_read(steps));
+      const int64_t at = b_panel_at(block, j);
+      const BlockOfTask part{
+          {a_elements_of(block, top), a_scales_of(block, top)},
+          {b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)},
+          (int)ceil_div(steps, run.steps), {run_steps / per_element, run_steps / A.box}, height, width,
+          bias ? bias + j * PANEL : nullptr, block == 0};
+      run.powers ? multiply_block<int8, true>(part, tile) : multiply_block<int8, false>(part, tile);
+    }
+    tile.finish();
+  });
+}
+
+bool usable() {
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+
+bool fits(int, int, int box) { return box % 2 == 0; }
+
+int64_t scratch_of(GemmSize size, int box) {
+  const int64_t as_int8 = Scratch(size, box, STEPS<true>).bytes(), as_int16 = Scratch(size, box, STEPS<false>).bytes();
+  return as_int8 > as_int16 ? as_int8 : as_int16;
+}
+
+void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
+          GemmSize size, uint32_t* scratch, int threads) {
+  IntegerOperand A{packed(a, box, one_scale, size.rows, size.depth)};
+  IntegerOperand B{packed(b, box, one_scale, size.columns, size.depth)};
+  const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
+  // In panels of int16 A's codes leave no room.
+  auto fold = [&](IntegerOperand& x, const IntegerOperand& other) {
+    const int sum_bits = x.folded_bits() + other.integer_bits() - 2 + __builtin_ctz((unsigned)box);
+    x.folded = x.kind != POWER && x.folded_bits() <= (int8 ? 8 : 16) && sum_bits < 31;
+  };
+  if (int8) fold(A, B);
+  fold(B, A);
+  (int8 ? multiply<true> : multiply<false>)(A, B, bias, c, scratch, threads);
+}
+
+}  // namespace
+
+const IntegerGemm INTEGER_AVX512 = {"avx512_vnni", usable, fits, scratch_of, gemm};
