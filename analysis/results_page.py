@@ -105,10 +105,17 @@ def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
         told: dict[str, Any] = {name: values[0] for name, values in row.options.items() if name in ("format", "levels")}
         if told["levels"] == FLOAT or "rise_at" in row.options:  # the paper's rise at a plateau
             continue
-        ours = [one.differences(reference) for one in group if told.items() <= one.first.items()]
+        ours = [one for one in group if told.items() <= one.first.items()]
         told["paper"] = row.paper - best if row.paper and best else None
-        rows += [told | _losses(differences) for differences in ours or [[]]]
+        rows += [told | {"levels": _with_rise(one)} | _losses(one.differences(reference)) for one in ours]
+        rows += [] if ours else [told | _losses([])]
     return table(rows, {"format": "", "levels": "", "paper": "+.2f", **_LOSSES}, markdown=True)
+
+
+def _with_rise(one: Configuration) -> str:
+    """Levels, and when the second begins: of runs that differ in it alone each has a row."""
+    levels, rise = one.first["levels"], one.first.get("rise_at")
+    return f"{levels} at {rise}" if rise else levels
 
 
 _LOSSES = {"here": "+.2f", "lowest": "+.2f", "highest": "+.2f", "seeds": ""}

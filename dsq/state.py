@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.scheduler import PrecisionScheduler
@@ -84,6 +85,7 @@ class DynamicPrecision:
         self.config = DSQConfig() if config is None else config
         _convert(model, self.config)
         self._total_updates = total_updates
+        self._before = 0  #: updates of the run without DSQ
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
         self._observation = Observation(model)
@@ -98,6 +100,19 @@ class DynamicPrecision:
         rose = self._set_level(self.scheduler.step(loss))
         self._observation.begin()  # a forward between two validations is seen
         return rose
+
+    def began_after(self, updates: int) -> None:
+        """Say how many of ``total_updates`` were made without DSQ: fractions of ``rise_at`` are of what is left.
+
+        ``updates``: of the checkpoint that the run went on from. Raises ValueError where it is no whole number from 0.
+        """
+        if whole_number("updates", updates, 0):
+            self._before = updates
+            self.scheduler.rise_at = self.config.scheduler(self._total()).rise_at
+
+    def _total(self) -> int | None:
+        """Updates with DSQ."""
+        return self._total_updates and max(self._total_updates - self._before, 1)
 
     def follow(self, lr_scheduler: LRScheduler) -> None:
         """Let the learning rate do at a rise what ``lr_at_rise`` says; nothing where it says "keep".
@@ -116,11 +131,11 @@ class DynamicPrecision:
         ]
 
     def _restarted(self, update: int) -> int:
-        done = self.scheduler.updates
+        done = self._before + self.scheduler.updates
         if self.scheduler.level and abs(update - done) > 1 + done / 2:  # some may have been skipped
             got = f"got step {update} at update {done}"
             raise ValueError(f"lr_scheduler must be stepped once an update for lr_at_rise='restart', {got}")
-        return self.scheduler.restarted(update, self._total_updates)
+        return self.scheduler.restarted(update, self._total_updates, self._before)
 
     def metrics(self) -> dict[str, float]:
         """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw."""
@@ -137,7 +152,7 @@ class DynamicPrecision:
         Raises ValueError as ``dsq.load_state_dict`` does.
         """
         asked = self.config.as_dict()
-        self.config, self.scheduler = load_state_dict(self.model, state, self._total_updates)
+        self.config, self.scheduler = load_state_dict(self.model, state, self._total())
         other = [f"{name}={value!r}" for name, value in self.config.as_dict().items() if value != asked[name]]
         if other:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"

@@ -82,6 +82,10 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
         if saved := self.saved_in(state, "saved"):
             self.dynamic.load_state_dict(saved)
+        # the Trainer cannot save the state of a callback that its checkpoint did not know
+        callbacks: Any = state.stateful_callbacks
+        callbacks.setdefault(type(self).__name__, self.state())
+        self.dynamic.began_after(state.global_step - self.dynamic.scheduler.updates)
         self.dynamic.follow(kwargs["lr_scheduler"])
         self._note()
         self._training = True

@@ -53,6 +53,8 @@ class PrecisionCallback(Callback):
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
+        # below 0 where another trainer goes on with the module
+        self.dynamic.began_after(max(trainer.global_step - self.dynamic.scheduler.updates, 0))
         for given in trainer.lr_scheduler_configs:
             if self.dynamic.config.lr_at_rise == "restart" and (given.interval, given.frequency) != ("step", 1):
                 got = f"{given.interval!r} and {given.frequency}"

@@ -70,6 +70,15 @@ def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "-2.00", "-2.00", "1"],
         ["bfp", "[2,2,2,16]", "-1.00", "-", "-", "-", "-"],
     ]
+    (tmp_path / "rises.csv").write_text(
+        "recipe,run,score,levels,format,rise_at,seed\nr,fp32_seed1,90,none,,,1\n"
+        + "".join(f'r,bfp_at{at}_seed1,{score},"[2,2,2,16]",bfp,{at},1\n' for at, score in ((0.12, 80), (0.8, 60)))
+    )
+    paper = results_page.written(page.replace("ledger ledger.csv r", "paper rises.csv r table"))
+    assert [row.split("|")[2].strip() for row in paper.splitlines() if "| bfp" in row][1:] == [
+        "[2,2,2,16] at 0.12",
+        "[2,2,2,16] at 0.8",
+    ]
     grid = results_page.written(page.replace("ledger ledger.csv r", "grid ledger.csv r format levels bfp*"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines() if "|" in line]
     assert cells[::2] == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]

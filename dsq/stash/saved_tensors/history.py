@@ -8,6 +8,8 @@ Source = tuple[int, int, int]
 
 #: nodes after which a contiguous tensor holds the same values in the same order, cast perhaps
 _SAME_ORDER = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0", "ToCopyBackward0")
+#: those of a reshape that copies; another clone is often made to be written into
+_RESHAPED = ("UnsafeViewBackward0", "CloneBackward0")
 #: nodes that move, repeat or cast a tensor without making an activation of it
 _TRANSPARENT = frozenset(
     (
@@ -62,10 +64,12 @@ def source_of(tensor: Tensor) -> Source | None:
     """Equal for contiguous tensors of one forward that are one operation's output, reshaped or cast; None: not known.
     Only as long as nothing writes into that output without autograd's knowledge.
 
-    Autocast casts a tensor anew for each of its consumers: q, k and v's linears save three copies of one input.
+    Autocast casts a tensor anew for each of its consumers: q, k and v's linears save three copies of one input. So
+    they do of an input that is not contiguous, which each reshapes.
     """
-    node, output = tensor.grad_fn, tensor.output_nr
-    while node is not None and node.name() in _SAME_ORDER:
+    node, output, after = tensor.grad_fn, tensor.output_nr, ""
+    while node is not None and (node.name() in _SAME_ORDER or (after, node.name()) == _RESHAPED):
+        after = node.name()
         node, output = node.next_functions[0]
     if node is None or hasattr(node, "variable") or not tensor.is_contiguous():
         return None

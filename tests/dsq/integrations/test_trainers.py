@@ -190,6 +190,67 @@ def test_the_learning_rate_restarts_in_lightning_too(interval):
             trainer.fit(module, loader(True))
 
 
+def half_with_hugging_face(folder, updates, callbacks):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=updates, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="steps", save_steps=HALF,
+    )  # fmt: skip
+    model = Net()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizers = sgd, torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / UPDATES)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=Rows(BATCH * HALF, 1), callbacks=callbacks, optimizers=optimizers
+    )
+    trainer.train(resume_from_checkpoint=updates > HALF)
+    return sgd.param_groups[0]["lr"]
+
+
+def half_with_lightning(folder, updates, callbacks):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            sgd = torch.optim.SGD(self.parameters(), lr=1.0)
+            decay = torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / UPDATES)
+            return {"optimizer": sgd, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+
+    trainer = lightning.Trainer(
+        max_steps=updates, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[*callbacks, ModelCheckpoint(folder, save_on_train_epoch_end=True)],
+    )  # fmt: skip
+    resume = next(folder.glob("*.ckpt")) if updates > HALF else None
+    trainer.fit(Module(), loader(True), ckpt_path=resume, weights_only=False)
+    return trainer.optimizers[0].param_groups[0]["lr"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trained", [half_with_hugging_face, half_with_lightning])
+def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(trained, tmp_path):
+    trained(tmp_path, HALF, [])  # skips without the trainer
+    options = {"levels": OPTIONS["levels"], "rise_at": 0.5, "lr_at_rise": "restart"}
+    if trained is half_with_lightning:
+        from dsq.integrations.lightning import PrecisionCallback
+
+        callback = PrecisionCallback(dsq.DSQConfig(**options))
+    else:
+        from dsq.integrations.huggingface import PrecisionCallback
+
+        callback = PrecisionCallback(**options)
+    rate = trained(tmp_path, UPDATES, [callback])
+    assert [work.updates for work in callback.dynamic.scheduler.work] == [2, 2]
+    assert rate == 0  # it restarted two updates before the end
+
+
 def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
     pytest.importorskip("accelerate")
     lightning = pytest.importorskip("lightning.pytorch")

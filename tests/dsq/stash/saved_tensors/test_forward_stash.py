@@ -104,6 +104,26 @@ def test_autocasts_copies_of_one_tensor_share_a_code_and_keep_their_type() -> No
     torch.testing.assert_close(torch.autograd.grad(out, x)[0], torch.autograd.grad(plain, x)[0], rtol=1e-6, atol=1e-6)
 
 
+def test_copies_that_linears_make_of_a_transposed_tensor_share_a_code() -> None:
+    """The input of fairseq's first layers."""
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    x = leaf(4, 5, 8)
+
+    def forward(linears: list[nn.Linear]) -> Tensor:
+        y = (x * 1).transpose(0, 1)
+        other = y.clone()
+        with torch.no_grad():
+            other.clamp_(min=0)
+        return sum(layer(z) for layer, z in zip(linears, (y, y, other), strict=True)).sin().sum()
+
+    with recording(*layers) as (recorder, stash), Rules({}, stash.pack_by_rule, stash.note_call):
+        coded = forward(layers)
+    assert recorder.shapes.count((20, 8)) == 2
+    weights = [layer.weight for layer in layers]
+    plain = torch.autograd.grad(forward(layers), weights)
+    assert all(map(torch.equal, torch.autograd.grad(coded, weights), plain))
+
+
 def test_casts_of_what_differs_are_coded_apart() -> None:
     layers = [nn.Linear(8, 8) for _ in range(4)]
     x = leaf(3, 8)
