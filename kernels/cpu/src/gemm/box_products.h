@@ -55,7 +55,7 @@ void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more,
   if (x.across) {
     const uint8_t* row = x.codes + vector / 8 * x.bits;
     for (int64_t k = 0; k < x.depth; k += ELEMENT, panel += ELEMENTS_SIZE) {
-      uint8_t few[ELEMENT][16] = {};
+      uint8_t few[ELEMENT][32] = {};  // the unpacker reads beyond the codes
       for (int step = 0; step < least(ELEMENT, x.depth - k); step++, row += row_bytes)
         memcpy(few[step], row, (size_t)ceil_div(vectors * x.bits, 8));
       for (int v = 0; v < PANEL / LANES; v++) {
