@@ -105,7 +105,7 @@ const char* dsq_isa(int index, int* usable);
 /* Whether this machine has the instructions of an enum GemmKernel. */
 int dsq_has_gemm(int gemm);
 /* The name of integer GEMM `index`, best first, or null past the last; `usable`: whether this machine has its
-   instructions. GEMM_INTEGER is the first of those, or what dsq_use_integer_gemm was told. */
+   instructions. GEMM_INTEGER is the first of those, or what dsq_use_integer_gemm (for tests) was told. */
 const char* dsq_integer_gemm(int index, int* usable);
 void dsq_use_integer_gemm(int index);
 /* Whether GEMM_INTEGER multiplies codes of such widths. */

@@ -22,7 +22,7 @@ static_assert(PANEL % ROWS == 0 && TASK_ROWS % PANEL == 0, "tiles fill panels, a
 int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 
 // An operand's panels. A panel holds PANEL vectors: an element (four steps' codes, as bytes) of every vector, then the
-// next; and the scale factors of a box of every vector, then of the next; and so the boxes' offsets, where there are any.
+// next; the scale factors of a box of every vector, then of the next; and likewise the boxes' offsets, where they have any.
 struct Panels {
   int64_t count, boxes, size;  // `size`: bytes of a panel's codes
   int8_t* codes;

@@ -38,7 +38,7 @@ int64_t gemm_bfloat16_scratch(GemmSize size);
 void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
                    GemmSize size, uint32_t* scratch, int threads);
 
-// On packed codes, by some machine's instructions. Boxes of `box` values along the depth, or one scale an operand. A dot
+// On packed codes, by some machine's instructions. Boxes of `box` values along the depth, or one scale an operand; a dot
 // product over a box must fit 32 bits.
 struct IntegerGemm {
   const char* name;

@@ -9,7 +9,9 @@ namespace {
 constexpr int MOST_BITS = 13;
 
 INLINE __m256i element_of(const int8_t* from) { return _mm256_loadu_si256((const __m256i*)from); }
-INLINE __m256i added_pairs(__m256i sums, int16_t times = 1) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(times)); }
+INLINE __m256i added_pairs(__m256i sums, int16_t times = 1) {
+  return _mm256_madd_epi16(sums, _mm256_set1_epi16(times));
+}
 
 // Of one row and PANEL columns: the sums in 16 bits of the products of GROUP elements.
 template <int GROUP> INLINE void dot(const int8_t* row, const int8_t* columns, __m256i (&sums)[2]) {
