@@ -13,7 +13,7 @@ corpus/       the text that the demo is trained on
 results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
 models.py     the encoder and the ResNet-20 that are measured in several rooms; small_transformers.py: others
-results_page.py  docs/results.md, its tables written from results/
+results_page.py  docs/results.md and other pages, their tables written from results/
 figures.py    how pictures look
 """
 

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and docs/formats.md, and their pictures, from the files in analysis/results.
+"""The tables of docs/results.md and other pages, and their pictures, from the files in analysis/results.
 
     python -m analysis.results_page
 
@@ -36,7 +36,7 @@ from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
 PROG = "python -m analysis.results_page"
-PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "formats.md")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "ablations", "stash-policies", "formats"))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
 #: of a ledger's table, what other work on the machine decides too

@@ -1,4 +1,4 @@
-"""What was seen to damage training: fewer bits than it needed, by format. The runs are in docs/results.md."""
+"""What was seen to damage training: fewer bits than it needed, by format. The runs are in docs/ablations.md."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
