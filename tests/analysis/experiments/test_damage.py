@@ -8,7 +8,7 @@ import dsq
 from analysis import ROOT
 from analysis.experiments.ledger.configurations import Configuration, configurations
 from analysis.experiments.ledger.ledger import read_ledger
-from dsq.damage import STOCHASTIC
+from dsq.damage import NEEDED, STOCHASTIC
 
 
 def against_fp32() -> dict[str, tuple[Configuration, float]]:
@@ -39,6 +39,18 @@ def test_what_lost_four_points_is_warned_of_and_what_lost_one_is_not(format: str
     assert good
     assert {name for name in bad if not warns(runs[name][0])} == set()
     assert {name for name in good if warns(runs[name][0])} == set()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        *("snvint_2-2-2-16", "snvint_2-2-2-16_16-4-4-16_at0.5", "sbfp_3-3-3-16", "sbfp_2-2-2-16"),
+        *("bfp_3-3-3-16", "bfp_2-2-2-16", "fixed_4-4-4-16"),
+    ],
+)
+def test_few_bits_lost_what_the_warning_says(run: str) -> None:
+    lost = round(-against_fp32()[f"ablations {run}"][1])
+    assert str(lost) in NEEDED[run.partition("_")[0]].lost.replace(";", "").replace(",", "").split()
 
 
 @pytest.mark.parametrize(("format", "lost"), STOCHASTIC.items())
