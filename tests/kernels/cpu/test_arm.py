@@ -8,7 +8,7 @@ import pytest
 from dsq.kernels.cpu import abi
 
 COMPILER = shutil.which("aarch64-linux-gnu-g++")
-X86 = {"attention.cpp", "avx2.cpp", "avx512.cpp", "bfloat16.cpp", "integer.cpp"}
+X86 = {"attention.cpp", "avx2.cpp", "avx512.cpp", "bfloat16.cpp", "integer_avx2.cpp", "integer_avx512.cpp"}
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no aarch64-linux-gnu-g++")
