@@ -156,11 +156,9 @@ def test_the_learning_rate_restarts_where_the_config_says_so(tmp_path):
     assert seen == [1.0, 0.75, 0.5, 0.5]  # the third is set before the rise, the fourth is the schedule's own third
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_the_learning_rate_restarts_in_lightning_too(interval):
+def module_of_lightning(optimizers):
+    """Net as Lightning trains it, by what ``optimizers`` makes of the module; ``rates``: of each step's learning."""
     lightning = pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -171,12 +169,28 @@ def test_the_learning_rate_restarts_in_lightning_too(interval):
             self.rates.append(self.optimizers().param_groups[0]["lr"])
             return self.net(**batch)["loss"]
 
-        def configure_optimizers(self):
-            sgd = torch.optim.SGD(self.parameters(), lr=1.0)
-            decay = torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / 4)
-            return {"optimizer": sgd, "lr_scheduler": {"scheduler": decay, "interval": interval}}
+        def validation_step(self, batch):
+            self.log("val_loss", self.net(**batch)["loss"])
 
-    module = Module()
+        def configure_optimizers(self):
+            return optimizers(self)
+
+    return Module()
+
+
+def decayed(module, updates, interval="step"):
+    sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+    decay = torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / updates)
+    return {"optimizer": sgd, "lr_scheduler": {"scheduler": decay, "interval": interval}}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_the_learning_rate_restarts_in_lightning_too(interval):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    module = module_of_lightning(lambda module: decayed(module, 4, interval))
     restarting = dsq.DSQConfig(OPTIONS["levels"], rise_at=2, lr_at_rise="restart")
     trainer = lightning.Trainer(
         max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -211,25 +225,13 @@ def half_with_lightning(folder, updates, callbacks):
     lightning = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch):
-            return self.net(**batch)["loss"]
-
-        def configure_optimizers(self):
-            sgd = torch.optim.SGD(self.parameters(), lr=1.0)
-            decay = torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / UPDATES)
-            return {"optimizer": sgd, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
-
+    module = module_of_lightning(lambda module: decayed(module, UPDATES))
     trainer = lightning.Trainer(
         max_steps=updates, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[*callbacks, ModelCheckpoint(folder, save_on_train_epoch_end=True)],
     )  # fmt: skip
     resume = next(folder.glob("*.ckpt")) if updates > HALF else None
-    trainer.fit(Module(), loader(True), ckpt_path=resume, weights_only=False)
+    trainer.fit(module, loader(True), ckpt_path=resume, weights_only=False)
     return trainer.optimizers[0].param_groups[0]["lr"]
 
 
@@ -291,21 +293,7 @@ def lightning_run(folder, updates, resume=None, logger=False):
 
     from dsq.integrations.lightning import PrecisionCallback
 
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch):
-            return self.net(**batch)["loss"]
-
-        def validation_step(self, batch):
-            self.log("val_loss", self.net(**batch)["loss"])
-
-        def configure_optimizers(self):
-            return optimizer(self)
-
-    module, callback = Module(), PrecisionCallback(config())
+    module, callback = module_of_lightning(optimizer), PrecisionCallback(config())
     trainer = lightning.Trainer(
         max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=logger,
         callbacks=[callback, ModelCheckpoint(folder, save_on_train_epoch_end=True, save_top_k=-1)],
