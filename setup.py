@@ -27,7 +27,11 @@ AVX2 = ["-mavx2", "-mf16c", "-mprfchw"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 #: each source with the flags of its own
 SOURCES: dict[str, list[str]] = {
-    **{"api.cpp": [], "threads.cpp": [], "codec/affine.cpp": [], "codec/dispatch.cpp": [], "gemm/integer.cpp": []},
+    "api.cpp": [],
+    "threads.cpp": [],
+    "codec/affine.cpp": [],
+    "codec/dispatch.cpp": [],
+    "gemm/integer.cpp": [],
     "simd/portable.cpp": [],
 }
 #: of a kind of machine: a macro for all sources, and sources of its own, whose instructions are chosen at run time: a

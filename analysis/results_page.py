@@ -107,8 +107,8 @@ def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
             continue
         ours = [one for one in group if told.items() <= one.first.items()]
         told["paper"] = row.paper - best if row.paper and best else None
-        rows += [told | {"levels": _with_rise(one)} | _losses(one.differences(reference)) for one in ours]
-        rows += [] if ours else [told | _losses([])]
+        found = [told | {"levels": _with_rise(one)} | _losses(one.differences(reference)) for one in ours]
+        rows += found or [told | _losses([])]
     return table(rows, {"format": "", "levels": "", "paper": "+.2f", **_LOSSES}, markdown=True)
 
 
