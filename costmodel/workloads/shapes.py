@@ -57,7 +57,7 @@ class Stack:
     d: int  #: model width
     heads: int
     ffn: int  #: width of the MLP's hidden layer
-    kv_heads: int = 0  #: key and value heads (grouped-query attention); 0: as many as heads
+    kv_heads: int = 0  #: key and value heads (grouped-query attention); 0: as many as ``heads``
     head_dim: int = 0  #: 0: d / heads
     latent: Latent | None = None
     experts: MixtureOfExperts | None = None
@@ -72,16 +72,15 @@ class Stack:
     casts_late: bool = False  #: norms multiply x before its cast; an MLP's last layer casts its x once more (T5)
     norm_bias: bool = True  #: layer norms have a shift
     norms: int = 2  #: norms a layer has, without the one of cross-attention
-    post_norm: bool = (
-        False  #: they come after the sublayers' sums, not before; of four, each sublayer has one on both sides
-    )
-    first_norms: int = -1  #: and its first layer; -1: as many
+    #: norms come after the sublayers' sums, not before; of four, each sublayer has one on both sides
+    post_norm: bool = False
+    first_norms: int = -1  #: norms of the first layer; -1: as many as of the others
     qk_norm: str = ""  #: queries and keys are normed: "head" by head, "all" heads together
     heads_copied: bool = False  #: products that no fused kernel makes read copies of their heads (torch.matmul)
     rotary: float = 0  #: part of each query and key that rotary positions turn
     context_copied: bool = False  #: heads lie apart in memory, so that the output projection reads a copy
-    position_bias: int = 0  #: distances for which self-attention's scores have a learned bias, and cross-attention's
-    #: a bias of zeros (T5); 0: no bias
+    #: distances for which self-attention's scores have a learned bias, and cross-attention's zeros (T5); 0: none
+    position_bias: int = 0
     cross: bool = False  #: attends to the encoder
     final_norm: bool = False
     embedding_norm: bool = False
@@ -91,8 +90,9 @@ class Stack:
     convolutions: tuple[Convolution, ...] = ()  #: the input goes through them; they fix its length
     activation: str = "activation"  #: "relu" keeps its output for the backward, others their input
     causal: bool = False  #: a query sees no later key
-    windows: tuple[int, ...] = ()  #: keys a query sees to each side it may see, itself one of them; 0: all. By layer,
-    #: from the beginning again where there are more layers
+    #: keys that a query sees to each side that it may see, itself one of them; 0: all. One a layer, again where
+    #: there are more layers
+    windows: tuple[int, ...] = ()
     dropout: bool = False  #: after the embeddings and each sublayer
     attention_dropout: bool = False
     converted: bool = True  #: its linear layers are what dsq.convert converts
