@@ -99,85 +99,106 @@ def parser() -> OneLineParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
 
-    estimate = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
-    estimate.add_argument("precision", nargs="*", help=PRECISION_HELP)
+    for add in (_estimate, _table, _plan, _roofline, _sweep, _cheapest, _solve, _calibrate, _explain):
+        add(commands)
+    return top
+
+
+def _estimate(commands: Commands) -> None:
+    command = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
+    command.add_argument("precision", nargs="*", help=PRECISION_HELP)
     text = "JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
     text += "unconverted, or those of --exclude where that is given"
-    estimate.add_argument("--history", metavar="FILE", help=text)
+    command.add_argument("--history", metavar="FILE", help=text)
     text = "the precisions are the levels of a run, each but the first from such a fraction of it on: 0.8, or '0.2 0.8'"
-    estimate.add_argument("--rise-at", metavar="FRACTIONS", help=text)
-    _relative(estimate)
-    _profile(estimate)
+    command.add_argument("--rise-at", metavar="FRACTIONS", help=text)
+    _relative(command)
+    _profile(command)
 
-    table = _command(commands, "table", "the paper's tables 1, 6 and 7 beside ours, with residuals", workload=False)
-    table.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
-    _hardware(table, "for table 7")
 
-    text = "does it fit, how fast is it, what bounds it: memory, time, largest batch, by method of training"
-    plan = _command(commands, "plan", text)
+def _table(commands: Commands) -> None:
+    summary = "the paper's tables 1, 6 and 7 beside ours, with residuals"
+    command = _command(commands, "table", summary, workload=False)
+    command.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
+    _hardware(command, "for table 7")
+
+
+def _plan(commands: Commands) -> None:
+    summary = "does it fit, how fast is it, what bounds it: memory, time, largest batch, by method of training"
+    command = _command(commands, "plan", summary)
     text = "instead of the usual methods: " + PRECISION_HELP
-    plan.add_argument("precision", nargs="*", help=text)
-    plan.add_argument("--fit", metavar="SIZE", help="memory of a device, e.g. 80GB or 24GiB (default: the hardware's)")
-    plan.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="devices, each with its own batch (default: 1)"
-    )
+    command.add_argument("precision", nargs="*", help=text)
+    text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
+    command.add_argument("--fit", metavar="SIZE", help=text)
+    text = "devices, each with its own batch (default: 1)"
+    command.add_argument("--devices", type=int, default=1, metavar="N", help=text)
     text = "find the cheapest of all ways to use so many devices: ZeRO, tensor parallel, pipeline, with each method"
-    plan.add_argument("--gpus", type=int, metavar="N", help=text)
+    command.add_argument("--gpus", type=int, metavar="N", help=text)
     text = "micro-batches of a step, for --gpus (default: 8)"
-    plan.add_argument("--micro-batches", type=int, default=8, metavar="N", help=text)
-    plan.add_argument(
-        "--picture", metavar="FILE", help="memory over the step of bf16, or of the first precision, as .png or .svg"
-    )
+    command.add_argument("--micro-batches", type=int, default=8, metavar="N", help=text)
+    text = "memory over the step of bf16, or of the first precision, as .png or .svg"
+    command.add_argument("--picture", metavar="FILE", help=text)
     text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
-    plan.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
+    command.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
 
+
+def _roofline(commands: Commands) -> None:
     summary = "intensity, bound and time floor of each operation class, and the picture"
-    roofline = _command(commands, "roofline", summary)
-    roofline.add_argument("precision", nargs="+", help=PRECISION_HELP)
+    command = _command(commands, "roofline", summary)
+    command.add_argument("precision", nargs="+", help=PRECISION_HELP)
     text = "a row and a dot for each operation (fc1, softmax) instead of each class"
-    roofline.add_argument("--per-operation", action="store_true", help=text)
-    roofline.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
+    command.add_argument("--per-operation", action="store_true", help=text)
+    command.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
-    sweep = _command(commands, "sweep", "cost all configurations in a range, and find those where no bit is free")
+
+def _sweep(commands: Commands) -> None:
+    summary = "cost all configurations in a range, and find those where no bit is free"
+    command = _command(commands, "sweep", summary)
     for q, default in {"q0": "2:16", "q1": "2:16", "q2": "2:16", "q3": "8:16"}.items():
         text = f"widths such as 4, 2:8 or 2:16,32 (default: {default})"
-        sweep.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
+        command.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
     text = "what a bit may cost: two or more of dram, arithmetic, stash, time (default: time,dram)"
-    sweep.add_argument("--objectives", default="time,dram", help=text)
-    _relative(sweep)
-    sweep.add_argument(
-        "--picture", metavar="FILE", help="write all points, by the first two objectives, as .png or .svg"
-    )
+    command.add_argument("--objectives", default="time,dram", help=text)
+    _relative(command)
+    text = "write all points, by the first two objectives, as .png or .svg"
+    command.add_argument("--picture", metavar="FILE", help=text)
 
+
+def _cheapest(commands: Commands) -> None:
     summary = "which setup is cheapest at an accuracy, of those that experiments measured"
-    cheapest = _command(commands, "cheapest", summary)
-    cheapest.add_argument("ledger", help="CSV of runs, as analysis.experiments.run writes it")
-    cheapest.add_argument("--recipe", metavar="NAME", help="of a ledger with several: the one whose runs count")
-    goal = cheapest.add_mutually_exclusive_group()
+    command = _command(commands, "cheapest", summary)
+    command.add_argument("ledger", help="CSV of runs, as analysis.experiments.run writes it")
+    command.add_argument("--recipe", metavar="NAME", help="of a ledger with several: the one whose runs count")
+    goal = command.add_mutually_exclusive_group()
     goal.add_argument("--accuracy", type=float, metavar="SCORE", help="the score that is asked for")
     text = "or how far below the best one (default: 1)"
     goal.add_argument("--within", type=float, default=1.0, metavar="POINTS", help=text)
     kinds = ("time", "dram", "arithmetic", "stash")
-    cheapest.add_argument("--by", choices=kinds, default="time", help="what is to be cheap (default: time)")
-    _relative(cheapest, BF16)
+    command.add_argument("--by", choices=kinds, default="time", help="what is to be cheap (default: time)")
+    _relative(command, BF16)
 
+
+def _solve(commands: Commands) -> None:
     summary = "what hardware would make a precision pay off: rates, bandwidth, memory, energy"
-    solve = _command(commands, "solve", summary)
-    solve.add_argument("precision", help=PRECISION_HELP)
+    command = _command(commands, "solve", summary)
+    command.add_argument("precision", help=PRECISION_HELP)
     text = "times as fast, and the energy, that is asked for (default: 1, break even)"
-    solve.add_argument("--gain", type=float, default=1.0, metavar="X", help=text)
-    _relative(solve, BF16)
+    command.add_argument("--gain", type=float, default=1.0, metavar="X", help=text)
+    _relative(command, BF16)
 
+
+def _calibrate(commands: Commands) -> None:
     summary = "measure this machine, in under two minutes, as a hardware file for --hardware"
-    calibrate = _command(commands, "calibrate", summary, workload=False)
-    calibrate.add_argument("file", help="the .toml file to write")
-    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    command = _command(commands, "calibrate", summary, workload=False)
+    command.add_argument("file", help="the .toml file to write")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
 
-    explain = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
-    explain.add_argument("precision", help=PRECISION_HELP)
-    explain.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
-    _profile(explain)
-    return top
+
+def _explain(commands: Commands) -> None:
+    command = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
+    command.add_argument("precision", help=PRECISION_HELP)
+    command.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
+    _profile(command)
 
 
 def _command(commands: Commands, name: str, summary: str, workload: bool = True) -> OneLineParser:
