@@ -22,6 +22,14 @@ class Work:
     tokens: int = 0
 
 
+def updates_left(total: int | None, before: int) -> int | None:
+    """Updates of a run after the first ``before``, at least one.
+
+    ``total`` None or 0, where nothing bounds the run, is given back as it is.
+    """
+    return total and max(total - before, 1)
+
+
 def check_plateau(patience: int, threshold: float) -> None:
     """ValueError where a plateau cannot be told by these."""
     whole_number("patience", patience, 1)

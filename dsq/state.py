@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
-from dsq.scheduler import PrecisionScheduler
+from dsq.scheduler import PrecisionScheduler, updates_left
 from dsq.stash.meter.observation import Observation
 
 _KEYS = {"config", "scheduler"}
@@ -108,11 +108,11 @@ class DynamicPrecision:
         """
         if whole_number("updates", updates, 0):
             self._before = updates
-            self.scheduler.rise_at = self.config.scheduler(self._total()).rise_at
+            self.scheduler.rise_at = self.config.scheduler(self._updates_with_dsq).rise_at
 
-    def _total(self) -> int | None:
-        """Updates with DSQ."""
-        return self._total_updates and max(self._total_updates - self._before, 1)
+    @property
+    def _updates_with_dsq(self) -> int | None:
+        return updates_left(self._total_updates, self._before)
 
     def follow(self, lr_scheduler: LRScheduler) -> None:
         """Let the learning rate do at a rise what ``lr_at_rise`` says; nothing where it says "keep".
@@ -152,7 +152,7 @@ class DynamicPrecision:
         Raises ValueError as ``dsq.load_state_dict`` does.
         """
         asked = self.config.as_dict()
-        self.config, self.scheduler = load_state_dict(self.model, state, self._total())
+        self.config, self.scheduler = load_state_dict(self.model, state, self._updates_with_dsq)
         other = [f"{name}={value!r}" for name, value in self.config.as_dict().items() if value != asked[name]]
         if other:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"

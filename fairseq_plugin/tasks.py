@@ -24,6 +24,7 @@ from hydra.core.config_store import ConfigStore
 import dsq
 from costmodel.prediction import predicted
 from dsq.precision import levels_text
+from dsq.scheduler import updates_left
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, InputError, add_flags, config_of
 from fairseq_plugin.mistakes.limits import require_architecture, strict
@@ -119,7 +120,7 @@ class DSQTask(FairseqTask):
     @property
     def dsq_updates(self) -> int:
         """Those of ``dsq_total_updates`` that are made with DSQ; 0: nothing bounds them."""
-        return self.dsq_total_updates and max(self.dsq_total_updates - self.dsq_updates_before, 1)
+        return updates_left(self.dsq_total_updates, self.dsq_updates_before) or 0
 
     def _set_learning_rate(self) -> None:
         """That of the next update, after a rise: a run that is resumed there begins with it."""
