@@ -8,7 +8,8 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.damage import damage
-from dsq.linear import BoxAxis, Quantizers, Units
+from dsq.formats.layout import BoxAxis
+from dsq.linear import Quantizers, Units
 from dsq.packing import Rounding
 from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, check_levels, check_rise_at
 from dsq.scheduler import PrecisionScheduler, check_plateau

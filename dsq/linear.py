@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from dsq.formats import DEFAULT, NARROWEST, Format, format_class
+from dsq.formats.layout import BoxAxis
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
 from dsq.ops.product import ProductMatMuls, product_matmuls
@@ -34,7 +35,6 @@ from dsq.precision import DEFAULT_LEVELS, Precision
 _exporting = torch.compiler.is_exporting
 _function_transform = torch._C._functorch.peek_interpreter_stack
 _function_mode = torch._C._is_torch_function_mode_enabled
-BoxAxis = Literal["contraction", "last"]
 Units = Literal["exact", "float32"]
 
 

@@ -6,15 +6,18 @@ import dataclasses
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Optional, get_args
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from dsq.config import DSQConfig
+from dsq.config import DSQConfig, LearningRate, Stash
 from dsq.formats import FORMATS
+from dsq.formats.layout import BoxAxis
+from dsq.linear import Units
+from dsq.packing import Rounding
 from dsq.precision import levels_text, parse_levels
 
 _DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
@@ -36,6 +39,11 @@ def _flag(default: Any, metavar: str | None, help: str, check: bool = True) -> A
     return field(default=default, metadata={"help": help, "metavar": metavar, "check": check})
 
 
+def _one_of(words: Iterable[str]) -> str:
+    """The metavar of a flag that takes one of these words."""
+    return f"{{{','.join(words)}}}"
+
+
 @dataclass
 class DSQFlags(FairseqDataclass):
     """Dynamic stashing quantization: dsq_x is the flag --dsq-x and DSQConfig's field x."""
@@ -49,7 +57,7 @@ class DSQFlags(FairseqDataclass):
     )
     dsq_format: str = _flag(
         _DEFAULT["format"],
-        f"{{{','.join(FORMATS)}}}",
+        _one_of(FORMATS),
         "number format: snvint (boxes of integers with a signed, fractional scale), sbfp (signed powers of two), bfp "
         "(block floating point, the paper's, less exact at few bits) or fixed (fixed point)",
     )
@@ -62,20 +70,20 @@ class DSQFlags(FairseqDataclass):
     dsq_box: int = _flag(_DEFAULT["box"], "N", "values that share a scale (all but fixed)")
     dsq_box_axis: str = _flag(
         _DEFAULT["box_axis"],
-        "{contraction,last}",
+        _one_of(get_args(BoxAxis)),
         "axis of the boxes: contraction (that of the GEMM that reads the tensor) or last (the tensor's own last axis)",
     )
     dsq_rounding: str = _flag(
-        _DEFAULT["rounding"], "{nearest,stochastic}", "rounding: nearest (ties to even) or stochastic"
+        _DEFAULT["rounding"], _one_of(get_args(Rounding)), "rounding: nearest (ties to even) or stochastic"
     )
     dsq_units: str = _flag(
         _DEFAULT["units"],
-        "{exact,float32}",
+        _one_of(get_args(Units)),
         "each GEMM on the fastest units that hold its products exactly (exact), or all in float32",
     )
     dsq_stash: str = _flag(
         _DEFAULT["stash"],
-        "{linears,all}",
+        _one_of(get_args(Stash)),
         "what is stashed at q1: the inputs of the linears, or every other tensor that the backward needs too, at 4 "
         "bits or more",
     )
@@ -112,7 +120,7 @@ class DSQFlags(FairseqDataclass):
     )
     dsq_lr_at_rise: str = _flag(
         _DEFAULT["lr_at_rise"],
-        "{keep,restart}",
+        _one_of(get_args(LearningRate)),
         "at a rise the schedule of the learning rate goes on (keep), or starts again in the updates that are left of "
         "the run (restart)",
     )

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
@@ -16,6 +16,7 @@ from dsq import __version__
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.formats import DEFAULT
+from dsq.formats.layout import BoxAxis
 
 #: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
 EXAMPLES = {
@@ -267,4 +268,4 @@ def _format(command: argparse.ArgumentParser) -> None:
         flag, stated = field.replace("_", "-"), ", ".join(f"{default} in {name}" for name, default in defaults.items())
         group.add_argument(f"--{flag}", type=int, metavar="N", help=f"{flag.replace('-', ' ')} (default: {stated})")
     text = "axis of the boxes (default: contraction)"
-    group.add_argument("--box-axis", default="contraction", choices=("contraction", "last"), help=text)
+    group.add_argument("--box-axis", default="contraction", choices=get_args(BoxAxis), help=text)

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from dsq.arguments import choice
 from dsq.formats import DEFAULT, MAX_PACKED_BITS, WIDEST, Format, Identity, Layout, format_class
+from dsq.formats.layout import BoxAxis
 from dsq.precision import Precision
 
-BOX_AXES = ("contraction", "last")
 #: an int, or a numpy array of ints (one entry a configuration of a sweep)
 Bits = Any
 
@@ -46,8 +47,7 @@ class Setup:
     autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     def __post_init__(self) -> None:
-        if self.box_axis not in BOX_AXES:
-            raise ValueError(f"box_axis must be one of {', '.join(BOX_AXES)}, got {self.box_axis!r}")
+        choice("box_axis", self.box_axis, get_args(BoxAxis))
 
     @cached_property
     def container_bits(self) -> Bits:

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
+
+#: along which axis boxes run: the contraction axis of the GEMM that consumes the tensor, or the tensor's last axis
+BoxAxis = Literal["contraction", "last"]
 
 
 @dataclass(frozen=True, slots=True)
