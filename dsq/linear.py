@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
-from dsq.formats import DEFAULT, NARROWEST, Format, format_class
+from dsq.formats import DEFAULT, NARROWEST, Format, check_stored, format_class
 from dsq.formats.layout import BoxAxis
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
 from dsq.ops import linear_passes
@@ -55,8 +55,7 @@ class Quantizers:
     def __post_init__(self) -> None:
         """Raises ValueError for a format that no kernel stores."""
         for q in (self.q0, self.q1, self.q2, self.q3):
-            if q.scale_bits != 8:
-                raise ValueError(f"exponent_bits must be 8 in a format that is computed with, got {q.scale_bits}")
+            check_stored(q)
         q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
         tokens = 0 if self.box_axis == "contraction" else -1
         exact = self.units == "exact"

@@ -17,6 +17,8 @@ NARROWEST = 2
 WIDEST = 32
 #: values to a box of a block format, unless told
 BOX = 16
+#: width of a scale as kernels store it
+SCALE_BITS = 8
 #: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
 #: bits, at the same bytes (docs/formats.md)
 DEFAULT = "snvint"
@@ -92,7 +94,7 @@ class Format:
     @property
     def scale_bits(self) -> int:
         """Width of a scale."""
-        return 8
+        return SCALE_BITS
 
     def scale_bytes(self, layout: Layout) -> int:
         """Bytes that a tensor of this layout takes besides its codes; none where values stay in floating point."""
@@ -117,6 +119,12 @@ class Format:
             for field in fields(self)
             if getattr(self, field.name) is not None
         )
+
+
+def check_stored(fmt: Format) -> None:
+    """Raise ValueError for a format whose scales the kernels do not store: the cost model alone has others."""
+    if fmt.scale_bits != SCALE_BITS:
+        raise ValueError(f"exponent_bits must be {SCALE_BITS} in a format that is computed with, got {fmt.scale_bits}")
 
 
 @dataclass(frozen=True, slots=True)

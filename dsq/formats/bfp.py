@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dsq.arguments import whole_number
-from dsq.formats.base import BoxFormat, Law, register
+from dsq.formats.base import SCALE_BITS, BoxFormat, Law, register
 
 
 @register
@@ -24,7 +24,7 @@ class BFP(BoxFormat):
         "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits",
     )
 
-    exponent_bits: int = 8  #: width of the shared exponent; kernels store 8
+    exponent_bits: int = SCALE_BITS  #: width of the shared exponent
 
     def __post_init__(self) -> None:
         BoxFormat.__post_init__(self)

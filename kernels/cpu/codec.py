@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.formats import BFP, FixedPoint, Format, Layout, check_stored
 from dsq.formats.fixed_point import BIAS
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
@@ -41,8 +41,7 @@ class CodecKernels:
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
     ) -> dict[str, int]:
         """The fields of a CodecDesc. Raises ValueError for a format that these kernels do not store."""
-        if isinstance(fmt, BFP) and fmt.exponent_bits != 8:
-            raise ValueError(f"kernels store exponents in 8 bits, got exponent_bits {fmt.exponent_bits}")
+        check_stored(fmt)
         exponent = fmt.static_exponent if isinstance(fmt, FixedPoint) else None
         return {
             "outer": layout.outer,
