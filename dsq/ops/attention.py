@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from dsq.ops.product import ProductMatMuls, product
+from dsq.ops.matmul import offset_seed
+from dsq.ops.product import SEEDS, ProductMatMuls, product
 
 
 def attention(
@@ -46,7 +47,7 @@ def attention(
     del scores  # the largest tensor, with the weights
     if dropout_p:
         weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout keeps a float a value
-    return multiply(weights, v_SE, matmuls, None if seed is None else seed + 8), weights
+    return multiply(weights, v_SE, matmuls, offset_seed(seed, SEEDS)), weights
 
 
 def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:

@@ -57,14 +57,14 @@ def _multiply(
         result = gemm.run(matmul, left, right, bias_N)
     if matmul.result is None:
         return result.to(dtype)
-    return quantize(result, matmul.result, -1, _plus(seed, matmul.result_seed), dtype)
+    return quantize(result, matmul.result, -1, offset_seed(seed, matmul.result_seed), dtype)
 
 
 def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:
     """``x`` in the bits of ``operand``, which has a format."""
     if isinstance(x, Codes):
         return x
-    return Codes(*pack(x, _format(operand), operand.axis, _plus(seed, operand.seed)), x.shape)
+    return Codes(*pack(x, _format(operand), operand.axis, offset_seed(seed, operand.seed)), x.shape)
 
 
 def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int | None) -> Tensor:
@@ -74,7 +74,7 @@ def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int |
     elif operand.format is None:
         values = x.to(dtype)
     else:
-        values = quantize(x, operand.format, operand.axis, _plus(seed, operand.seed), dtype)
+        values = quantize(x, operand.format, operand.axis, offset_seed(seed, operand.seed), dtype)
     return values.mT if operand.transposed else values
 
 
@@ -83,7 +83,8 @@ def _format(operand: Operand) -> Format:
     return operand.format
 
 
-def _plus(seed: int | None, offset: int) -> int | None:
+def offset_seed(seed: int | None, offset: int) -> int | None:
+    """The seed of one tensor of a product, which has random numbers of its own; None rounds to nearest."""
     return None if seed is None else seed + offset
 
 

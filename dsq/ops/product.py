@@ -18,6 +18,9 @@ from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.ops.linear_passes import autocast_dtype
 from dsq.ops.matmul import multiply, packed
 
+#: seeds that one product may take: those of its operands (product_matmuls) are offsets below this
+SEEDS = 8
+
 
 class ProductMatMuls(NamedTuple):
     """The three products."""

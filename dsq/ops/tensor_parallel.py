@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from dsq.kernels.backend import LinearMatMuls, MatMul
 from dsq.kernels.dispatch import quantize
+from dsq.ops.matmul import offset_seed
 
 Layer = Callable[[Tensor, Tensor, Tensor | None, LinearMatMuls, int | None], Tensor]
 
@@ -71,6 +72,6 @@ class _RoundedGradient(torch.autograd.Function):
     def backward(ctx: Any, dx: DTensor) -> tuple[DTensor, None, None]:
         matmul, seed = ctx.matmul, ctx.seed
         total = _local(dx, Replicate())
-        seed = None if seed is None else seed + matmul.result_seed
-        rounded = total if matmul.result is None else quantize(total, matmul.result, -1, seed)
-        return DTensor.from_local(rounded, dx.device_mesh, [Replicate()], run_check=False), None, None
+        if matmul.result is not None:
+            total = quantize(total, matmul.result, -1, offset_seed(seed, matmul.result_seed))
+        return DTensor.from_local(total, dx.device_mesh, [Replicate()], run_check=False), None, None
