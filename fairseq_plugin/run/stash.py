@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import dsq
-from dsq.stash.meter import Scale
+from dsq.stash.meter import GraphMeter
 from dsq.stash.meter.module_runs import next_node
 
 #: one training step of so many is measured, at each level: a batch is no sample of a corpus
@@ -62,7 +62,7 @@ def measured(model: nn.Module) -> Iterator[Measured]:
     The graph of each converted linear is weighed right after its forward. Parameters are no stash.
     """
     result = Measured()
-    scale = Scale({p.untyped_storage()._cdata for p in model.parameters()})
+    meter = GraphMeter({p.untyped_storage()._cdata for p in model.parameters()})
     inputs: dict[tuple[int, int, int], StorageWeakRef] = {}  # by where the bytes lie; held, so that no address returns
     called: set[nn.Module] = set()
     first_nodes: list[int] = []
@@ -76,7 +76,7 @@ def measured(model: nn.Module) -> Iterator[Measured]:
             inputs[storage.cdata, int(x.storage_offset()), x.numel()] = storage
 
     def after(linear: nn.Module, args: Any, output: Tensor) -> None:
-        scale.add([output], since=first_nodes.pop())
+        meter.add([output], since=first_nodes.pop())
 
     handles = []
     for linear in dsq.converted(model).values():
@@ -86,7 +86,7 @@ def measured(model: nn.Module) -> Iterator[Measured]:
     finally:
         for handle in handles:
             handle.remove()
-    result.stash_bytes = sum(held.nbytes for held in scale.held)
+    result.stash_bytes = sum(held.nbytes for held in meter.held)
     result.stash_bytes_fp32 = sum(4 * numel for _, _, numel in inputs)
     result.linears_called = len(called)
     result.steps = 1

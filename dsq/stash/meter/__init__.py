@@ -8,7 +8,7 @@ observation.py   what the converted layers of a model in training stash, for its
 peak.py          the most that PyTorch's allocators held at once
 """
 
-from dsq.stash.meter.graph import Held, Scale
+from dsq.stash.meter.graph import GraphMeter, Held
 from dsq.stash.meter.report import Report, measure
 
-__all__ = ["Held", "Report", "Scale", "measure"]
+__all__ = ["GraphMeter", "Held", "Report", "measure"]

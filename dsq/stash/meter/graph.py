@@ -32,8 +32,8 @@ class Held:
     nbytes: int  #: of the whole storage, which is what stays allocated
 
 
-class Scale:
-    """Adds up what graphs hold; a storage counts once, however many graphs hold it.
+class GraphMeter:
+    """Adds up what graphs hold for the backward; a storage counts once, however many graphs hold it.
 
     weights: storages that exist anyway (parameters and buffers, the caller's batch), not counted.
     module_at: the name of the module that made the node of a number.

@@ -17,7 +17,7 @@ def live_tensors() -> Iterator[Tensor]:
             yield thing
 
 
-class Before:
+class StoragesBefore:
     """The storages alive now; while this lives, no later one gets the address of one of them."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Before:
         return set(self._refs)
 
 
-def hidden_leaves(before: Before) -> list[Tensor]:
+def hidden_leaves(before: StoragesBefore) -> list[Tensor]:
     """Leaves made since that need a gradient and that no Python object refers to.
 
     One that a hook packed is kept beside its packed form by the node that accumulates its gradient, which the walk of a

@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 from dsq.linear import Quantised
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
-from dsq.stash.meter.graph import Scale
+from dsq.stash.meter.graph import GraphMeter
 from dsq.stash.meter.module_runs import next_node
 from dsq.stash.policy import applied
 from dsq.stash.saved_tensors.storages import parameter_storages
@@ -29,7 +29,7 @@ class Observation:
         """Look again; until then ``metrics`` tells what was seen before."""
         self._before_that = self.metrics()
         self._remove(*self._handles)
-        self._scale = Scale(parameter_storages(self.model))
+        self._meter = GraphMeter(parameter_storages(self.model))
         self._first_node: dict[nn.Module, int] = {}
         self._seen, self._squares, self._errors = 0, 0.0, 0.0
         for layer in self.model.modules():
@@ -48,7 +48,7 @@ class Observation:
         """
         if not self._seen:
             return self._before_that
-        found = {"stash_mib": sum(held.nbytes for held in self._scale.held) / 2**20}
+        found = {"stash_mib": sum(held.nbytes for held in self._meter.held) / 2**20}
         found["stash_error"] = (self._errors / self._squares) ** 0.5 if self._squares else 0.0
         for name, controller in applied(self.model).items():
             found[f"{name}_mib"] = controller.report().kept_bytes / 2**20
@@ -69,7 +69,7 @@ class Observation:
             return
         self._remove(layer)
         self._seen += 1
-        self._scale.add([y], self._first_node[layer])
+        self._meter.add([y], self._first_node[layer])
         if args and isinstance(args[0], Tensor):
             with torch.no_grad():
                 stash = layer.quantizers.matmuls.stash

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.stash.meter.graph import Held, Scale, reachable
-from dsq.stash.meter.live_tensors import Before, hidden_leaves
+from dsq.stash.meter.graph import GraphMeter, Held, reachable
+from dsq.stash.meter.live_tensors import StoragesBefore, hidden_leaves
 from dsq.stash.meter.module_runs import modules_run
 from dsq.stash.meter.peak import peak
 
@@ -67,15 +67,15 @@ def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
-    before = Before()
+    before = StoragesBefore()
     with modules_run() as runs, peak() as most:
         result = fn()
         roots = [t for t in reachable(result, []) if isinstance(t, Tensor) and t.grad_fn is not None]
         if not roots:
             raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
-        scale = Scale(runs.weights | before.storages, runs.module_at)
-        scale.add(roots)
-        scale.add_hidden(hidden_leaves(before))
+        meter = GraphMeter(runs.weights | before.storages, runs.module_at)
+        meter.add(roots)
+        meter.add_hidden(hidden_leaves(before))
         if backward:
             torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
-    return Report(tuple(sorted(scale.held, key=lambda held: -held.nbytes)), most.nbytes)
+    return Report(tuple(sorted(meter.held, key=lambda held: -held.nbytes)), most.nbytes)
