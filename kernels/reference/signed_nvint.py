@@ -14,7 +14,7 @@ from dsq.kernels.reference.codec import CODECS, Codec, box_extremes
 from dsq.kernels.reference.power_of_two import NAN_EXPONENT, power_of_two
 
 SIGN = 128  #: of the byte: the step is negative, as x_M is positive
-_LARGEST_E4M3 = 448.0
+LARGEST_E4M3 = 448.0
 
 
 def _scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
@@ -24,7 +24,7 @@ def _scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
     exponent = torch.frexp(torch.where(finite, top, 0.0)).exponent.long() - 1
     exponent = torch.where(top == 0, LOWEST_EXPONENT, exponent.clamp(LOWEST_EXPONENT, HIGHEST_EXPONENT))
     size = torch.where(finite, largest, 0.0) * 2.0 ** (1 - fmt.bits) / _unit(exponent, fmt)
-    e4m3 = size.clamp(max=_LARGEST_E4M3).float().to(torch.float8_e4m3fn).view(torch.uint8)
+    e4m3 = size.clamp(max=LARGEST_E4M3).float().to(torch.float8_e4m3fn).view(torch.uint8)
     boxes = (e4m3 + SIGN * (positive & (e4m3 > 0))).to(torch.uint8).flatten()
     tensor = torch.where(finite, exponent + BIAS, NAN_EXPONENT).to(torch.uint8).view(1)
     return torch.cat([boxes, tensor])

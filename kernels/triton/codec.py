@@ -28,8 +28,8 @@ BOX_TILE = {"C": BLOCK, "num_warps": 1}
 #: a tile holds whole boxes of these lengths, along columns and along rows (more rows would not fit the registers);
 #: other boxes have their scales made first
 BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
-#: boxes a program of box_scales
-BOXES = 512
+#: boxes that a program of box_scales works on
+BOXES_OF_PROGRAM = 512
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
 
@@ -112,9 +112,9 @@ def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
     boxes = layout.boxes(fmt.box)
     if fmt.box and boxes and not holds_boxes(fmt, layout):
         with torch.cuda.device_of(x):
-            box_scales[(-(-boxes // BOXES),)](
+            box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
                 integers_for_bfloat16(x), scales, of_tensor, boxes, layout.rows, layout.columns, **grid_of(fmt),
-                BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES, WIDE=x.numel() >= WIDE,
+                BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES_OF_PROGRAM, WIDE=x.numel() >= WIDE,
             )  # fmt: skip
     return scales
 

@@ -15,6 +15,7 @@ from dsq.formats.signed_bfp import LOWEST_EXPONENT as _LOWEST_EXPONENT
 from dsq.kernels.reference.power_of_two import NAN_EXPONENT as _NAN_EXPONENT
 from dsq.kernels.reference.signed_bfp import NAN as _SIGNED_NAN
 from dsq.kernels.reference.signed_bfp import SIGN as _SIGN
+from dsq.kernels.reference.signed_nvint import LARGEST_E4M3 as _LARGEST_E4M3
 from dsq.kernels.triton.tiles import BIAS, magnitude, times_power
 
 # a kernel reads a global only as a tl.constexpr
@@ -24,7 +25,7 @@ SIGNED_NAN = tl.constexpr(_SIGNED_NAN)
 LOWEST_EXPONENT = tl.constexpr(_LOWEST_EXPONENT)
 HIGHEST_EXPONENT = tl.constexpr(_HIGHEST_EXPONENT)
 INFINITY = tl.constexpr(0x7F800000)
-LARGEST_E4M3 = tl.constexpr(448.0)
+LARGEST_E4M3 = tl.constexpr(_LARGEST_E4M3)
 
 
 class Grid(NamedTuple):
