@@ -272,7 +272,7 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 def _forget(model: nn.Module, policy: str) -> None:
     here = applied(model)
     here.pop(policy, None)
-    if not applied(model):
+    if not here:
         del model.__dict__[_APPLIED]
         _ROOTS.discard(model)
 

@@ -162,7 +162,7 @@ class LinearKernels:
         a_dtype, b_dtype, dtype = dtypes
         values = torch.bfloat16 if gemm in _KERNELS else dtype
         a_axis, b_axis = matmul.contracted()
-        rows, depth, columns = a_shape[1 - a_axis], a_shape[a_axis], b_shape[1 - b_axis]
+        rows, columns, depth = matmul.sizes(a_shape, b_shape)
         fields = {
             "a": self._operand(matmul.a, a_dtype, values, a_shape, gemm, packed == "a", arena, stochastic)
             | {"across": a_axis == 0},
