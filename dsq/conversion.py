@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.layers.experts import Experts, is_experts
@@ -20,12 +19,10 @@ from dsq.layers.own_attention import OwnAttention, calls_attention
 from dsq.layers.patches import PatchConv2d, cuts_patches
 from dsq.layers.unquantised import embedded, quantised_parameters, unquantised
 from dsq.linear import Linear, Quantised
-from dsq.stash.policy import applied
+from dsq.module_settings import change, changes, class_of, set_class, undo_changes
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: attribute of a module whose settings (_get) were changed too: what they were
-_BEFORE = "_dsq_before"
 #: what ``convert`` puts on a layer
 _FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
 #: quantised classes by the plain ones whose place they take
@@ -65,7 +62,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
         if config.attention:
             _quantise_attention(model)
         if config.stash == "all":
-            _change(model, "stash", True)  # at the q1 of the layers, whatever their level
+            change(model, "stash", True)  # at the q1 of the layers, whatever their level
         _warn_of_little(model, excluded + tied)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
@@ -86,11 +83,10 @@ def unconvert(model: Model) -> Model:
     for layer in layers.values():
         for name in _FIELDS:
             layer.__dict__.pop(name, None)
-        _set_class(layer, layer.plain)
+        set_class(layer, layer.plain)
     changed: list[Any] = list(model.modules())
     for module in changed:
-        for name, value in module.__dict__.pop(_BEFORE, {}).items():
-            _set(module, name, value)
+        undo_changes(module)
     return model
 
 
@@ -102,11 +98,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         yield
         return
     own = [(layer, type(layer), layer.__dict__.copy()) for layer in layers]
-    settings = [
-        (module, before, {name: _get(module, name) for name in before})
-        for module in model.modules()
-        if (before := module.__dict__.get(_BEFORE))
-    ]
+    settings = [(module, changes(module)) for module in model.modules()]
     unconvert(model)
     try:
         yield
@@ -114,10 +106,9 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         for layer, kind, fields in own:
             layer.__class__ = kind
             _take_fields(layer, fields)
-        for module, before, changed in settings:
-            module.__dict__[_BEFORE] = before
+        for module, changed in settings:
             for name, value in changed.items():
-                _set(module, name, value)
+                change(module, name, value)
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
@@ -153,8 +144,11 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
 
 
 def _change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
-    """Give the layers of ``model`` their quantised classes. Returns how many values the matrices hold that
-    ``config.exclude`` left, and those that are an embedding's too."""
+    """Give the layers of ``model`` their quantised classes, and switch off what would read their weights past them.
+
+    Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that are an
+    embedding's too.
+    """
     pattern = None if config.exclude is None else re.compile(config.exclude)
     tables = set() if config.tied else embedded(model)
     excluded, tied, attentions = 0, 0, set[str]()
@@ -170,31 +164,21 @@ def _change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
             elif any(id(p) in tables for p in matrices):
                 tied += sum(p.numel() for p in matrices)
             else:
-                _set_class(module, kind)
+                set_class(module, kind)
                 attentions |= {name} if kind is MultiheadAttention else set()
-        elif isinstance(module, nn.TransformerEncoderLayer):
-            # its fused evaluation path reads the weights and never calls the Linears
-            _change(module, "activation_relu_or_gelu", 0)
-        elif isinstance(module, nn.TransformerEncoder):
-            _change(module, "use_nested_tensor", False)  # nested tensors are for that path alone
-        elif getattr(module, "skip_embed_dim_check", None) is False:
-            # fairseq's attention would hand its weights to PyTorch's function and never call its Linears
-            _change(module, "skip_embed_dim_check", True)
+        else:
+            _switch_off_fused_path(module)
     return excluded, tied
 
 
-def _class(module: nn.Module) -> type[nn.Module]:
-    """The class of ``module``, without what fully_shard put before it."""
-    fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
-    return kind.__bases__[1] if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule else kind
-
-
-def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Give ``module`` another class; one that fully_shard sharded stays so."""
-    before = type(module)
-    if _class(module) is not before:  # as fully_shard makes its classes
-        kind = type(f"FSDP{kind.__name__}", (before.__bases__[0], kind), {"__deepcopy__": vars(before)["__deepcopy__"]})
-    module.__class__ = kind
+def _switch_off_fused_path(module: nn.Module) -> None:
+    """Let ``module``, which stays of its class, call its linear layers and not read their weights by itself."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        change(module, "activation_relu_or_gelu", 0)  # so that it never takes its fused evaluation path
+    elif isinstance(module, nn.TransformerEncoder):
+        change(module, "use_nested_tensor", False)  # nested tensors are for that path alone
+    elif getattr(module, "skip_embed_dim_check", None) is False:
+        change(module, "skip_embed_dim_check", True)  # else fairseq's attention hands its weights to PyTorch's function
 
 
 def _take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
@@ -210,8 +194,8 @@ def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) ->
     if not isinstance(old, Quantised) or new is None:
         return
     for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
-        if isinstance(before, Quantised) and (kind := quantised_class(after)) is _class(before):
-            _set_class(after, kind)
+        if isinstance(before, Quantised) and (kind := quantised_class(after)) is class_of(before):
+            set_class(after, kind)
             _take_fields(after, before.__dict__)
     if next(new.parameters(), None) is not None and not converted(new):
         text = f"the {type(new).__name__} that takes the place of the converted layer {name!r} is not quantised by dsq"
@@ -235,7 +219,7 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 
 def quantised_class(module: nn.Module) -> type[nn.Module] | None:
     """The class that ``convert`` gives a module of its kind; None where it leaves it."""
-    kind = _class(module)
+    kind = class_of(module)
     if kind in _CLASSES:
         return _CLASSES[kind]
     if kind is nn.Conv2d and cuts_patches(module):
@@ -256,43 +240,13 @@ def _quantise_attention(model: nn.Module) -> None:
     for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
-        elif calls_attention(module, _class(module)):
-            _change(module, "class", mixed(OwnAttention, _class(module)))
+        elif calls_attention(module, class_of(module)):
+            change(module, "class", mixed(OwnAttention, class_of(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
             from dsq.layers.attention_interface import NAME  # needs transformers
 
             inside |= set(module.modules())  # its setting holds for the models inside it
-            _change(module, "attention", NAME)
-
-
-def _change(module: nn.Module, name: str, value: Any) -> None:
-    """Change a setting, and remember what it was."""
-    before = _get(module, name)
-    _set(module, name, value)
-    module.__dict__.setdefault(_BEFORE, {})[name] = before
-
-
-def _get(module: Any, name: str) -> Any:
-    """A setting: "class", "attention" (the function in models of transformers), "stash" (whether everything saved is
-    packed), or an attribute."""
-    if name == "class":
-        return _class(module)
-    if name == "attention":
-        return module.config._attn_implementation
-    return "bfp" in applied(module) if name == "stash" else getattr(module, name)
-
-
-def _set(module: Any, name: str, value: Any) -> None:
-    if name == "class":
-        _set_class(module, value)
-    elif name == "attention":
-        module.set_attn_implementation(value)
-    elif name == "stash" and value:
-        stash.apply(module, "bfp")
-    elif name == "stash":
-        applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
-    else:
-        setattr(module, name, value)
+            change(module, "attention", NAME)
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
