@@ -204,7 +204,7 @@ class Workload:
             owner, facts = True, {**vars(op), "name": ""}
             if isinstance(op, Gemm):
                 facts["input"] = ""
-                if op.input and op.quantised:
+                if op.input and op.quantised and op.w_grad:  # a frozen layer stashes nothing
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
             found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
