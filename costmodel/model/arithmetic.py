@@ -32,7 +32,7 @@ class CostedMatMul:
         """Values in the operands and the result of one operation of the group."""
         op = self.group.operation
         assert isinstance(op, Gemm)
-        return op.batch * (op.M * op.K + op.N * op.K + op.M * op.N)
+        return op.batch * (op.M * op.K + op.weights * op.N * op.K + op.M * op.N)
 
     @property
     def operands(self) -> tuple[Bits, Bits]:
