@@ -99,7 +99,7 @@ def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
     the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both ways."""
     rows = [op for op in stage.gemms if in_layer(op) and op.name.endswith(_ROW_PARALLEL)]
     summed = sum(op.M * op.N for op in rows) * bits / 8
-    between = max((op.M * op.N for op in rows), default=0) * bits / 8
+    between = min((op.M * op.N for op in rows), default=0) * bits / 8  # experts have a row for each that was chosen
     part = (shard.tensor - 1) / shard.tensor
     return 2 * 2 * part * summed + (2 * between / shard.tensor if shard.pipeline > 1 else 0.0)
 
