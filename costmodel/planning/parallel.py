@@ -4,6 +4,7 @@ pipeline of stages (1F1B). Nothing that is sent overlaps with what is computed."
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import isqrt
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import in_layer
@@ -150,4 +151,5 @@ def cheapest(
 
 
 def _divisors(number: int) -> list[int]:
-    return [part for part in range(1, number + 1) if number % part == 0]
+    small = [part for part in range(1, isqrt(number) + 1) if number % part == 0]
+    return sorted({*small, *(number // part for part in small)})
