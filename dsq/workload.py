@@ -223,15 +223,20 @@ def _convolution(recorder: _Recorder, name: str, args: Any, out: Tensor) -> None
 
 
 def _fused_attention(recorder: _Recorder, name: str, args: Any, out: Any) -> None:
-    """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward."""
+    """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward. Where they are
+    quantised it is dsq.ops.attention that runs, which stores the scores."""
     q, k, v = args[:3]
     batch, heads, length, depth = q.shape
     groups, keys = k.shape[1], k.shape[2]
     grads = {"x_grad": q.requires_grad}
     size = (batch * groups, length * (heads // groups))
-    scores = {"w_grad": k.requires_grad, "on_chip": "y", "recompute": 1}
+    fused = not recorder._attention
+    scores = {"w_grad": k.requires_grad} | ({"on_chip": "y", "recompute": 1} if fused else {})
     recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
-    recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, w_grad=v.requires_grad, on_chip="x")
+    for kind in () if fused else ("scale", "softmax"):
+        recorder.add_pass(f"{name}.{kind}", kind, math.prod(size), keys, "attention")
+    context = {"w_grad": v.requires_grad} | ({"on_chip": "x"} if fused else {})
+    recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, **context)
 
 
 def _pass(kind: str, cls: str = "other") -> Callable[..., None]:

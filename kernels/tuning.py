@@ -162,13 +162,8 @@ def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
         lines = _file().read_bytes().splitlines()
     except (OSError, RuntimeError):
         return None
-    for line in lines:
-        with suppress(ValueError):  # a line that a killed process did not finish
-            entry = json.loads(line)
-            for gemm in gemms:
-                if entry == [key, gemm.name]:
-                    return gemm
-    return None
+    choices = {_line(key, gemm.name).encode(): gemm for gemm in gemms}
+    return next((choices[line] for line in lines if line in choices), None)
 
 
 def _keep(key: str, name: str) -> None:
@@ -176,4 +171,8 @@ def _keep(key: str, name: str) -> None:
     with suppress(OSError, RuntimeError):
         _file().parent.mkdir(parents=True, exist_ok=True)
         with _file().open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps([key, name])}\n")  # not behind one that a killed process did not finish
+            file.write(f"\n{_line(key, name)}\n")  # not behind one that a killed process did not finish
+
+
+def _line(key: str, name: str) -> str:
+    return json.dumps([key, name])

@@ -17,6 +17,7 @@ from typing import Any
 from costmodel.cli.format_options import template
 from costmodel.cli.run_history import LevelWork, RunHistory
 from costmodel.model.quantisation import FP32, Setup
+from dsq.arguments import number
 from dsq.precision import Precision
 
 NEEDED = ("score", "measure", "levels", "level_tokens", "format")
@@ -44,24 +45,27 @@ def load_runs(path: str, recipe: str | None, described: Mapping[str, Any]) -> tu
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     missing = [name for name in NEEDED if not rows or name not in rows[0]]
     if missing:
         raise ValueError(f"ledger {path} has no column {missing[0]}, or no rows")
-    recipes = {row.get("recipe", "") for row in rows}
+    recipes = {row.get("recipe") or "" for row in rows}
     if recipe not in recipes and (recipe or len(recipes) > 1):
         raise ValueError(f"ledger {path}: --recipe must be one of {', '.join(sorted(recipes))}, got {recipe or 'none'}")
     numbered = [(n, row) for n, row in enumerate(rows, 2) if row["score"] and recipe in (None, row.get("recipe"))]
+    for line, row in numbered:
+        if None in row or None in row.values():
+            raise ValueError(f"ledger {path}, line {line}: it has not as many fields as the first line")
     measures = {row["measure"] for _, row in numbered}
     if len(measures) != 1:
         raise ValueError(f"ledger {path} mixes what its scores measure: {', '.join(sorted(measures)) or 'nothing'}")
     found: dict[str, dict[str, list[tuple[RunHistory, float]]]] = defaultdict(lambda: defaultdict(list))
-    for number, row in numbered:
+    for line, row in numbered:
         try:
-            history, score = _history(row, described), float(row["score"])
+            history, score = _history(row, described), number("score", float(row["score"]))
         except ValueError as error:
-            raise ValueError(f"ledger {path}, line {number}: {error}") from None
+            raise ValueError(f"ledger {path}, line {line}: {error}") from None
         found[_name(history)][re.sub(r"_seed\d+$", "", row.get("run") or "")].append((history, score))
     setups = [
         MeasuredSetup(f"{name}{_rest(run, runs)}", seeds[0][0], tuple(score for _, score in seeds))
@@ -82,19 +86,24 @@ def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
     if row["levels"] in ("", "none"):
         return RunHistory((LevelWork(FP32, 1, 1),), {})
     levels = re.findall(r"\[[^]]*\]", row["levels"])
-    tokens = [int(float(count)) for count in row["level_tokens"].split()]
-    updates = [int(float(count)) for count in (row.get("level_updates") or "").split()] or [0] * len(tokens)
+    tokens = _counts("level_tokens", row)
+    updates = _counts("level_updates", row) or [0] * len(tokens)
     if not len(levels) == len(tokens) == len(updates):
         raise ValueError(f"{len(levels)} levels, but {len(tokens)} level_tokens and {len(updates)} level_updates")
     if not any(tokens + updates):
         raise ValueError("no level records any work (level_tokens or level_updates)")
     fmt = template(row["format"], {**described, "box": int(row["box"])} if row.get("box") else described)
-    axis = row.get("box_axis") or "contraction"
+    axis, container = row.get("box_axis") or described["box_axis"], described.get("container") or 0
     work = (
-        LevelWork(Setup(fmt, Precision.parse(level), axis), *counts)
+        LevelWork(Setup(fmt, Precision.parse(level), axis, container), *counts)
         for level, *counts in zip(levels, updates, tokens, strict=True)
     )
     return RunHistory(tuple(work), {}, row.get("exclude") or None)
+
+
+def _counts(column: str, row: dict[str, str]) -> list[int]:
+    """Of each level."""
+    return [int(number(column, float(count), least=0)) for count in (row.get(column) or "").split()]
 
 
 def _name(history: RunHistory) -> str:

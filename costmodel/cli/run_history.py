@@ -52,7 +52,7 @@ class RunHistory:
 
 
 def load_history(path: str, described: Mapping[str, Any]) -> RunHistory:
-    """The record in the file; `described` holds those options of the format that it leaves out.
+    """The record in the file; `described` holds those options of the format that it leaves out, and the container.
 
     Raises ValueError that names the file and the field.
     """
@@ -89,5 +89,6 @@ def _level(entry: Any, label: str, described: Mapping[str, Any]) -> LevelWork:
     except ValueError as error:
         raise ValueError(f"field {label}.{error}") from None
     updates, tokens = (whole_number(f"field {label}.{unit}", entry.get(unit, 0), 0) for unit in ("updates", "tokens"))
-    setup = Setup(template(described["format"], described), precision, described["box_axis"])
+    container = described.get("container") or 0
+    setup = Setup(template(described["format"], described), precision, described["box_axis"], container)
     return LevelWork(setup, updates, tokens)

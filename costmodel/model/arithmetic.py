@@ -1,7 +1,8 @@
 """Multiply-accumulates by operand widths, and what one costs under its format's law.
 
 A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w)) and q3 x q1
-(dw = Q3(dy)^T Q1(x)). Matrix products no quantiser touches multiply containers of width a as floating point.
+(dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix products no
+quantiser touches multiply containers of width a as floating point.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class CostedMatMul:
         """Values in the operands and the result of one operation of the group."""
         op = self.group.operation
         assert isinstance(op, Gemm)
-        return op.batch * (op.M * op.K + op.N * op.K + op.M * op.N)
+        return op.batch * (op.M * op.K + op.weights * op.N * op.K + op.M * op.N)
 
     @property
     def operands(self) -> tuple[Bits, Bits]:
@@ -49,7 +50,7 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
             continue
         pairs = [("forward", q.q0, q.q0)]
         pairs += [("dx", q.q2, q.q1)] if op.x_grad else []
-        pairs += [("dw", q.q3, q.q1)] if op.w_grad else []
+        pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
             if op.quantised:

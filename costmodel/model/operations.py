@@ -159,8 +159,17 @@ class Workload:
         return replace(self, operations=tuple(op for op in updated if isinstance(op, Gemm) or op.rows))
 
     def quantising_attention(self) -> "Workload":
-        """The workload with attention's two products quantised like linear layers."""
-        return self._with_gemms(lambda gemm: gemm if gemm.weight else replace(gemm, quantised=True))
+        """The workload with attention's two products quantised like linear layers. Fused ones come apart, as dsq's do:
+        their scores are stored, and the softmax keeps its result."""
+        operations: list[Operation] = []
+        for op in self.operations:
+            if isinstance(op, Gemm) and not op.weight:
+                if op.on_chip == "x":
+                    scores, prefix = (op.batch * op.M, op.K, "attention"), op.name.rpartition(".")[0]
+                    operations += [Pointwise(f"{prefix}.{kind}", kind, *scores) for kind in ("scale", "softmax")]
+                op = replace(op, quantised=True, on_chip="", recompute=0)
+            operations.append(op)
+        return replace(self, operations=tuple(operations))
 
     def fusing_attention(self) -> "Workload":
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do."""
@@ -204,7 +213,7 @@ class Workload:
             owner, facts = True, {**vars(op), "name": ""}
             if isinstance(op, Gemm):
                 facts["input"] = ""
-                if op.input and op.quantised:
+                if op.input and op.quantised and op.w_grad:  # a frozen layer stashes nothing
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
             found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)

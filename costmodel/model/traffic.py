@@ -99,7 +99,10 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, B
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> Bits:
-    """Bytes dsq keeps of x between forward and backward for one converted layer that owns its input."""
+    """Bytes dsq keeps of x between forward and backward for one converted layer that owns its input; of floats x
+    itself."""
+    if isinstance(setup.format, Identity):
+        return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
     return nbytes(setup.format, setup.precision.q1, setup.layout(gemm.batch, gemm.M, gemm.K, "rows"))
 
 

@@ -133,4 +133,4 @@ def arithmetic(setup: Setup) -> Bits:
 
 def _values(gemm: Gemm, shape: str) -> int:
     size = {"M": gemm.M, "K": gemm.K, "N": gemm.N}
-    return size[shape[0]] * size[shape[1]]
+    return size[shape[0]] * size[shape[1]] * (gemm.weights if shape == "NK" else 1)

@@ -4,6 +4,7 @@ pipeline of stages (1F1B). Nothing that is sent overlaps with what is computed."
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import isqrt
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import in_layer
@@ -99,7 +100,7 @@ def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
     the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both ways."""
     rows = [op for op in stage.gemms if in_layer(op) and op.name.endswith(_ROW_PARALLEL)]
     summed = sum(op.M * op.N for op in rows) * bits / 8
-    between = max((op.M * op.N for op in rows), default=0) * bits / 8
+    between = min((op.M * op.N for op in rows), default=0) * bits / 8  # experts have a row for each that was chosen
     part = (shard.tensor - 1) / shard.tensor
     return 2 * 2 * part * summed + (2 * between / shard.tensor if shard.pipeline > 1 else 0.0)
 
@@ -150,4 +151,5 @@ def cheapest(
 
 
 def _divisors(number: int) -> list[int]:
-    return [part for part in range(1, number + 1) if number % part == 0]
+    small = [part for part in range(1, isqrt(number) + 1) if number % part == 0]
+    return sorted({*small, *(number // part for part in small)})

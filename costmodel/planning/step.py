@@ -62,12 +62,12 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
 
 
 def communication_bytes(workload: Workload, method: Method) -> float:
-    """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; shared-out weights gathered, once
-    (ZeRO-1, 2) or before the forward and the backward each (ZeRO-3), with gradients scattered (Rajbhandari et al.,
-    2020, section 7)."""
+    """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
+    updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
+    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast they are fp32."""
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
-    weights = workload.parameters * float(method.setup.container_bits) / 8
     if not method.zero:
         return 2 * part * gradients
-    return part * (gradients + weights * (2 if method.zero == 3 else 1))
+    word = (STATE_BITS if method.setup.autocast else float(method.setup.container_bits)) / 8
+    return part * (gradients + word * (2 * workload.parameters if method.zero == 3 else workload.trained))

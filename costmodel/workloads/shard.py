@@ -10,6 +10,8 @@ from costmodel.workloads.transformer import build
 
 #: passes over the residual stream, whose tokens sequence parallelism shares out
 _STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
+#: and over heads, of which tensor parallelism has left a device its own
+_OF_HEADS = (".q_norm", ".k_norm")
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,23 @@ def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
     layers = _divided(whole, "layers", shard.pipeline)
     changes: Any = {side: replace(whole, layers=layers, final_norm=False)}
     first = replace(model, head=Head("none"), **changes)
-    changes = {side: replace(whole, layers=layers, tables=(), convolutions=(), embedding_norm=False, embedding_width=0)}
+    changes = {
+        side: replace(_behind(whole, layers), tables=(), convolutions=(), embedding_norm=False, embedding_width=0)
+    }
     last = replace(model, head=replace(model.head, tied=False), **changes)  # with a table of its own
     return tuple(_parallel(build(_part(part, shard)), shard) for part in (first, last))
+
+
+def _behind(stack: Stack, layers: int) -> Stack:
+    """The last layers of a stack, each as it was among all."""
+    before, windows, experts = stack.layers - layers, stack.windows, stack.experts
+    if windows:
+        start = before % len(windows)
+        windows = windows[start:] + windows[:start]
+    if experts:
+        dense = frozenset(layer - before for layer in experts.dense_layers if layer >= before)
+        experts = replace(experts, dense_layers=dense)
+    return replace(stack, layers=layers, windows=windows, experts=experts, first_norms=-1)
 
 
 def _part(model: Transformer, shard: Shard) -> Transformer:
@@ -57,13 +73,15 @@ def _part(model: Transformer, shard: Shard) -> Transformer:
 
 
 def _cut(stack: Stack, parts: int) -> Stack:
-    experts = stack.experts
+    heads, kv_heads, experts = _divided(stack, "heads", parts), stack.kv_heads or stack.heads, stack.experts
+    if kv_heads % parts and parts % kv_heads:
+        raise ValueError(f"{stack.name}.kv_heads ({kv_heads}) cannot be cut into {parts}, nor copied to as many")
     if experts:
         experts = replace(experts, width=-(-experts.width // parts), shared=-(-experts.shared // parts))
     return replace(
         stack,
-        heads=_divided(stack, "heads", parts),
-        kv_heads=max(1, (stack.kv_heads or stack.heads) // parts),
+        heads=heads,
+        kv_heads=max(1, kv_heads // parts),
         head_dim=stack.head_dim or stack.d // stack.heads,
         ffn=_divided(stack, "ffn", parts),
         experts=experts,
@@ -86,7 +104,7 @@ def _parallel(workload: Workload, shard: Shard) -> Workload:
     def share(op: Operation) -> Operation:
         if isinstance(op, Gemm):
             return replace(op, x_values=-(-op.M * op.K // shard.tensor)) if op.stream else op
-        shared = op.kind in _STREAM_KINDS and op.cls != "attention"
+        shared = op.kind in _STREAM_KINDS and op.cls != "attention" and not op.name.endswith(_OF_HEADS)
         return replace(op, rows=-(-op.rows // shard.tensor)) if shared else op
 
     return replace(workload, operations=tuple(map(share, workload.operations)))

@@ -55,9 +55,10 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
     for _ in range(2):  # a second measurement would raise StopIteration
         assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "fast"
     assert json.loads(cache.read_text())[1] == "fast"
-    cache.write_text("no JSON")
-    with pytest.raises(StopIteration):
-        tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
+    for damaged in ("no JSON", "[" * 100_000):  # which json cannot read for its depth
+        cache.write_text(damaged)
+        with pytest.raises(StopIteration):
+            tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
 
 
 def test_a_choice_for_float32_is_not_one_for_exact_products(cache):

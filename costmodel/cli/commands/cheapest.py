@@ -8,6 +8,7 @@ from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_not
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.estimate import Estimate, evaluate
 from costmodel.model.operations import Workload
+from dsq.arguments import number
 
 #: what --by takes -> the column of the records
 COLUMNS = {"time": "ms", "dram": "dram_MB", "arithmetic": "arithmetic", "stash": "stash_MB"}
@@ -19,6 +20,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     unit = setup_of(arguments, arguments.relative_to)
     reference = evaluate(workload, unit, hardware)
     best = max(setup.score for setup in setups)
+    for name in ("accuracy", "within"):
+        number(name, getattr(arguments, name) or 0.0)
     wanted = best - arguments.within if arguments.accuracy is None else arguments.accuracy
     records = [_record(setup, workload, hardware, reference, wanted) for setup in setups]
     records.sort(key=lambda record: (record["reaches"] != "yes", record[COLUMNS[arguments.by]]))

@@ -23,6 +23,8 @@ from dsq.command.files import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 GIGA = 1e9
+#: of which all divisors are tried
+MOST_GPUS = 2**24
 #: the method of the picture, where no precision is given
 PICTURED = "bf16"
 
@@ -76,7 +78,7 @@ def _methods(arguments: argparse.Namespace) -> list[Method]:
 
 def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardware, budget: float) -> Answer:
     """The cheapest ways to use --gpus devices that fit."""
-    gpus = whole_number("gpus", arguments.gpus, 1)
+    gpus = whole_number("gpus", arguments.gpus, 1, MOST_GPUS)
     micro_batches = whole_number("micro_batches", arguments.micro_batches, 1)
     refuse_idle(arguments, ("devices", "zero", "picture"), "with --gpus")
     candidates = parallelisms(_methods(arguments), gpus, micro_batches)

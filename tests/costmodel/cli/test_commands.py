@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from costmodel.cli.main import EXAMPLES, main
+from costmodel.cli.measured_runs import load_runs
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import DSQ, Setup
@@ -252,10 +253,12 @@ BAD = {
     "size": (["plan", "--fit", "80"], "fit must be a size such as 80GB or 24GiB, got '80'"),
     "no memory": (["plan", "--hardware", "laptop-cpu"], "does not state its memory: give --fit"),
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
-    "gpus": (["plan", "--gpus", "0"], "gpus must be a whole number from 1, got 0"),
+    "gpus": (["plan", "--gpus", "0"], "gpus must be a whole number in 1..16777216, got 0"),
+    "many gpus": (["plan", "--gpus", "100000000000"], "gpus must be a whole number in 1..16777216, got 100000000000"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
     "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),
+    "accuracy": (["cheapest", "analysis/results/demo_formats.csv", "--accuracy", "nan"], "accuracy must be a number"),
     "no ledger": (["cheapest", "analysis/results/kernels.csv"], "has no column score"),
     "gain": (["solve", "[4,4,4,16]", "--gain", "0"], "gain must be above 0, got 0"),
     "no codes": (["solve", "float:[16,16,16,16]"], "multiplies no codes"),
@@ -335,6 +338,32 @@ bfp_4_stash=all_seed1,60,BLEU,bfp,"[4,4,4,16]",100,16
     assert found["bfp [4,4,4,16] (box=64)"]["dram_MB"] < found["bfp [4,4,4,16]"]["dram_MB"]
 
 
+@pytest.mark.parametrize("container", ["16", "32"])
+def test_runs_are_costed_with_the_container_that_is_asked_for(container, capsys, tmp_path):
+    """As the setups are that they are compared with."""
+    ledger, history = tmp_path / "ledger.csv", tmp_path / "history.json"
+    ledger.write_text(LEDGER)
+    history.write_text(json.dumps({"format": "snvint", "levels": [{"precision": [16, 4, 4, 16], "updates": 1}]}))
+    answers = []
+    for query in (["estimate", "[16,4,4,16]"], ["estimate", "--history", str(history)]):
+        _, text, _ = run(capsys, *query, "--container", container, "--json")
+        answers.append({k: v for k, v in json.loads(text)["estimates"][0].items() if k != "share"})
+    assert answers[0] == answers[1]
+    _, text, _ = run(capsys, "cheapest", str(ledger), "--container", container, "--json")
+    (found,) = [record for record in json.loads(text)["setups"] if record["setup"] == "bfp [16,4,4,16]"]
+    like = ["bfp:[16,4,4,16]", "--exclude", "output_projection", "--container", container, "--json"]
+    _, text, _ = run(capsys, "estimate", *like, "--relative-to", "float:[16,16,16,16]")
+    (alone,) = json.loads(text)["estimates"]
+    assert (found["dram_MB"], found["dram"], found["ms"]) == (alone["dram_MB"], alone["dram"], alone["floor_ms"])
+
+
+def test_runs_that_name_no_axis_take_the_one_that_is_given(tmp_path):
+    path = tmp_path / "ledger.csv"
+    path.write_text(LEDGER)
+    (_, *quantised), _ = load_runs(str(path), None, {"box_axis": "last"})
+    assert {work.setup.box_axis for setup in quantised for work in setup.history.levels} == {"last"}
+
+
 def test_cheapest_weighs_by_updates_where_tokens_were_not_counted(capsys):
     """As of fine-tuning."""
     _, text, _ = run(capsys, "cheapest", "analysis/results/finetuned.csv", "--recipe", "sst2_finetuned", "--json")
@@ -347,6 +376,12 @@ def test_cheapest_weighs_by_updates_where_tokens_were_not_counted(capsys):
         (("BLEU,2", "loss,2"), "mixes what its scores measure: BLEU, loss"),
         (("75 25", "75"), "line 5: 2 levels, but 1 level_tokens"),
         (("75 25", "0 0"), "line 5: no level records any work (level_tokens or level_updates)"),
+        (("75 25", "inf 25"), "line 5: level_tokens must be a number in [0, inf), got inf"),
+        (("75 25", "-75 175"), "line 5: level_tokens must be a number in [0, inf), got -75.0"),
+        (("d_seed1,80", "d_seed1,nan"), "line 5: score must be a number in (-inf, inf), got nan"),
+        (('16]",75 25,output_projection', "16]"), "line 5: it has not as many fields as the first line"),
+        (('16]",75 25', "16],75 25"), "line 5: it has not as many fields as the first line"),
+        (("100,output_projection", "100," + "x" * 2**18), "cannot be read: field larger than field limit"),
         (("[2,2,2,16] ", "[2,2,16] "), "line 5: precision must be four whole numbers"),
     ],
 )

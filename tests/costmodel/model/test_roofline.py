@@ -86,6 +86,16 @@ def test_measured_hardware_takes_what_was_measured(mine):
     assert found["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))
 
 
+def test_a_measured_product_reads_the_weights_of_all_experts(mine):
+    peak = Peak("kernel", 1e12, {"float": (32, 32)}, "", per_value=1e-9)
+    measured, setup = replace(mine, peaks=(peak,), measured="today"), Setup(Identity(), Precision(32, 32, 32, 32))
+    n = 100
+    workload = Workload("one", (Gemm("experts", n, n, n, weights=8),), tokens=n)
+    moved = transfers(workload, setup, measured.on_chip_bytes)
+    found = floors(moved, matmuls(workload, setup), measured, setup.container_bits)
+    assert found["fc"].seconds == pytest.approx(3 * (2 * n**3 / 1e12 + 10 * n * n * 1e-9))
+
+
 def test_what_a_layer_does_beside_its_product(mine):
     """Its bias's gradient sums dy; a converted layer's transposed weight is turned over for both passes, but for codes
     of the forward, and so is its gradient."""

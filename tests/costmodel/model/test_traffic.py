@@ -80,6 +80,31 @@ def test_layers_that_share_an_input_stash_it_once():
     assert 3 * total_stash_bytes(shared, SETUP) == total_stash_bytes(apart, SETUP)
 
 
+def test_a_frozen_layer_leaves_the_stash_to_those_that_share_its_input():
+    shared = of(*(Gemm(name, 32, 64, 48, input="h") for name in "qkv"))
+    one = total_stash_bytes(shared, SETUP)
+    assert [total_stash_bytes(shared.freezing(names), SETUP) for names in ("q", "q|k", "v", "q|k|v")] == [one] * 3 + [0]
+    written = sum(
+        t.total
+        for t in transfers(shared.freezing("q"), SETUP, INFINITE)
+        if t.tensor == "stash" and t.direction == "write"
+    )
+    assert written == one
+
+
+def test_floats_stash_what_they_keep():
+    """x itself, at the container's width: no codes of q1 are made."""
+    layer = of(Gemm("l", 32, 64, 48))
+    for precision, container, size in (
+        (Precision(16, 4, 4, 16), 0, 2),
+        (Precision(32, 16, 16, 16), 0, 4),
+        (PRECISION, 32, 4),
+    ):
+        setup = Setup(Identity(), precision, container=container)
+        assert total_stash_bytes(layer, setup) == by_tensor(layer, setup)["x (for dw)", "backward", "read"]
+        assert total_stash_bytes(layer, setup) == size * 32 * 64
+
+
 def test_attention_products_quantised_or_not():
     product = Gemm("scores", 10, 16, 12, batch=6, weight=False, quantised=False)
     plain = by_tensor(of(product))
@@ -165,6 +190,12 @@ def test_arithmetic_counts_each_product_at_its_widths():
         105 * sum(BFP.law.cost(*pair) for pair in ((8, 8), (6, 4), (16, 4)))
     )
     assert [p.name for p in matmuls(of(Gemm("l", 3, 5, 7, x_grad=False)), SETUP)] == ["forward", "dw"]
+
+
+def test_both_gradients_of_a_product_of_activations_take_q2():
+    """dsq.ops.product: da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy)."""
+    found = matmuls(of(Gemm("scores", 3, 5, 7, weight=False)), FIXED)
+    assert [(p.name, p.m1, p.m2) for p in found] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
 
 
 def test_unquantised_products_multiply_significands():

@@ -106,6 +106,12 @@ def test_half_of_the_traffic_of_stashing_is_wide_whatever_the_shape():
         assert calibrated.dram(workload, STASHING_BFP) == pytest.approx((20 + 8) / 2 / 32)
 
 
+def test_every_expert_s_weight_is_read():
+    setup, experts = Setup(FixedPoint(32), STASHING), Gemm("experts", 32, 64, 48, weights=8)
+    moved = {t.tensor.name: t.values for t in calibrated.tensor_totals(Workload("one", (experts,), 32), setup)}
+    assert moved == {"x": 32 * 64, "w": 8 * 48 * 64, "y": 32 * 48, "stash": 32 * 64, "dy": 32 * 48, "dx": 32 * 64}
+
+
 def test_arithmetic_is_the_stated_law_at_the_stated_widths(monkeypatch):
     assert calibrated.arithmetic(STASHING_FIXED) == pytest.approx((16 * 16 + 4 * 16 + 16 * 4) / 3 / 1024)
     monkeypatch.setattr(BFP, "law", Law(0.5 / 1024, 1.0, "a linear law"))

@@ -6,9 +6,10 @@ from costmodel.hardware.hardware import Pass, load_hardware
 from costmodel.model.memory import Method
 from costmodel.model.quantisation import BF16, FP32
 from costmodel.model.stash import POLICIES
-from costmodel.planning.parallel import cheapest, compute_seconds, parallelisms, plan
+from costmodel.planning.parallel import Parallelism, cheapest, compute_seconds, parallelisms, plan
 from costmodel.workloads.named import load_shapes
-from costmodel.workloads.shard import stages
+from costmodel.workloads.shapes import MixtureOfExperts
+from costmodel.workloads.shard import Shard, stages
 
 H100 = load_hardware("h100")
 MODEL = replace(load_shapes("opt_1.3b"), sequences=1, target_length=256)
@@ -41,3 +42,12 @@ def test_packing_counts_where_it_was_measured():
         found = cheapest(cut, parallelisms(METHODS[1:3], 2, 1), hardware, 1e12)
         seconds = {made.parallelism.method.name: made.seconds for made in found}
         assert (seconds["bf16, bfp 4"] > seconds["bf16"]) == counts
+
+
+def test_stages_pass_on_a_row_a_token_whatever_the_experts():
+    """2 bytes a value, to the next stage and back."""
+    experts = MixtureOfExperts(8, 4, 256)
+    for model in (MODEL, replace(MODEL, decoder=replace(MODEL.decoder, experts=experts))):
+        made = stages(model, Shard(pipeline=2))
+        bf16 = Parallelism(Method("bf16", BF16), Shard(pipeline=2), micro_batches=1)
+        assert plan(made, bf16, H100.link, 1.0).sent == 2 * 256 * model.decoder.d * 2

@@ -7,7 +7,7 @@ import pytest
 from costmodel.hardware.hardware import Pass, load_hardware
 from costmodel.model.memory import Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.quantisation import BF16, FP32
+from costmodel.model.quantisation import AUTOCAST, BF16, FP32
 from costmodel.model.stash import POLICIES
 from costmodel.planning.step import communication_bytes, packing_seconds, step_time
 from costmodel.workloads.named import load_workload
@@ -21,6 +21,16 @@ def test_communication_and_step():
     assert step_time(workload, eight, h100).seconds > step_time(workload, alone, h100).seconds
     with pytest.raises(ValueError, match="states no link"):
         step_time(workload, eight, load_hardware("laptop-cpu"))
+
+
+@pytest.mark.parametrize(("setup", "word"), [(FP32, 4), (BF16, 2), (AUTOCAST, 4)])
+def test_weights_are_gathered_as_wide_as_they_are_kept_and_frozen_ones_where_they_are_shared_out(setup, word):
+    workload = load_workload("roberta_base_mnli").freezing("fc")
+    assert 0 < workload.trained < workload.parameters
+    for zero in (1, 2, 3):
+        sent = communication_bytes(workload, Method("", setup, devices=8, zero=zero))
+        weights = 2 * workload.parameters if zero == 3 else workload.trained
+        assert sent == pytest.approx(7 / 8 * (4 * workload.trained + word * weights))
 
 
 def test_packing_takes_what_was_measured():

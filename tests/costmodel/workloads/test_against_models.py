@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
+from costmodel.model.memory import saved_bytes
 from costmodel.model.operations import Gemm
 from costmodel.model.quantisation import DSQ, Setup
 from costmodel.model.traffic import stash_bytes, total_stash_bytes
@@ -221,3 +222,27 @@ def test_a_converted_model_is_described_as_the_plain_one(attention):
     assert {gemm.name for gemm in workload.gemms if gemm.weight and not gemm.quantised} == set()
     assert {str(layer.quantizers.precision) for layer in dsq.converted(model).values()} == {"[16,4,4,16]"}
     assert all(gemm.quantised for gemm in traced(nn.Sequential(dsq.Linear(8, 8)), torch.randn(2, 8)).gemms)
+
+
+class Attending(nn.Module):
+    """Fused attention behind one layer, which is converted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (12, 8)).transpose(1, 2).chunk(3, 1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_quantised_attention_stores_its_scores_though_plain_attention_was_fused():
+    """What the trace of a converted model predicts to be saved is what it saves."""
+    model, x, level = Attending(), torch.randn(3, 37, 32), "[4,4,4,8]"
+    plain = workload_file.parse(dsq.workload.trace(model, x), "plain")
+    assert [gemm.on_chip for gemm in plain.gemms if not gemm.weight] == ["y", "x"]
+    dsq.convert(model, dsq.DSQConfig(levels=level, format="bfp", attention=True))
+    workload = workload_file.parse(dsq.workload.trace(model, x), "converted")
+    assert workload.operations == plain.quantising_attention().operations
+    setup = Setup(BFP(32), Precision.parse(level), container=32)
+    assert saved_bytes(workload, setup) == pytest.approx(dsq.stash.measure(lambda: model(x)).nbytes, abs=16)
