@@ -130,7 +130,7 @@ def _counted(
 
 
 def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float]:
-    """Of a forward and backward of the model as it is, and as it was before conversion, in turns."""
+    """Seconds of a forward and backward of the model as it is, and as it was before conversion, in turns."""
     now, before = [], []
     for _ in range(ROUNDS):
         now.append(_seconds(model, run))
@@ -140,7 +140,7 @@ def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[f
 
 
 def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
-    """Of the second of two: in the first kernels are chosen and code is compiled."""
+    """Seconds of the second of two runs: in the first kernels are chosen and code is compiled."""
     parameters = list(model.parameters())
     for _ in range(2):
         with _undisturbed(model), _without_gradients(parameters):

@@ -178,7 +178,7 @@ class Quantised:
 
     @property
     def evaluates_plain(self) -> bool:
-        """Whether it is in floating point now."""
+        """Whether a call now would multiply in floating point."""
         return self.eval_full_precision and not self.training
 
     def extra_repr(self) -> str:

@@ -9,7 +9,6 @@ dropout off.
 
 import argparse
 import json
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from analysis.memory.methods import LINEARS, METHODS, CheckedMethod
 from analysis.memory.models import NAMES, checked_model
-from analysis.stash.allocator import counted
+from analysis.stash.allocator.counted import figures
 from costmodel.model.memory import peak_memory
 from costmodel.model.operations import Workload
 from dsq.command.table import table
@@ -56,12 +55,7 @@ def _summary(name: str, records: list[Record]) -> Record:
 def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:
     """Bytes of each model and method: a process for each model."""
     known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
-    with tempfile.TemporaryDirectory() as folder:
-        library = None
-        for name in names:
-            if name not in known:
-                library = library or counted.build(Path(folder))
-                known[name] = json.loads(counted.run(library, ["-m", "analysis.memory.held", name]).splitlines()[-1])
+    known |= {name: figures("analysis.memory.held", name) for name in names if name not in known}
     if path:
         path.write_text(json.dumps(known, indent=1))
     return known

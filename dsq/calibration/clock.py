@@ -1,4 +1,4 @@
-"""Seconds of a call, of its forward, of its backward."""
+"""How many seconds a call takes, or a backward."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer as wall_clock
 
-#: of each timing; the quickest of the blocks in it counts, as what else runs on a machine only slows
+#: that a timing lasts; its quickest block of calls counts, since other work on the machine only slows
 SECONDS = 0.05
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Of one call, with PyTorch's threads as they are; a GPU is waited for.
+    """Seconds of one ``call``, with PyTorch's threads as they are; a GPU is waited for.
 
-    By the wall's clock; on one thread of a machine without a GPU by the CPU's, which what else runs there does not
+    They are wall time; on one thread of a machine without a GPU CPU time, which other work on the machine does not
     stretch.
     """
     threads = torch.get_num_threads()
@@ -25,6 +25,6 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:
-    """Of the gradients of `inputs`, given those of `outputs`."""
+    """Seconds of computing the gradients of ``inputs`` from those of ``outputs``."""
     given = [torch.randn_like(output) for output in outputs]
     return seconds(lambda: torch.autograd.grad(outputs, inputs, given, retain_graph=True))

@@ -1,4 +1,4 @@
-"""``nn.MultiheadAttention`` with its projections quantised, which nn.MultiheadAttention multiplies past any module."""
+"""``nn.MultiheadAttention`` with quantised projections: PyTorch's own multiplies them without calling a module."""
 
 import math
 
@@ -12,7 +12,7 @@ from dsq.ops.attention import attention
 
 
 class OutProjection(Linear):
-    """``out_proj`` of an attention, called as a module here."""
+    """``out_proj`` of an attention: PyTorch's reads its weight, here it is called."""
 
     plain = NonDynamicallyQuantizableLinear
 

@@ -24,7 +24,7 @@ class Unquantised:
 
 
 def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
-    """Those modules, in the model's order; a parameter counts once."""
+    """What of ``model`` is not quantised, in its order; a parameter counts once."""
     seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in m.parameters(recurse=False)}
     tables = embedded(model)
     found = []

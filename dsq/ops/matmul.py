@@ -28,8 +28,8 @@ def multiply(
 ) -> Tensor:
     """``a b`` (+ bias), with what ``matmul`` says of both and of the result; in ``dtype`` (default: that of ``a``).
 
-    PyTorch multiplies in the narrower of the dtypes of ``a`` and of the result. Batches of matrices, which broadcast,
-    are multiplied each by its own, by PyTorch; their axes count from the end.
+    PyTorch multiplies in the narrower of the dtypes of ``a`` and of the result. Batches of matrices broadcast, and are
+    always PyTorch's to multiply; the axes in ``matmul`` then count from the end.
 
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """

@@ -25,7 +25,7 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:
-    """Their calls."""
+    """What is called where a compiled block of ``model`` runs."""
     return {getattr(block, name) for block, name in compiled_blocks(model)}
 
 
