@@ -73,9 +73,6 @@ class DSQConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", check_levels(self.levels))
-        choice("rounding", self.rounding, get_args(Rounding))
-        choice("box_axis", self.box_axis, get_args(BoxAxis))
-        choice("units", self.units, get_args(Units))
         choice("stash", self.stash, get_args(Stash))
         choice("lr_at_rise", self.lr_at_rise, get_args(LearningRate))
         check_plateau(self.patience, self.threshold)

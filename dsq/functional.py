@@ -21,9 +21,11 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
         at: a layer beside it, as ``self.q_proj``, whose level it follows: plain ``a @ b`` until ``dsq.convert`` has
             converted that with ``DSQConfig(attention=True)``, and where it evaluates in floating point. Or four widths.
     Raises:
-        TypeError: dtypes that differ, but under autocast, whose dtype the result is in.
+        TypeError: what is no tensor; dtypes that differ, but under autocast, whose dtype the result is in.
         ValueError: shapes that do not fit, a malformed precision.
     """
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        raise TypeError(f"a and b must be tensors, got {type(a).__name__} and {type(b).__name__}")
     if isinstance(at, nn.Module):
         if not isinstance(at, Quantised) or at.evaluates_plain or not at.conversion.get("attention", True):
             return a @ b

@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
+from dsq.arguments import choice
 from dsq.formats import DEFAULT, NARROWEST, Format, check_stored, format_class
 from dsq.formats.layout import BoxAxis
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls, MatMul, Operand
@@ -53,8 +54,13 @@ class Quantizers:
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a format that no kernel stores."""
+        """Raises TypeError for what is no format, ValueError for one that no kernel stores and for unknown words."""
+        choice("rounding", self.rounding, get_args(Rounding))
+        choice("box_axis", self.box_axis, get_args(BoxAxis))
+        choice("units", self.units, get_args(Units))
         for q in (self.q0, self.q1, self.q2, self.q3):
+            if not isinstance(q, Format):
+                raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
             check_stored(q)
         q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
         tokens = 0 if self.box_axis == "contraction" else -1

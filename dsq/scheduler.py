@@ -68,12 +68,13 @@ class PrecisionScheduler:
     ) -> None:
         self.levels = check_levels(levels)
         self.rise_at = check_rise_at(rise_at, len(self.levels))
+        if total_updates is not None:
+            total_updates = whole_number("total_updates", total_updates, 1)
         if any(moment < 1 for moment in self.rise_at):
             if total_updates is None:
                 raise ValueError(f"total_updates must be given for rise_at in fractions of the run, {self.rise_at}")
-            total = whole_number("total_updates", total_updates, 1)
             # as decimals: in floats 0.07 of 100 updates is more than 7
-            self.rise_at = tuple(math.ceil(Fraction(str(moment)) * total) for moment in self.rise_at)
+            self.rise_at = tuple(math.ceil(Fraction(str(moment)) * total_updates) for moment in self.rise_at)
         if total_updates is not None and self.rise_at and self.rise_at[-1] >= total_updates:
             text = f"rise_at: the run has {total_updates} updates, and none after {self.rise_at[-1]}: no level follows"
             warnings.warn(text, stacklevel=2)

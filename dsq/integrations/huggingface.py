@@ -80,7 +80,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
             warnings.warn(text, stacklevel=2)
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
-        if saved := self.saved_in(state, "saved"):
+        saved = self.saved_in(state, "saved")
+        if saved and state.global_step:  # at 0 it is of an earlier train(), not of a checkpoint
             self.dynamic.load_state_dict(saved)
         # the Trainer cannot save the state of a callback that its checkpoint did not know
         callbacks: Any = state.stateful_callbacks

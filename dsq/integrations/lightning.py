@@ -25,9 +25,13 @@ class PrecisionCallback(Callback):
     Args:
         config: of the schedule; None: DSQConfig().
         monitor: the validation loss, as the module logs it.
+    Raises:
+        TypeError: ``config`` is something else.
     """
 
     def __init__(self, config: DSQConfig | None = None, monitor: str = "val_loss") -> None:
+        if config is not None and not isinstance(config, DSQConfig):
+            raise TypeError(f"config must be a DSQConfig or None, got {config!r}")
         self.config = DSQConfig() if config is None else config
         self.monitor = monitor
         self.dynamic: DynamicPrecision | None = None  #: from the set-up on
@@ -40,6 +44,7 @@ class PrecisionCallback(Callback):
             restarts = self.config.lr_at_rise == "restart"
             updates = trainer.estimated_stepping_batches if self.config.rise_at or restarts else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
+            self._saved = {}  # of a checkpoint that another module was tested with
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the level of the checkpoint. Warns where the level follows validations and there will be none.
@@ -63,8 +68,9 @@ class PrecisionCallback(Callback):
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Convert the module where no training did and a checkpoint says how; the same before tests and predictions."""
-        if self.dynamic is None and self._saved:
+        """Take the level of the checkpoint that is validated, converting the module if it is not; the same before tests
+        and predictions."""
+        if self._saved:
             convert_at(pl_module, self._saved)
 
     on_test_start = on_predict_start = on_validation_start

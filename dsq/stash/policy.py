@@ -320,10 +320,13 @@ _COMPILE_BEFORE = (
 
 @dataclass(frozen=True)
 class _RefuseCompiled:
-    """A forward pre-hook: RuntimeError where the model is compiled, or a block that was not when the policy came."""
+    """A forward pre-hook: RuntimeError where the model is compiled, or a block that was not when the policy came; and
+    under torch.func, which takes no saved-tensor hooks."""
 
     known: set[Callable[..., Any]]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")

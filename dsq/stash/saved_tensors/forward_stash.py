@@ -151,9 +151,11 @@ class ForwardStash:
         return kept
 
     def pack_by_rule(self, pack_one: PackOne, tensor: Tensor) -> Saved | None:
-        """What a rule keeps of a tensor, counted with the rest."""
+        """What a rule keeps of a tensor, counted with the rest; one that it wants exact is shared with the rest too."""
         saved = pack_one(tensor)
-        if isinstance(saved, (TwoValued, Narrow)) and pack_one != self.keep:  # keep counts what it keeps
+        if isinstance(saved, Kept):
+            return self.keep(tensor)
+        if isinstance(saved, (TwoValued, Narrow)):
             self.kept_bytes += saved.nbytes
         return saved
 

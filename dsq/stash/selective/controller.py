@@ -94,7 +94,7 @@ class SelectiveForward:
         if storage._cdata in self.weights:  # it exists anyway
             return None
         saved = pack_one(tensor)
-        if saved is None:
+        if saved is None or isinstance(saved, Kept):
             return None
         source = self._replace(storage)
         if isinstance(saved, TwoValued):

@@ -138,6 +138,15 @@ def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
     }
 
 
+def test_hugging_faces_second_training_begins_anew(tmp_path):
+    _, dynamic, trainer = hugging_face(tmp_path, UPDATES)
+    assert dynamic.scheduler.level == 1
+    callback = next(it for it in trainer.callback_handler.callbacks if hasattr(it, "dynamic"))
+    trainer.train()
+    assert callback.dynamic is not dynamic
+    assert callback.dynamic.scheduler.updates == UPDATES
+
+
 def test_the_learning_rate_restarts_where_the_config_says_so(tmp_path):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
@@ -328,6 +337,27 @@ def test_lightning_converts_a_module_that_it_only_tests(plain):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_lightning_tests_a_checkpoint_at_its_level():
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    callback, modules = PrecisionCallback(config()), [lightning.LightningModule() for _ in range(3)]
+    for module in modules:
+        module.net = Net()
+    callback.setup(trainer, modules[0], "fit")
+    early = callback.state_dict()
+    dsq.set_level(modules[0], callback.config, 1)  # the training went on
+    callback.load_state_dict(early)
+    for module in modules[:2]:  # the second is not the one that was trained
+        callback.on_test_start(trainer, module)
+        assert {layer.quantizers.precision.q0 for layer in dsq.converted(module).values()} == {4}
+    early["scheduler"]["level"] = 1
+    callback.setup(trainer, modules[2], "fit")
+    callback.on_validation_start(trainer, modules[2])
+    assert {layer.quantizers.precision.q0 for layer in dsq.converted(modules[2]).values()} == {4}
+
+
 def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logger = loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)

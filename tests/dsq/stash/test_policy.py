@@ -448,3 +448,16 @@ def test_a_forward_that_is_interrupted_is_left(names):
     take_off_leftovers()
     assert innermost_hooks() is None
     assert not active_contexts()
+
+
+def test_torch_func_is_refused_in_a_line():
+    model = nn.Sequential(nn.Linear(16, 16))
+    apply(model, "bfp")
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters):
+        return torch.func.functional_call(model, parameters, torch.ones(64, 16)).sum()
+
+    with pytest.raises(RuntimeError, match=r"stash policies do not go with torch\.func"):
+        torch.func.grad(loss)(parameters)
+    assert loss(parameters).isfinite()

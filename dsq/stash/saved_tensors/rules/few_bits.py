@@ -12,6 +12,7 @@ from dsq.stash.saved_tensors.forms import Dropped, Narrow, Saved
 from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
 from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Replacement, Rule, RuleTable, needs
 from dsq.stash.saved_tensors.rules.masked_relu import RELUS, masked_relu
+from dsq.stash.saved_tensors.rules.singular import SINGULAR
 
 
 def sides(closed: float = 0.0, open: float = 1.0, **limits: Any) -> PackOne:
@@ -153,7 +154,7 @@ POOLING: RuleTable = {
 }
 #: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
 #: zero, and lose their gradient.
-FEW_BITS = {**RELU_FAMILY, **MASKS, **POOLING}
+FEW_BITS = {**RELU_FAMILY, **MASKS, **POOLING, **SINGULAR}
 #: Functions whose saved tensors quantising policies keep exact: they are small, or are what a gradient is most
 #: sensitive to (GACT, section 6.1: a loss).
 SENSITIVE: tuple[Callable[..., Any], ...] = (
