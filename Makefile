@@ -4,6 +4,7 @@
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
+# make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
 # make lint    ruff, mypy and the contracts of imports
 # make docs    the documentation site, in site/
@@ -30,7 +31,7 @@ MINUTES ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo test soak sanitize races arm fuzz lint docs env
+.PHONY: demo test soak sanitize races arm avx512 fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -61,6 +62,9 @@ races: $(DEV)
 
 arm: $(DEV)
 	.ci/arm $(PYTHON)
+
+avx512: $(DEV)
+	.ci/avx512 $(PYTHON)
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
