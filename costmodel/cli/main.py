@@ -4,6 +4,7 @@ Nothing here needs numpy, for --help to be quick.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -83,6 +84,8 @@ def answer(arguments: argparse.Namespace) -> None:
             check_writable(path)
     if picture and not picture.endswith((".png", ".svg")):
         raise ValueError(f"picture {picture} must end in .png or .svg")
+    if picture and arguments.output and os.path.realpath(picture) == os.path.realpath(arguments.output):
+        raise ValueError(f"output {arguments.output} is the picture too: name two files")
     report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:

@@ -244,6 +244,7 @@ BAD = {
     "no folder": (["estimate", "[16,4,4,16]", "--output", "/no/such/folder/x"], "there is no folder /no/such/folder"),
     "a folder": (["table", "--output", "/"], "output / is a folder"),
     "picture": (["roofline", "[16,4,4,16]", "--picture", "x.jpg"], "must end in .png or .svg"),
+    "one file for both": (["sweep", "--picture", "x.png", "-o", "./x.png"], "output ./x.png is the picture too"),
     "unwritable picture": (["sweep", "--picture", "/proc/x.png"], "output /proc/x.png cannot be written"),
     "history": (["estimate", "--history", "/no/such.json"], "/no/such.json cannot be read"),
     "range": (["sweep", "--q1", "0:4"], "range must be widths in 2..32 such as 4, 2:8 or 2:16,32, got '0:4'"),
