@@ -16,6 +16,8 @@ from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Work
 
 VERSION = 1
 MAX_SIZE = 2**48
+#: forward products that a backward may run again
+MOST_RECOMPUTED = 16
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
 _CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
 
@@ -75,7 +77,8 @@ def _operation(entry: Any, label: str) -> Operation:
     for name, field in known.items():
         if name in entry:
             least = 0 if name in ("parameters", "recompute", "pairs", "x_values", "mask", "bias") else 1
-            values[name] = _value(entry[name], field.type, f"{label}.{name}", least)
+            most = MOST_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
+            values[name] = _value(entry[name], field.type, f"{label}.{name}", least, most)
         elif field.default is MISSING:
             raise ValueError(f"{label}.{name} is missing")
     for name in values.keys() & _CHOICES.keys():
@@ -85,9 +88,9 @@ def _operation(entry: Any, label: str) -> Operation:
     return _OPERATIONS[op](**values)
 
 
-def _value(value: Any, kind: Any, label: str, least: int = 1) -> Any:
+def _value(value: Any, kind: Any, label: str, least: int = 1, most: int = MAX_SIZE - 1) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{label} must be {kind.__name__}, not {value!r}")
-    if kind is int and not least <= value < MAX_SIZE:
-        raise ValueError(f"{label} must be from {least} to {MAX_SIZE - 1}, not {value}")
+    if kind is int and not least <= value <= most:
+        raise ValueError(f"{label} must be from {least} to {most}, not {value}")
     return value

@@ -316,6 +316,10 @@ def test_a_null_in_a_config_is_an_absent_field(field):
         ({"name": None}, "field name must be str, not None"),
         ({"tokens": "many"}, "field tokens must be int, not 'many'"),
         ({"tokens": True}, "field tokens must be int, not True"),
+        (
+            {"operations": [{"op": "gemm", "name": "a", "M": 1, "K": 2, "N": 3, "recompute": 17}]},
+            "must be from 0 to 16",
+        ),
         ({"tokens": 0}, "field tokens must be from 1"),
         ({"tokens": -5}, "field tokens must be from 1"),
     ],
