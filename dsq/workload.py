@@ -231,11 +231,11 @@ def _fused_attention(recorder: _Recorder, name: str, args: Any, out: Any) -> Non
     grads = {"x_grad": q.requires_grad}
     size = (batch * groups, length * (heads // groups))
     fused = not recorder._attention
-    scores = {"w_grad": k.requires_grad} | ({"on_chip": "y", "recompute": 1} if fused else {})
+    scores: Entry = {"w_grad": k.requires_grad} | ({"on_chip": "y", "recompute": 1} if fused else {})
     recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
     for kind in () if fused else ("scale", "softmax"):
         recorder.add_pass(f"{name}.{kind}", kind, math.prod(size), keys, "attention")
-    context = {"w_grad": v.requires_grad} | ({"on_chip": "x"} if fused else {})
+    context: Entry = {"w_grad": v.requires_grad} | ({"on_chip": "x"} if fused else {})
     recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, **context)
 
 
