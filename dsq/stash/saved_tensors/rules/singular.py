@@ -3,7 +3,6 @@ zero, infinite or NaN. That is kept exact; what else they save is the policy's.
 """
 
 from math import inf
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ def extremum(call: Call) -> PackOne | None:
 
 def norm(call: Call) -> PackOne | None:
     """A norm of order inf is an extremum."""
-    numbers = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Real)]
-    return Kept.of if any(abs(x) == inf for x in numbers) else None  # type: ignore[arg-type]
+    numbers = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, (int, float))]
+    return Kept.of if any(abs(x) == inf for x in numbers) else None
 
 
 def division(call: Call) -> PackOne | None:
@@ -45,7 +44,7 @@ def division(call: Call) -> PackOne | None:
 def power(call: Call) -> PackOne | None:
     """torch.pow(input, exponent): by ``input``, where the exponent is under 1 or may be."""
     exponent = call.get(1, "exponent")
-    return None if isinstance(exponent, Real) and exponent >= 1 else Kept.of
+    return None if isinstance(exponent, (int, float)) and exponent >= 1 else Kept.of
 
 
 def absolute(call: Call) -> PackOne:
