@@ -2,7 +2,9 @@
 zero, infinite or NaN. That is kept exact; what else they save is the policy's.
 """
 
+from collections.abc import Callable, Iterator
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,17 +60,25 @@ def absolute(call: Call) -> PackOne:
     return pack
 
 
+def _spellings(*names: str) -> Iterator[Callable[..., Any]]:
+    """The ops of these names: functions, methods, and those that work in place."""
+    for name in names:
+        for place in (torch, Tensor, torch.special):
+            for spelling in (name, f"{name}_", f"__{name}__", f"__i{name}__"):
+                if hasattr(place, spelling):
+                    yield getattr(place, spelling)
+
+
 SINGULAR: RuleTable = {
-    **dict.fromkeys((torch.amax, Tensor.amax, torch.amin, Tensor.amin, torch.aminmax, Tensor.aminmax), whole),
-    **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), extremum),
-    **dict.fromkeys((torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm), norm),
-    **dict.fromkeys((torch.div, torch.divide, torch.true_divide), division),
-    **dict.fromkeys((Tensor.div, Tensor.div_, Tensor.divide, Tensor.true_divide), division),
-    **dict.fromkeys((Tensor.__truediv__, Tensor.__itruediv__), division),
-    **dict.fromkeys((torch.pow, Tensor.pow, Tensor.pow_, Tensor.__pow__, Tensor.__ipow__, torch.float_power), power),
-    **dict.fromkeys((torch.sqrt, Tensor.sqrt, Tensor.sqrt_, torch.hypot, torch.atan2, Tensor.atan2), whole),
-    **dict.fromkeys((torch.log, Tensor.log, torch.log2, Tensor.log2, torch.log10, torch.log1p, Tensor.log1p), whole),
-    **dict.fromkeys((torch.logit, Tensor.logit, torch.asin, torch.acos, torch.atanh), whole),
-    **dict.fromkeys((torch.xlogy, torch.addcdiv), whole),
-    **dict.fromkeys((torch.abs, Tensor.abs, Tensor.__abs__, F.l1_loss), absolute),
+    **dict.fromkeys(_spellings("amax", "amin", "aminmax"), whole),
+    **dict.fromkeys(_spellings("max", "min"), extremum),
+    **dict.fromkeys((torch.linalg.norm, torch.linalg.vector_norm, *_spellings("norm")), norm),
+    **dict.fromkeys(_spellings("div", "divide", "true_divide", "truediv"), division),
+    **dict.fromkeys(_spellings("pow", "float_power"), power),
+    **dict.fromkeys(_spellings("sqrt", "hypot", "atan2", "arctan2", "addcdiv"), whole),
+    **dict.fromkeys(_spellings("log", "log2", "log10", "log1p", "logit", "xlogy", "xlog1py", "entr"), whole),
+    **dict.fromkeys(_spellings("asin", "arcsin", "acos", "arccos", "acosh", "arccosh", "atanh", "arctanh"), whole),
+    **dict.fromkeys((F.binary_cross_entropy, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.lp_pool1d), whole),
+    **dict.fromkeys((F.lp_pool2d, F.lp_pool3d), whole),
+    **dict.fromkeys((F.l1_loss, *_spellings("abs", "absolute")), absolute),
 }

@@ -27,6 +27,13 @@ OPS = {
     "atan2": lambda x: torch.atan2(x, x.flip(0)),
     "acos": lambda x: torch.acos(x),
     "logit": lambda x: torch.logit(x),
+    "entropy": lambda x: torch.special.entr(x),
+    "in place": lambda x: torch.ones_like(x).div_(x),
+    "acosh": lambda x: (1 + x).acosh(),
+    "binary cross entropy": lambda x: F.binary_cross_entropy(x, (x > 0.5).float()),
+    "gaussian likelihood": lambda x: F.gaussian_nll_loss(x, x.flip(0), x),
+    "divergence": lambda x: F.kl_div(x.flip(0).detach(), x, reduction="sum"),
+    "pooled norm": lambda x: F.lp_pool1d(x, 3, 4),
 }
 POLICIES = {"bfp": {"bits": 2}, "gact": {"bits": 2}, "mesa": {}, "bfloat16": {}}
 
