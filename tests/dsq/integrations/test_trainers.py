@@ -358,6 +358,14 @@ def test_lightning_tests_a_checkpoint_at_its_level():
     assert {layer.quantizers.precision.q0 for layer in dsq.converted(modules[2]).values()} == {4}
 
 
+def test_lightning_takes_a_config():
+    pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    with pytest.raises(TypeError, match=r"config must be a DSQConfig or None, got '\[4,4,4,8\]'"):
+        PrecisionCallback("[4,4,4,8]")
+
+
 def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logger = loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
