@@ -262,31 +262,34 @@ def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(trained, 
     assert rate == 0  # it restarted two updates before the end
 
 
+def not_training_in_lightning(count):
+    """A trainer that trains nothing, a callback for it, and so many modules."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    modules = [lightning.LightningModule() for _ in range(count)]
+    for module in modules:
+        module.net = Net()
+    return trainer, PrecisionCallback(config()), modules
+
+
 def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
     pytest.importorskip("accelerate")
-    lightning = pytest.importorskip("lightning.pytorch")
+    trainer, callback, (module,) = not_training_in_lightning(1)
     from dsq.integrations import huggingface
-    from dsq.integrations.lightning import PrecisionCallback
 
     with pytest.warns(UserWarning, match="cannot rise without evaluations"):
         short_run(tmp_path, huggingface.PrecisionCallback(**OPTIONS))
     short_run(tmp_path, huggingface.PrecisionCallback(OPTIONS["levels"], rise_at=[2]))
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    callback, module = PrecisionCallback(config()), lightning.LightningModule()
-    module.net = Net()
     callback.setup(trainer, module, "fit")
     with pytest.warns(UserWarning, match="cannot rise without validations"):
         callback.on_train_start(trainer, module)
 
 
 def test_a_callback_of_lightning_serves_one_module_after_another():
-    lightning = pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
-
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    callback, modules = PrecisionCallback(config()), [lightning.LightningModule() for _ in range(2)]
+    trainer, callback, modules = not_training_in_lightning(2)
     for module in modules:
-        module.net = Net()
         callback.setup(trainer, module, "fit")
         assert dsq.converted(module)
         assert callback.dynamic.model is module
@@ -336,15 +339,8 @@ def test_lightning_converts_a_module_that_it_only_tests(plain):
     assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_lightning_tests_a_checkpoint_at_its_level():
-    lightning = pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
-
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    callback, modules = PrecisionCallback(config()), [lightning.LightningModule() for _ in range(3)]
-    for module in modules:
-        module.net = Net()
+    trainer, callback, modules = not_training_in_lightning(3)
     callback.setup(trainer, modules[0], "fit")
     early = callback.state_dict()
     dsq.set_level(modules[0], callback.config, 1)  # the training went on
@@ -366,6 +362,7 @@ def test_lightning_takes_a_config():
         PrecisionCallback("[4,4,4,8]")
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logger = loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
