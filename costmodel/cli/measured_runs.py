@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from costmodel.cli.format_options import template
+from costmodel.cli.query import described_setup
 from costmodel.cli.run_history import LevelWork, RunHistory
-from costmodel.model.quantisation import FP32, Setup
+from costmodel.model.quantisation import FP32
 from dsq.arguments import number
 from dsq.precision import Precision
 
@@ -92,10 +92,11 @@ def _history(row: dict[str, str], described: Mapping[str, Any]) -> RunHistory:
         raise ValueError(f"{len(levels)} levels, but {len(tokens)} level_tokens and {len(updates)} level_updates")
     if not any(tokens + updates):
         raise ValueError("no level records any work (level_tokens or level_updates)")
-    fmt = template(row["format"], {**described, "box": int(row["box"])} if row.get("box") else described)
-    axis, container = row.get("box_axis") or described["box_axis"], described.get("container") or 0
+    recorded: dict[str, Any] = {"format": row["format"]}
+    recorded |= {"box": int(row["box"])} if row.get("box") else {}
+    recorded |= {"box_axis": row["box_axis"]} if row.get("box_axis") else {}
     work = (
-        LevelWork(Setup(fmt, Precision.parse(level), axis, container), *counts)
+        LevelWork(described_setup({**described, **recorded}, Precision.parse(level)), *counts)
         for level, *counts in zip(levels, updates, tokens, strict=True)
     )
     return RunHistory(tuple(work), {}, row.get("exclude") or None)

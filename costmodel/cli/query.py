@@ -1,7 +1,8 @@
 """What the arguments of every command describe: a workload, hardware, formats and precisions."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from costmodel.cli.format_options import template
 from costmodel.cli.output import Record
@@ -55,9 +56,13 @@ def setup_of(arguments: argparse.Namespace, precision: str | Precision | Precisi
     name = None
     if isinstance(precision, str):
         name, precision = parse_named_precision(precision)
-    return Setup(
-        template(name or arguments.format, vars(arguments)), precision, arguments.box_axis, arguments.container or 0
-    )
+    return described_setup({**vars(arguments), "format": name or arguments.format}, precision)
+
+
+def described_setup(described: Mapping[str, Any], precision: Precision | PrecisionGrid) -> Setup:
+    """The precision in the format, sizes, axis of boxes and container that `described` has, by the options' names."""
+    fmt = template(described["format"], described)
+    return Setup(fmt, precision, described["box_axis"], described.get("container") or 0)
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.cli.format_options import sizes, template
+from costmodel.cli.format_options import sizes
+from costmodel.cli.query import described_setup
 from costmodel.model.quantisation import Setup
 from costmodel.workloads.workload_file import read_json
 from dsq.arguments import whole_number
@@ -89,6 +90,4 @@ def _level(entry: Any, label: str, described: Mapping[str, Any]) -> LevelWork:
     except ValueError as error:
         raise ValueError(f"field {label}.{error}") from None
     updates, tokens = (whole_number(f"field {label}.{unit}", entry.get(unit, 0), 0) for unit in ("updates", "tokens"))
-    container = described.get("container") or 0
-    setup = Setup(template(described["format"], described), precision, described["box_axis"], container)
-    return LevelWork(setup, updates, tokens)
+    return LevelWork(described_setup(described, precision), updates, tokens)
