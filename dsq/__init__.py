@@ -2,7 +2,7 @@
 and precisions come without torch.
 
 What a user asks for   config.py, precision.py, scheduler.py (when the level rises), state.py (all of a run in one hand)
-A model                conversion.py, module_settings.py, layers/; coverage.py (how much of it is quantised)
+A model                conversion/, layers/; coverage.py (how much of it is quantised)
 The operations         linear.py (the idea on one screen), functional.py, packing.py; below: ops/, kernels/, formats/
 What autograd saves    stash/
 Around it              integrations/, workload.py and calibration/ (for dsq-cost), command/, arguments.py

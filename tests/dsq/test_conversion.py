@@ -154,6 +154,15 @@ def test_the_whole_stash_follows_the_level():
         dsq.DSQConfig(stash="none")
 
 
+def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():
+    model = nn.Sequential(nn.Linear(32, 4))
+    dsq.stash.apply(model, "mesa")
+    with pytest.raises(ValueError, match="policy 'bfp' cannot share a model with 'mesa'"):
+        dsq.convert(model, dsq.DSQConfig(stash="all"))
+    assert type(model[0]) is nn.Linear
+    assert list(dsq.converted(dsq.convert(model))) == ["0"]
+
+
 def test_the_policy_of_a_deep_copy_is_taken_back_alone():
     model = dsq.convert(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4)), dsq.DSQConfig(stash="all"))
     x = torch.randn(64, 32)

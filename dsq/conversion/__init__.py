@@ -1,32 +1,29 @@
-"""Let a model that nobody rewrote train with DSQ."""
+"""Let a model that nobody rewrote train with DSQ.
 
-import re
-import sys
+classes.py          which modules become quantised
+replacement.py      a layer put in the place of a converted one later
+module_settings.py  what else is changed of a module, and what it was
+"""
+
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
-from dsq.layers.experts import Experts, is_experts
-from dsq.layers.mixed import mixed
-from dsq.layers.multihead import MultiheadAttention, OutProjection
-from dsq.layers.own_attention import OwnAttention, calls_attention
-from dsq.layers.patches import PatchConv2d, cuts_patches
-from dsq.layers.unquantised import embedded, quantised_parameters, unquantised
-from dsq.linear import Linear, Quantised
-from dsq.module_settings import change, changes, class_of, set_class, undo_changes
+from dsq.conversion.classes import change_classes, quantise_attention, quantised_class
+from dsq.conversion.module_settings import change, changes, set_class, undo_changes
+from dsq.conversion.replacement import FIELDS, take_fields
+from dsq.layers.unquantised import quantised_parameters, unquantised
+from dsq.linear import Quantised
+
+__all__ = ["as_plain", "check_conversion", "convert", "converted", "quantised_class", "set_level", "unconvert"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: what ``convert`` puts on a layer
-_FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
-#: quantised classes by the plain ones whose place they take
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Linear, MultiheadAttention, OutProjection)}
 #: fields of DSQConfig that it alone acts on
 _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
 
@@ -53,16 +50,16 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     if converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
         raise ValueError(f"model has been converted before; {known}")
-    excluded, tied = _change_classes(model, config)
+    excluded, tied = change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision
         layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
     if converted(model):
         set_level(model, config, 0)
         if config.attention:
-            _quantise_attention(model)
+            quantise_attention(model)
         if config.stash == "all":
-            change(model, "stash", True)  # at the q1 of the layers, whatever their level
+            _pack_whole_stash(model)
         _warn_of_little(model, excluded + tied)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
@@ -81,7 +78,7 @@ def unconvert(model: Model) -> Model:
     if not layers:
         raise ValueError("model has no converted layers: there is nothing to take back")
     for layer in layers.values():
-        for name in _FIELDS:
+        for name in FIELDS:
             layer.__dict__.pop(name, None)
         set_class(layer, layer.plain)
     changed: list[Any] = list(model.modules())
@@ -105,7 +102,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, kind, fields in own:
             layer.__class__ = kind
-            _take_fields(layer, fields)
+            take_fields(layer, fields)
         for module, changed in settings:
             for name, value in changed.items():
                 change(module, name, value)
@@ -143,110 +140,13 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
         module.quantizers = quantizers
 
 
-def _change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
-    """Give the layers of ``model`` their quantised classes, and switch off what would read their weights past them.
-
-    Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that are an
-    embedding's too.
-    """
-    pattern = None if config.exclude is None else re.compile(config.exclude)
-    tables = set() if config.tied else embedded(model)
-    excluded, tied, attentions = 0, 0, set[str]()
-    adapters = set() if config.adapters else _adapters(model)
-    for name, module in list(model.named_modules()):
-        kind = None if module in adapters else quantised_class(module)
-        if kind is OutProjection and name.rpartition(".")[0] not in attentions:
-            continue  # that of an attention which is left: never called
-        if kind is not None:
-            matrices = [p for p in module.parameters(recurse=False) if p.dim() > 1]
-            if pattern is not None and pattern.search(name):
-                excluded += max(1, sum(p.numel() for p in matrices))
-            elif any(id(p) in tables for p in matrices):
-                tied += sum(p.numel() for p in matrices)
-            else:
-                set_class(module, kind)
-                attentions |= {name} if kind is MultiheadAttention else set()
-        else:
-            _switch_off_fused_path(module)
-    return excluded, tied
-
-
-def _switch_off_fused_path(module: nn.Module) -> None:
-    """Let ``module``, which stays of its class, call its linear layers and not read their weights by itself."""
-    if isinstance(module, nn.TransformerEncoderLayer):
-        change(module, "activation_relu_or_gelu", 0)  # so that it never takes its fused evaluation path
-    elif isinstance(module, nn.TransformerEncoder):
-        change(module, "use_nested_tensor", False)  # nested tensors are for that path alone
-    elif getattr(module, "skip_embed_dim_check", None) is False:
-        change(module, "skip_embed_dim_check", True)  # else fairseq's attention hands its weights to PyTorch's function
-
-
-def _take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
-    layer.__dict__.update({name: fields[name] for name in _FIELDS if name in fields})
-
-
-def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) -> None:
-    """Convert ``new``, which becomes the child ``name`` of ``parent``, as the layer was whose place it takes.
-
-    Warns where it cannot be, as layers of another quantisation.
-    """
-    old = parent._modules.get(name)
-    if not isinstance(old, Quantised) or new is None:
-        return
-    for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
-        if isinstance(before, Quantised) and (kind := quantised_class(after)) is class_of(before):
-            set_class(after, kind)
-            _take_fields(after, before.__dict__)
-    if next(new.parameters(), None) is not None and not converted(new):
-        text = f"the {type(new).__name__} that takes the place of the converted layer {name!r} is not quantised by dsq"
-        warnings.warn(text, stacklevel=3)
-
-
-register_module_module_registration_hook(_convert_replacement)
-
-
-def _adapters(model: nn.Module) -> set[nn.Module]:
-    """The low-rank layers that PEFT put beside others."""
-    tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
-    return {
-        adapter
-        for tuner in tuners
-        for name in tuner.adapter_layer_names
-        if isinstance(layers := getattr(tuner, name, None), nn.Module)
-        for adapter in layers.modules()
-    }
-
-
-def quantised_class(module: nn.Module) -> type[nn.Module] | None:
-    """The class that ``convert`` gives a module of its kind; None where it leaves it."""
-    kind = class_of(module)
-    if kind in _CLASSES:
-        return _CLASSES[kind]
-    if kind is nn.Conv2d and cuts_patches(module):
-        return PatchConv2d
-    if is_experts(module):
-        return mixed(Experts, kind)
-    transformers = sys.modules.get("transformers.pytorch_utils")
-    if transformers is not None and kind is transformers.Conv1D:
-        from dsq.layers.conv1d import Conv1D  # needs transformers
-
-        return Conv1D
-    return None
-
-
-def _quantise_attention(model: nn.Module) -> None:
-    """Let the attentions of torch and of transformers take quantised products."""
-    inside, modules = set[nn.Module](), list[Any](model.modules())
-    for module in modules:
-        if isinstance(module, MultiheadAttention):
-            module.quantised_products = True
-        elif calls_attention(module, class_of(module)):
-            change(module, "class", mixed(OwnAttention, class_of(module)))
-        elif hasattr(module, "set_attn_implementation") and module not in inside:
-            from dsq.layers.attention_interface import NAME  # needs transformers
-
-            inside |= set(module.modules())  # its setting holds for the models inside it
-            change(module, "attention", NAME)
+def _pack_whole_stash(model: nn.Module) -> None:
+    """Keep all that autograd saves at the q1 of the layers, whatever their level."""
+    try:
+        change(model, "stash", True)
+    except ValueError:  # the model has another policy: as if convert had not been called
+        unconvert(model)
+        raise
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
