@@ -56,6 +56,9 @@ def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrai
 
     Subwords are learnt of the training sentences, or those of ``pretrained``.
     """
+    words = {label for table in tables.values() for label in table.labels if len(label.split()) != 1}
+    if words:
+        raise ValueError(f"--data: a label must be one word, got {min(words)!r}")  # fairseq's labels are words
     pieces = out / "pieces"
     if pretrained:
         encode = _pretrained_pieces(pretrained, pieces)
@@ -100,7 +103,13 @@ def _write(path: Path, lines: list[str]) -> None:
 
 def read_tables(data: Path, task: str) -> dict[str, LabelledSentences]:
     """The train and the dev table. Raises ValueError."""
-    return {"train": read_labelled(data, task, "train"), "valid": read_labelled(data, task, "dev")}
+    train, dev = (read_labelled(data, task, split) for split in ("train", "dev"))
+    if len(train.inputs) != len(dev.inputs):
+        raise ValueError(f"--data {data}: the train and the dev table of {task} have other columns of sentences")
+    unknown = set(dev.labels) - set(train.labels)
+    if unknown:
+        raise ValueError(f"--data {data}: the dev table of {task} has labels that train has not: {min(unknown)!r}")
+    return {"train": train, "valid": dev}
 
 
 def is_prepared(folder: Path) -> bool:
