@@ -22,6 +22,7 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 
 from analysis.experiments.text.labelled import LabelledSentences, read_labelled
+from analysis.experiments.text.sameness import check_same
 from analysis.experiments.text.subwords import train_bpe
 from analysis.experiments.training.fairseq_run import command_line, fairseq, records, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
@@ -143,6 +144,7 @@ def run(
     folder = prepared or out
     if not is_prepared(folder):
         prepare(tables, vocab, folder, pretrained)
+    sha256 = check_same(tables, folder)
     more = ["--num-classes", str(len(classes))]
     more += ["--finetune-from-model", str(pretrained / "model.pt")] if pretrained else []
     arguments = FLAGS.arguments(folder / "binary", out / "checkpoints", levels, training, more)
@@ -150,6 +152,7 @@ def run(
     found = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
     accuracies = [(update, float(one["valid_accuracy"])) for update, one in sorted(found.items())]
     results = measured(tables, classes, accuracies, losses(out / "train.log", "valid", "valid_"), started)
+    results["text_sha256"] = sha256
     history = out / "checkpoints" / "dsq_history.json"
     if levels != FLOAT:
         results["history"] = json.loads(history.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from analysis.experiments.text.parallel_text import ParallelText, read_parallel
+from analysis.experiments.text.sameness import check_same
 from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training.fairseq_run import fairseq, hypotheses, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
@@ -45,22 +46,20 @@ def run(translation: Translation) -> dict[str, Any]:
         refuse_used(translation.out, ", or --resume")
     text = _read(translation)
     make_folder(translation.out)
-    if not _is_prepared(translation):
-        _prepare(translation, text)
+    sha256 = _prepare(translation, text)
     seconds["prepare"] = time.perf_counter() - started
     _train(translation)
     seconds["train"] = time.perf_counter() - started - sum(seconds.values())
     translations = _generate(translation)
     seconds["generate"] = time.perf_counter() - started - sum(seconds.values())
-    results = collect(translation, text, translations, seconds)
+    results = {**collect(translation, text, translations, seconds), "text_sha256": sha256}
     write_json(results, translation.out / "results.json")
     return results
 
 
 def prepare(translation: Translation) -> None:
     """Put the binarised data where ``translation`` reads them, if they are not there yet. Raises ValueError."""
-    if not _is_prepared(translation):
-        _prepare(translation, _read(translation))
+    _prepare(translation, _read(translation))
 
 
 def _is_prepared(translation: Translation) -> bool:
@@ -79,7 +78,14 @@ def _lower(text: ParallelText) -> ParallelText:
     return ParallelText([a.lower() for a in text.source], [b.lower() for b in text.target], text.dropped)
 
 
-def _prepare(translation: Translation, text: dict[str, ParallelText]) -> None:
+def _prepare(translation: Translation, text: dict[str, ParallelText]) -> str:
+    """The same, of ``text``, whose SHA-256 it gives. Raises ValueError where the data there are of other text."""
+    if not _is_prepared(translation):
+        _binarise(translation, text)
+    return check_same(text, translation.binary.parent)
+
+
+def _binarise(translation: Translation, text: dict[str, ParallelText]) -> None:
     sizes = ", ".join(f"{split} {len(part)}" for split, part in text.items())
     print(
         f"preparing {translation.source}-{translation.target}: {sizes} sentence pairs, {translation.vocab} subwords",

@@ -74,6 +74,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
         "seed": run.seed,
         "training": shlex.join(run.flags),
         "data": " ".join(f"{key}={value}" for key, value in settings["data"].items()),
+        "text_sha256": results.get("text_sha256"),
         "level_updates": _joined(level["updates"] for level in levels),
         "level_tokens": _joined(level["tokens"] for level in levels),
         "stash_bytes": _joined(level.get("stash_bytes", "-") for level in levels),

@@ -9,6 +9,7 @@ from analysis.corpus.generate import write
 from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Data
 from analysis.experiments.prepare import check_sha256
+from analysis.experiments.text.sameness import check_same
 from analysis.experiments.training.results import write_json
 from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder, turn_at
@@ -55,9 +56,12 @@ def _prepare(data: Data, folder: Path) -> None:
         write(folder / "text", data.sentences, data.held_out, data.corpus_seed)
     if data.translates:
         translate.prepare(translation(data, folder))
-    elif data.kind == "labelled" and not glue.is_prepared(folder):
-        pretrained = Path(data.pretrained) if data.pretrained else None
-        glue.prepare(glue.read_tables(Path(data.path), data.task), data.vocab, folder, pretrained)
+    else:
+        tables = glue.read_tables(Path(data.path), data.task)
+        if data.kind == "labelled" and not glue.is_prepared(folder):
+            pretrained = Path(data.pretrained) if data.pretrained else None
+            glue.prepare(tables, data.vocab, folder, pretrained)
+        check_same(tables, folder)
     write_json(settings(data), record)
 
 

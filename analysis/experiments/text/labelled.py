@@ -19,6 +19,10 @@ class LabelledSentences:
     labels: list[str]
     inputs: list[list[str]]  #: for each input column (one or two), its sentences
 
+    @property
+    def columns(self) -> list[list[str]]:
+        return [self.labels, *self.inputs]
+
 
 def read_labelled(folder: Path, task: str, split: str) -> LabelledSentences:
     """``folder/TASK.SPLIT.tsv``, or GLUE's ``folder/TASK/SPLIT.tsv``. Raises ValueError where it is missing,

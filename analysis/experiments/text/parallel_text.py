@@ -22,6 +22,10 @@ class ParallelText:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def columns(self) -> list[list[str]]:
+        return [self.source, self.target]
+
 
 def read_parallel(
     folder: Path, source: str, target: str, prefix: str = "", columns: tuple[str, ...] = ("de", "en")

@@ -212,7 +212,8 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     assert entered["level_updates"] == "15 15"
     assert 0.0148 < float(entered["arithmetic"]) < 0.0983
     assert len(entered["stash_bytes"].split()) == 2
-    assert all(entered[column] for column in ("commit", "versions", "cpu", "seconds", "best_valid_loss", "training"))
+    told = ("commit", "versions", "cpu", "seconds", "best_valid_loss", "training", "text_sha256")
+    assert all(entered[column] for column in told)
 
     before = (out / "ledger.csv").read_bytes()
     assert run.main(given) == 0
