@@ -6,6 +6,7 @@
 raw text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate -> BLEU (sacrebleu) -> RUN/results.json
 """
 
+import shlex
 import sys
 import time
 from typing import Any
@@ -17,7 +18,7 @@ from analysis.experiments.training.fairseq_run import fairseq, hypotheses, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
 from analysis.experiments.training.results import collect, summary, write_json
 from analysis.experiments.training.translation import Translation
-from dsq.command.files import make_folder, refuse_used
+from dsq.command.files import make_folder, refuse_used, write_text
 from dsq.command.parser import guarded
 
 PROG = "python -m analysis.experiments.translate"
@@ -110,7 +111,11 @@ def _train(translation: Translation) -> None:
     levels = translation.levels
     print("training", "in floating point" if levels == FLOAT else f"from {levels.replace('] [', '] to [')}", flush=True)
     arguments = FLAGS.arguments(translation.binary, translation.checkpoints, levels, translation.training)
+    trained, command = translation.checkpoints / "trained", shlex.join(arguments)
+    if trained.exists() and trained.read_text(encoding="utf-8") == command:
+        return  # one that --patience ended would go on
     fairseq("train", arguments, translation.log("train"), watch=show)
+    write_text(trained, command)
 
 
 def _generate(translation: Translation) -> list[str]:
