@@ -99,7 +99,8 @@ class Session:
             self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
             print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
         else:
-            entered = next(r for r in read_ledger(self.out / FILE) if r["run"] == one.run.name)
+            key = (self.experiment.name, one.run.name)
+            entered = next(row for row in read_ledger(self.out / FILE) if (row["recipe"], row["run"]) == key)
             print(f"done   {one.run.name}: {entered['measure']} {entered['score']}, {self._left()}", flush=True)
         return True
 

@@ -53,6 +53,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
     losses = [loss for _, loss in results["valid_loss"]]
     own_model = results.get("costs", {}).get("first-principles", {})
     places = settings["places"]
+    seconds = results.get("train_seconds", results["seconds"].get("train", results["seconds"].get("total")))
     return {
         "recipe": experiment.name,
         "run": run.name,
@@ -79,7 +80,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
         "level_tokens": _joined(level["tokens"] for level in levels),
         "stash_bytes": _joined(level.get("stash_bytes", "-") for level in levels),
         "stash_bytes_fp32": _joined(level.get("stash_bytes_fp32", "-") for level in levels),
-        "seconds": results.get("train_seconds", results["seconds"].get("train", results["seconds"].get("total"))),
+        "seconds": seconds if len(places) == 1 else None,  # a resumed run knows those of its last session alone
         "sessions": len(places),
         **{key: " then ".join(dict.fromkeys(one[key] for one in places)) for key in places[0]},
         "signature": results.get("signature"),

@@ -14,7 +14,7 @@ pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis import ROOT
 from analysis.experiments import glue, report, run
-from analysis.experiments.ledger.ledger import read_ledger
+from analysis.experiments.ledger.ledger import add_row, read_ledger
 from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Data, load_experiment
 from analysis.experiments.plan.runs import plan
@@ -212,8 +212,9 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     assert entered["level_updates"] == "15 15"
     assert 0.0148 < float(entered["arithmetic"]) < 0.0983
     assert len(entered["stash_bytes"].split()) == 2
-    told = ("commit", "versions", "cpu", "seconds", "best_valid_loss", "training", "text_sha256")
+    told = ("commit", "versions", "cpu", "best_valid_loss", "training", "text_sha256")
     assert all(entered[column] for column in told)
+    assert entered["seconds"] == ""  # of the last session alone
 
     before = (out / "ledger.csv").read_bytes()
     assert run.main(given) == 0
@@ -225,6 +226,24 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     assert f"{folder.path}: its run was made with training" in capsys.readouterr().err
     assert report.main([str(out / "ledger.csv")]) == 0
     assert "| [2,2,2,16] [16,4,4,16] |" in (out / "report.md").read_text()
+
+
+def test_what_is_told_of_a_run_is_its_recipes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    experiment = load_experiment(recipe(tmp_path, HEAD + "[[runs]]"))
+    (one,), engine = plan(experiment), pytest.fail
+    session = run.Session(experiment, [one], tmp_path, engine, threads=1)
+    folder = session.folders[one.name]
+    folder.start(one, experiment.data, {"cpu": "x"})
+    (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"total": 9}}')
+    add_row(tmp_path / "ledger.csv", {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU"})
+
+    class Ended:
+        def status(self) -> int:
+            return 0
+
+    assert session._ended(run.StartedRun(one, folder, Ended()))
+    assert "fp32_seed1: BLEU 2.5, " in capsys.readouterr().out
+    assert [row["seconds"] for row in read_ledger(tmp_path / "ledger.csv")] == ["", "9"]
 
 
 def test_the_plan_is_printed_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture, caplog) -> None:
