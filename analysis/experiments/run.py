@@ -156,6 +156,8 @@ def _duration(seconds: float) -> str:
 def run_recipe(given: argparse.Namespace) -> None:
     experiment = load_experiment(given.recipe, given.set)
     if given.data:
+        if experiment.data.kind == "generated":
+            raise ValueError(f"--data {given.data}: {given.recipe} generates its own text: leave --data out")
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(given.data)))
     try:
         runs = plan(experiment, given.only)

@@ -87,6 +87,7 @@ def recipe(folder: Path, text: str) -> Path:
         (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].label must be given"),
         (HEAD + "[options]\nseed = [-1]\n[[runs]]", "options.seed must be a whole number from 0, got -1"),
         (HEAD + "seed = 3\n[[runs]]", "training.seed: seeds and DSQ's options go under"),
+        ('[data]\nkind = "generated"\npath = "mine"', "data.path mine: data.kind = 'generated' makes its own text"),
         ("[data\n", "Expected ']'"),
     ],
 )
@@ -120,6 +121,18 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
             "changes nothing, as each of [[runs]] has its own levels",
         ),
         ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
+        ("[[runs]]", ["--only", "fp32*", "--only", "snvnt*"], "--only snvnt*: matches no run; the first is fp32_seed1"),
+        ("[[runs]]", ["--data", "mine"], "generates its own text: leave --data out"),
+        (
+            '[[runs]]\nlevels = "[4,4,4,8]"\nformat = "bfp"\nexclude = ["fc(1|2)", "fc[1-2]"]',
+            [],
+            "runs: two of them are bfp_4-4-4-8_exclude=fc-1-2-_seed1, of {'levels': '[4,4,4,8]', 'format'",
+        ),
+        (
+            '[[runs]]\nlabel = "x"\ntraining = {lr = 1.0}',
+            ["--set", "training.lr=2.0"],
+            "--set training.lr=2.0: changes nothing, as each of [[runs]] has its own lr",
+        ),
         ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),
     ],
 )
@@ -130,6 +143,12 @@ def test_what_no_run_could_use_is_one_line(more, given, named, tmp_path, capsys)
     assert named in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_epochs_that_nobody_gave_do_not_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = recipe(tmp_path, HEAD.replace("max-epoch = 0\n", "") + "[[runs]]")
+    assert run.main([str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    assert "run fp32_seed1: training.max-epoch must be given beside max-update" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
