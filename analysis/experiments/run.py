@@ -170,6 +170,8 @@ def run_recipe(given: argparse.Namespace) -> None:
         data_folder.check_present(experiment.data)
     except ValueError as error:
         raise ValueError(f"{given.recipe}: {error}") from None
+    if given.submitit and given.engine != "submitit":
+        raise ValueError(f"--submitit {given.submitit[0]}: does nothing without --engine submitit")
     make_folder(given.out)
     parameters = dict(word.partition("=")[::2] for word in given.submitit)
     engine = submitit_engine(given.out / "submitit", parameters) if given.engine == "submitit" else LocalJob

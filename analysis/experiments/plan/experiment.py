@@ -187,6 +187,9 @@ def _options(table: dict[str, Any], where: str) -> dict[str, list[Scalar]]:
         if not values or not all(isinstance(one, Scalar) for one in values):
             raise ValueError(f"{where}.{key} must be a value, or a list of values for a run each, got {value!r}")
         options[key] = values
+    for key in ("levels", "format"):
+        for value in options.get(key, ()):
+            _typed(value, str, f"{where}.{key}")
     for seed in options.get("seed", ()):
         whole_number(f"{where}.seed", seed, 0)
     return options

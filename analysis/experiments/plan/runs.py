@@ -79,9 +79,12 @@ def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
 
 
 def _check_length(experiment: Experiment, run: PlannedRun) -> None:
-    """Raise ValueError where epochs that nobody gave would end the run before its updates."""
-    if experiment.data.kind != "finetuning" and run.max_update and "max-epoch" not in run.training:
+    """Raise ValueError where epochs that nobody gave would end the run before its updates, or nothing ends it."""
+    epochs = run.training.get("max-epoch")
+    if experiment.data.kind != "finetuning" and run.max_update and epochs is None:
         raise ValueError("training.max-epoch must be given beside max-update, 0 where updates alone bound the run")
+    if not run.max_update and epochs is not None and not int(epochs):
+        raise ValueError("training.max-update or training.max-epoch must be given, above 0: nothing ends the run")
 
 
 def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:

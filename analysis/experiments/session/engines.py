@@ -93,7 +93,8 @@ class SubmititJob:
 
 
 def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
-    """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed.
+    """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed, or does not
+    take the parameters.
 
     The folder of experiments has to be on a file system that all machines see, and whose locks they share.
     """
@@ -105,7 +106,10 @@ def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
         ) from None
     executor = submitit.AutoExecutor(folder=folder)
     numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
-    executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
+    try:
+        executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
+    except (NameError, AssertionError) as error:  # its own, for a name and a type that it does not take
+        raise ValueError(f"--submitit: {str(error).splitlines()[0]}") from None
     return lambda given: SubmititJob(executor.submit(run_here, given))
 
 

@@ -82,6 +82,7 @@ def recipe(folder: Path, text: str) -> Path:
         ('[data]\nkind = "generated"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),
         (HEAD, "runs must be tables headed [[runs]]"),
         (HEAD + "[[runs]]\nbits = 4", "runs[0].bits is no key here; accepted are seed, levels, format"),
+        (HEAD + "[[runs]]\nlevels = 4", "runs[0].levels must be a text, got 4"),
         (HEAD + "[[runs]]\nbox = []", "runs[0].box must be a value, or a list of values"),
         (HEAD + '[[runs]]\npaper = "high"', "runs[0].paper must be a number"),
         (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].label must be given"),
@@ -122,6 +123,7 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
         ),
         ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
         ("[[runs]]", ["--only", "fp32*", "--only", "snvnt*"], "--only snvnt*: matches no run; the first is fp32_seed1"),
+        ("[[runs]]", ["--submitit", "mem_gb=4"], "--submitit mem_gb=4: does nothing without --engine submitit"),
         ("[[runs]]", ["--data", "mine"], "generates its own text: leave --data out"),
         (
             '[[runs]]\nlevels = "[4,4,4,8]"\nformat = "bfp"\nexclude = ["fc(1|2)", "fc[1-2]"]',
@@ -145,10 +147,14 @@ def test_what_no_run_could_use_is_one_line(more, given, named, tmp_path, capsys)
     assert not out.exists()
 
 
-def test_epochs_that_nobody_gave_do_not_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = recipe(tmp_path, HEAD.replace("max-epoch = 0\n", "") + "[[runs]]")
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("max-epoch = 0", "max-epoch must be given beside max-update"), ("max-update = 30", "nothing ends")],
+)
+def test_what_ends_a_run_is_given(line: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = recipe(tmp_path, HEAD.replace(f"{line}\n", "") + "[[runs]]")
     assert run.main([str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
-    assert "run fp32_seed1: training.max-epoch must be given beside max-update" in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -83,6 +83,13 @@ def test_submitit_is_asked_for_where_it_is_absent(tmp_path: Path, monkeypatch: p
         submitit_engine(tmp_path, {})
 
 
+@pytest.mark.parametrize("parameters", [{"queue": "gpu"}, {"timeout_min": "long"}])
+def test_what_submitit_does_not_take_is_a_mistake_of_the_users(tmp_path: Path, parameters: dict[str, str]) -> None:
+    pytest.importorskip("submitit")
+    with pytest.raises(ValueError, match=f"--submitit: .*{min(parameters)}"):
+        submitit_engine(tmp_path, parameters)
+
+
 def test_of_two_commands_with_submitit_one_trains_a_run(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     engine = submitit_engine(tmp_path / "jobs", {"timeout_min": "2"})
