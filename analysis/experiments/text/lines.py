@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -17,5 +18,5 @@ def read_lines(path: Path) -> list[str]:
             return [line.rstrip("\r\n") for line in file]
     except UnicodeDecodeError:
         raise ValueError(f"--data: {path.name} is not UTF-8 text") from None
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError):
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError):
         raise ValueError(f"--data: {path.name} is not a whole {path.suffix} file") from None
