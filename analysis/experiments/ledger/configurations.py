@@ -89,6 +89,7 @@ def _check_alike(recipe: str, rows: Sequence[Row]) -> None:
 
 
 def _settings(text: str) -> frozenset[str]:
-    """Flags or settings with their values, but for the seed, and for empty ones, which older ledgers lack."""
-    words = re.split(r" (?=--|\w+=)", text)
+    """Flags or settings with their values, but for the seed, for empty ones, which older ledgers lack, and for where a
+    model's folder lies."""
+    words = re.split(r" (?=--|\w+=)", re.sub(r"(?<=pretrained=)\S*/(?=[^\s/])", "", text))
     return frozenset(word for word in words if not word.startswith("--seed ") and not word.endswith("="))

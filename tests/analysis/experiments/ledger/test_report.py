@@ -98,9 +98,10 @@ def test_seeds_that_differ_in_more_are_no_configuration(column: str, one: str, o
         configurations(rows)
 
 
-def test_seeds_of_ledgers_of_several_ages_are_one_configuration() -> None:
-    later = {"data": "vocab=9 pretrained=", "training": "--cpu --seed 2 --lr 1", "text_sha256": "a"}
-    rows = [entry("bfp_4_seed1", 70, 0.3, data="vocab=9", training="--cpu --seed 1 --lr 1")]
+@pytest.mark.parametrize(("one", "other"), [("", " pretrained="), (" pretrained=a/b/model", " pretrained=/c/model")])
+def test_seeds_of_ledgers_of_several_ages_and_machines_are_one_configuration(one: str, other: str) -> None:
+    later = {"data": f"vocab=9{other}", "training": "--cpu --seed 2 --lr 1", "text_sha256": "a"}
+    rows = [entry("bfp_4_seed1", 70, 0.3, data=f"vocab=9{one}", training="--cpu --seed 1 --lr 1")]
     (group,) = configurations([*rows, entry("bfp_4_seed2", 71, 0.3, **later)]).values()
     assert len(group) == 1
 
