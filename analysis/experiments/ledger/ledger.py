@@ -29,9 +29,11 @@ _OPTIONS = (
 _FAIRSEQ, _HUGGING_FACE = ("fairseq", "sacrebleu", "sentencepiece"), ("transformers", "accelerate")
 
 
-def place(data: Data) -> dict[str, str]:
-    """What a run on ``data`` is started on: commit, versions, CPU and accelerator."""
+def place(run: PlannedRun, data: Data) -> dict[str, str]:
+    """What a run on ``data`` is started on: commit, versions, CPU and, where it trains on one, GPU."""
     import torch
+
+    on_cpu = data.kind == "finetuning" or run.training.get("cpu") or not torch.cuda.is_available()
 
     packages = ("torch", "numpy", *(_HUGGING_FACE if data.kind == "finetuning" else _FAIRSEQ))
     versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in packages)]
@@ -39,7 +41,7 @@ def place(data: Data) -> dict[str, str]:
         "commit": _commit(),
         "versions": ", ".join(versions),
         "cpu": f"{processor()} x {os.cpu_count()}",
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "gpu": "" if on_cpu else torch.cuda.get_device_name(),
     }
 
 

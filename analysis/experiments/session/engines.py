@@ -55,7 +55,8 @@ class LocalJob:
             if lock is None or given.folder.results:  # another command may have finished it meanwhile
                 self._status = ELSEWHERE if lock is None else 0
                 return
-            given.folder.start(given.run, given.data, place(given.data))
+            threads = {"threads": given.environment.get("OMP_NUM_THREADS", "")}
+            given.folder.start(given.run, given.data, place(given.run, given.data) | threads)
             with given.folder.log.open("ab") as log:
                 self._process = subprocess.Popen(
                     given.command,

@@ -8,7 +8,9 @@ import pytest
 from analysis.experiments import report
 from analysis.experiments.ledger import picture
 from analysis.experiments.ledger.configurations import configurations
-from analysis.experiments.ledger.ledger import add_row, read_ledger
+from analysis.experiments.ledger.ledger import add_row, place, read_ledger
+from analysis.experiments.plan.experiment import Data
+from analysis.experiments.plan.runs import PlannedRun
 
 
 def entry(name: str, score: float, dram: float | None, **more: object) -> dict[str, object]:
@@ -48,6 +50,16 @@ def test_processes_that_enter_rows_at_once_lose_none(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: add_row(ledger, entry(name, 1.0, 0.3)), names))
     assert sorted(row["run"] for row in read_ledger(ledger)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "gpu"),
+    [("generated", {}, "H100"), ("generated", {"cpu": True}, ""), ("finetuning", {}, "")],
+)
+def test_a_run_that_trains_on_the_cpu_has_no_gpu(kind: str, flags: dict, gpu: str, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
+    assert place(PlannedRun("x", "", None, {"levels": "none"}, 1, flags), Data(kind))["gpu"] == gpu
 
 
 def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

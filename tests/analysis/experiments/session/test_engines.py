@@ -50,7 +50,7 @@ def test_a_local_job_has_its_environment_log_and_status(tmp_path: Path) -> None:
     assert one.folder.log.read_text() == "1\n"
     assert run_here(work(tmp_path, *given, OMP_NUM_THREADS="2")) == 3
     assert one.folder.log.read_text() == "1\n2\n"
-    assert len(one.folder.settings["places"]) == 2
+    assert [place["threads"] for place in one.folder.settings["places"]] == ["1", "2"]
 
 
 def test_a_run_that_another_process_is_at_or_has_ended_is_left_alone(tmp_path: Path) -> None:
