@@ -32,6 +32,9 @@ def read_labelled(folder: Path, task: str, split: str) -> LabelledSentences:
     accepted = f"{task}.{split}.tsv (or .xz, .gz) with columns label and sentence, or label, sentence1 and sentence2"
     if not found:
         raise ValueError(f"--data {folder}: no {accepted}")
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise ValueError(f"--data {folder}: {split} of {task} is there more than once: {names}")
     lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(found[0]), start=1) if line]
     head, rows = lines[0][1] if lines else [], lines[1:]
     names = [_OWN_NAMES.get(name, name) for name in head]

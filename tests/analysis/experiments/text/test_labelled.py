@@ -38,3 +38,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "toy.dev.tsv.xz").write_bytes(lzma.compress(b"label\tsentence\n1\ta\n")[:-20])
     with pytest.raises(ValueError, match=r"toy\.dev\.tsv\.xz is not a whole \.xz file"):
         read_labelled(tmp_path, "toy", "dev")
+
+
+def test_two_tables_of_one_split_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "TOY").mkdir()
+    for name in ("toy.dev.tsv", "TOY/dev.tsv"):
+        (tmp_path / name).write_text("label\tsentence\n1\ta\n")
+    with pytest.raises(ValueError, match=r"dev of toy is there more than once: toy\.dev\.tsv, TOY/dev\.tsv"):
+        read_labelled(tmp_path, "toy", "dev")
