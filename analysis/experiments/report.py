@@ -109,8 +109,13 @@ def render(recipe: str, group: Sequence[Configuration], markdown: bool) -> str:
 
 
 def report(ledgers: Sequence[Path], out: Path) -> None:
-    runs = {(row["recipe"], row["run"]): row for ledger in ledgers for row in read_ledger(ledger)}
-    rows = list(runs.values())  # a run that two ledgers have is one, the later
+    runs: dict[tuple[str, str], Row] = {}
+    for row in (row for ledger in ledgers for row in read_ledger(ledger)):
+        earlier = runs.setdefault(key := (row["recipe"], row["run"]), row)
+        if earlier["score"] != row["score"]:
+            print(f"{' '.join(key)}: {earlier['score']} in one ledger, {row['score']} in a later one, which counts\n")
+        runs[key] = row
+    rows = list(runs.values())
     if not rows:
         raise ValueError(f"{ledgers[0]}: holds no run yet")
     make_folder(out)

@@ -76,6 +76,15 @@ def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytes
     assert "![cost against BLEU](r.png)" in (tmp_path / "there" / "report.md").read_text()
 
 
+def test_of_a_run_that_two_ledgers_have_the_later_counts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for name, score in (("one", 70), ("other", 71)):
+        add_row(tmp_path / f"{name}.csv", entry("fp32_seed1", score, None))
+    assert report.main([str(tmp_path / f"{name}.csv") for name in ("one", "one", "other")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("r fp32_seed1: 70 in one ledger, 71 in a later one, which counts") == 1
+    assert "  71.0  " in said
+
+
 def test_the_front_is_what_nothing_beats() -> None:
     points = [(0.3, 70.0), (0.3, 75.0), (0.4, 74.0), (0.5, 80.0), (0.2, 60.0)]
     assert picture.front(points) == [(0.2, 60.0), (0.3, 75.0), (0.5, 80.0)]
