@@ -46,12 +46,16 @@ Engine = Callable[[RunCommand], Job]
 
 
 class LocalJob:
-    """An Engine: a process of this machine, in a group of its own."""
+    """An Engine: a process of this machine, in a group of its own.
+
+    Raises ValueError where another command has begun the run with other settings since this one looked.
+    """
 
     def __init__(self, given: RunCommand) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
         with given.folder.locked() as lock:
+            given.folder.check(given.run, given.data)
             if lock is None or given.folder.results:  # another command may have finished it meanwhile
                 self._status = ELSEWHERE if lock is None else 0
                 return

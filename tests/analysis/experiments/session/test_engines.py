@@ -1,5 +1,6 @@
 """Where runs run: a process here, or submitit's."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -62,6 +63,14 @@ def test_a_run_that_another_process_is_at_or_has_ended_is_left_alone(tmp_path: P
     assert not one.folder.log.exists()
     with pytest.raises(BlockingIOError), one.folder.locked():
         raise BlockingIOError  # as where no process can be started
+
+
+def test_a_run_that_another_command_began_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    one = work(tmp_path, "false")
+    one.folder.start(dataclasses.replace(one.run, training={"max-update": 9}), one.data, {})
+    (one.folder.path / "results.json").write_text('{"bleu": 1}')
+    with pytest.raises(ValueError, match=r"its run was made with training {'max-update': 9}, the recipe now says {}"):
+        LocalJob(one)
 
 
 def test_stopping_ends_what_the_job_started(tmp_path: Path) -> None:
