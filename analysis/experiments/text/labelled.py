@@ -33,8 +33,8 @@ def read_labelled(folder: Path, task: str, split: str) -> LabelledSentences:
     if not found:
         raise ValueError(f"--data {folder}: no {accepted}")
     if len(found) > 1:
-        names = ", ".join(str(path.relative_to(folder)) for path in found)
-        raise ValueError(f"--data {folder}: {split} of {task} is there more than once: {names}")
+        several = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise ValueError(f"--data {folder}: {split} of {task} is there more than once: {several}")
     lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(found[0]), start=1) if line]
     head, rows = lines[0][1] if lines else [], lines[1:]
     names = [_OWN_NAMES.get(name, name) for name in head]
