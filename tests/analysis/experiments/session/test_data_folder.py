@@ -45,6 +45,17 @@ def test_text_may_move_and_be_packed_but_not_change(tmp_path: Path, monkeypatch)
         data_folder.prepare(Data("parallel", path=str(first)), tmp_path / "data")
 
 
+def test_what_a_killed_preparation_left_is_not_taken(tmp_path: Path, monkeypatch) -> None:
+    left = tmp_path / "binary" / "test.de-en.en.idx"
+    left.parent.mkdir()
+    left.touch()
+    (tmp_path / "text.sha256").write_text("of text that was mended\n")
+    binarised = []
+    monkeypatch.setattr(translate, "_binarise", lambda *_: binarised.append(left.exists()))
+    data_folder.prepare(Data("generated", sentences=2, held_out=1), tmp_path)
+    assert binarised == [False]
+
+
 def test_tables_of_fine_tuning_may_not_change_either(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         (tmp_path / f"toy.{split}.tsv").write_text("label\tsentence\n1\tgut\n0\tschlecht\n")
