@@ -106,6 +106,9 @@ def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
         if told["levels"] == FLOAT or "rise_at" in row.options:  # the paper's rise at a plateau
             continue
         ours = [one for one in group if told.items() <= one.first.items()]
+        twice = [one.name for n, one in enumerate(ours) if _with_rise(one) in map(_with_rise, ours[:n])]
+        if twice:
+            raise ValueError(f"{file}: {twice[0]} has no row of its own at {told['format']} {told['levels']}")
         told["paper"] = row.paper - best if row.paper and best else None
         found = [told | {"levels": _with_rise(one)} | _losses(one.differences(reference)) for one in ours]
         rows += found or [told | _losses([])]

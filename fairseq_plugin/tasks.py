@@ -157,6 +157,7 @@ def extend_fairseq() -> None:
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: require_architecture(parser))
     train.get_valid_stats = _check_metric(train.get_valid_stats)
+    train.train = _up_to_max_update(train.train)
     checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = checkpoints.save
@@ -192,6 +193,19 @@ def _check_metric(get_valid_stats: Callable) -> Callable:
         return found
 
     return get
+
+
+def _up_to_max_update(train_epoch: Callable) -> Callable:
+    """``train_epoch``, which leaves a run that has made all its updates as it is: fairseq's looks after one more."""
+
+    @functools.wraps(train_epoch)
+    def train(cfg: Any, trainer: Trainer, *args: Any) -> Any:
+        if 0 < cfg.optimization.max_update <= trainer.get_num_updates():
+            logger.info("the run had made its %d updates", trainer.get_num_updates())
+            return [None], True
+        return train_epoch(cfg, trainer, *args)
+
+    return train
 
 
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from analysis.experiments import glue
 from analysis.experiments.text.labelled import LabelledSentences
+from analysis.experiments.text.sameness import check_same
 from analysis.experiments.training.flags import FLOAT, add_levels
 from analysis.experiments.training.results import write_json
 from dsq.command.files import make_folder, refuse_used
@@ -80,6 +81,7 @@ def run(
     classes = sorted(set(tables["train"].labels))
     given.max_update = given.max_update or given.max_epoch * -(-len(tables["train"].labels) // given.batch_size)
     make_folder(out)
+    sha256 = check_same(tables, out)
     os.environ["HF_HUB_OFFLINE"] = "1"
     started = time.perf_counter()
     trainer, callback = _trainer(tables, classes, pretrained, out, given)
@@ -88,6 +90,7 @@ def run(
     accuracies = [(one["step"], round(100 * one["eval_accuracy"], 2)) for one in records]
     valid_losses = [(one["step"], round(one["eval_loss"], 4)) for one in records]
     results = glue.measured(tables, classes, accuracies, valid_losses, started)
+    results["text_sha256"] = sha256
     if callback:
         results["history"] = callback.history()
     write_json(results, out / "results.json")

@@ -22,6 +22,7 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 
 from analysis.experiments.text.labelled import LabelledSentences, read_labelled
+from analysis.experiments.text.sameness import check_same
 from analysis.experiments.text.subwords import train_bpe
 from analysis.experiments.training.fairseq_run import command_line, fairseq, records, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
@@ -56,6 +57,9 @@ def prepare(tables: dict[str, LabelledSentences], vocab: int, out: Path, pretrai
 
     Subwords are learnt of the training sentences, or those of ``pretrained``.
     """
+    words = {label for table in tables.values() for label in table.labels if len(label.split()) != 1}
+    if words:
+        raise ValueError(f"--data: a label must be one word, got {min(words)!r}")  # fairseq's labels are words
     pieces = out / "pieces"
     if pretrained:
         encode = _pretrained_pieces(pretrained, pieces)
@@ -100,7 +104,13 @@ def _write(path: Path, lines: list[str]) -> None:
 
 def read_tables(data: Path, task: str) -> dict[str, LabelledSentences]:
     """The train and the dev table. Raises ValueError."""
-    return {"train": read_labelled(data, task, "train"), "valid": read_labelled(data, task, "dev")}
+    train, dev = (read_labelled(data, task, split) for split in ("train", "dev"))
+    if len(train.inputs) != len(dev.inputs):
+        raise ValueError(f"--data {data}: the train and the dev table of {task} have other columns of sentences")
+    unknown = set(dev.labels) - set(train.labels)
+    if unknown:
+        raise ValueError(f"--data {data}: the dev table of {task} has labels that train has not: {min(unknown)!r}")
+    return {"train": train, "valid": dev}
 
 
 def is_prepared(folder: Path) -> bool:
@@ -134,6 +144,7 @@ def run(
     folder = prepared or out
     if not is_prepared(folder):
         prepare(tables, vocab, folder, pretrained)
+    sha256 = check_same(tables, folder)
     more = ["--num-classes", str(len(classes))]
     more += ["--finetune-from-model", str(pretrained / "model.pt")] if pretrained else []
     arguments = FLAGS.arguments(folder / "binary", out / "checkpoints", levels, training, more)
@@ -141,6 +152,7 @@ def run(
     found = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
     accuracies = [(update, float(one["valid_accuracy"])) for update, one in sorted(found.items())]
     results = measured(tables, classes, accuracies, losses(out / "train.log", "valid", "valid_"), started)
+    results["text_sha256"] = sha256
     history = out / "checkpoints" / "dsq_history.json"
     if levels != FLOAT:
         results["history"] = json.loads(history.read_text(encoding="utf-8"))

@@ -20,8 +20,10 @@ PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
 _OPTIONS = (
     *("label", "format", "levels", "rise_at", "threshold", "lr_at_rise", "rounding", "box", "box_axis", "stash"),
-    *("exclude", "tied", "attention", "fraction_bits"),
+    *("exclude", "tied", "attention", "fraction_bits", "units", "patience", "eval_full_precision"),
 )
+#: those that decide nothing but where a plateau ends a level
+_AT_PLATEAUS = ("threshold", "patience")
 COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
 COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}
 
@@ -29,11 +31,21 @@ COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": "
 def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
     """The rows of a recipe's table: the options that differ, seeds, the score by its name, and COLUMNS."""
     quantised = [one for one in group if not one.is_float]
-    differing = [name for name in _OPTIONS if len({_option(one, name) for one in quantised}) > 1]
+    differing = [name for name in _OPTIONS if _differs(name, group if name == "label" else quantised)]
     differing = differing if "levels" in differing else ["levels", *differing]
-    reference = next((one for one in group if one.is_float), None)
+    references = {one.training: one for one in reversed(group) if one.is_float}
     ordered = sorted(group, key=lambda one: not one.is_float)
-    return [_told(one, differing) | _figures(one, reference) for one in ordered]
+    return [_told(one, differing) | _figures(one, references.get(one.training)) for one in ordered]
+
+
+def _differs(name: str, group: Sequence[Configuration]) -> bool:
+    """Whether the option tells some of the configurations from others."""
+    return len({_option(one, name) for one in group if name not in _AT_PLATEAUS or _waits(one)}) > 1
+
+
+def _waits(one: Configuration) -> bool:
+    """Whether a plateau ends a level."""
+    return bool(one.first["levels"].count("[") > 1 and not one.first.get("rise_at"))
 
 
 def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
@@ -43,10 +55,9 @@ def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _option(one: Configuration, name: str) -> str | None:
-    """What the run was given; a threshold only where a plateau ends a level."""
-    if name == "threshold" and (one.first["levels"].count("[") == 1 or one.first.get("rise_at")):
-        return None
-    return one.first.get(name) or None
+    """What the run was given, but for flags that it was not; of _AT_PLATEAUS only where a plateau ends a level."""
+    value = one.first.get(name)
+    return None if value in ("", "False") or (name in _AT_PLATEAUS and not _waits(one)) else value
 
 
 def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:
@@ -93,12 +104,18 @@ def table_of(group: Sequence[Configuration], markdown: bool, hidden: Collection[
 
 def render(recipe: str, group: Sequence[Configuration], markdown: bool) -> str:
     heading = f"## {recipe}\n\n" if markdown else f"{recipe}\n\n"
-    return f"{heading}{table_of(group, markdown)}\n\nspread: largest minus smallest over seeds.\n"
+    notes = "spread: largest minus smallest over seeds; minus fp32: of the same seeds and the same training."
+    return f"{heading}{table_of(group, markdown)}\n\n{notes}\n"
 
 
 def report(ledgers: Sequence[Path], out: Path) -> None:
-    runs = {(row["recipe"], row["run"]): row for ledger in ledgers for row in read_ledger(ledger)}
-    rows = list(runs.values())  # a run that two ledgers have is one, the later
+    runs: dict[tuple[str, str], Row] = {}
+    for row in (row for ledger in ledgers for row in read_ledger(ledger)):
+        earlier = runs.setdefault(key := (row["recipe"], row["run"]), row)
+        if earlier["score"] != row["score"]:
+            print(f"{' '.join(key)}: {earlier['score']} in one ledger, {row['score']} in a later one, which counts\n")
+        runs[key] = row
+    rows = list(runs.values())
     if not rows:
         raise ValueError(f"{ledgers[0]}: holds no run yet")
     make_folder(out)

@@ -99,7 +99,8 @@ class Session:
             self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
             print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
         else:
-            entered = next(r for r in read_ledger(self.out / FILE) if r["run"] == one.run.name)
+            key = (self.experiment.name, one.run.name)
+            entered = next(row for row in read_ledger(self.out / FILE) if (row["recipe"], row["run"]) == key)
             print(f"done   {one.run.name}: {entered['measure']} {entered['score']}, {self._left()}", flush=True)
         return True
 
@@ -155,6 +156,8 @@ def _duration(seconds: float) -> str:
 def run_recipe(given: argparse.Namespace) -> None:
     experiment = load_experiment(given.recipe, given.set)
     if given.data:
+        if experiment.data.kind == "generated":
+            raise ValueError(f"--data {given.data}: {given.recipe} generates its own text: leave --data out")
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(given.data)))
     try:
         runs = plan(experiment, given.only)
@@ -167,6 +170,8 @@ def run_recipe(given: argparse.Namespace) -> None:
         data_folder.check_present(experiment.data)
     except ValueError as error:
         raise ValueError(f"{given.recipe}: {error}") from None
+    if given.submitit and given.engine != "submitit":
+        raise ValueError(f"--submitit {given.submitit[0]}: does nothing without --engine submitit")
     make_folder(given.out)
     parameters = dict(word.partition("=")[::2] for word in given.submitit)
     engine = submitit_engine(given.out / "submitit", parameters) if given.engine == "submitit" else LocalJob

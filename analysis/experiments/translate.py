@@ -6,17 +6,19 @@
 raw text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate -> BLEU (sacrebleu) -> RUN/results.json
 """
 
+import shlex
 import sys
 import time
 from typing import Any
 
 from analysis.experiments.text.parallel_text import ParallelText, read_parallel
+from analysis.experiments.text.sameness import check_same
 from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training.fairseq_run import fairseq, hypotheses, show
 from analysis.experiments.training.flags import FLOAT, TrainingFlags
 from analysis.experiments.training.results import collect, summary, write_json
 from analysis.experiments.training.translation import Translation
-from dsq.command.files import make_folder, refuse_used
+from dsq.command.files import make_folder, refuse_used, write_text
 from dsq.command.parser import guarded
 
 PROG = "python -m analysis.experiments.translate"
@@ -45,22 +47,20 @@ def run(translation: Translation) -> dict[str, Any]:
         refuse_used(translation.out, ", or --resume")
     text = _read(translation)
     make_folder(translation.out)
-    if not _is_prepared(translation):
-        _prepare(translation, text)
+    sha256 = _prepare(translation, text)
     seconds["prepare"] = time.perf_counter() - started
     _train(translation)
     seconds["train"] = time.perf_counter() - started - sum(seconds.values())
     translations = _generate(translation)
     seconds["generate"] = time.perf_counter() - started - sum(seconds.values())
-    results = collect(translation, text, translations, seconds)
+    results = {**collect(translation, text, translations, seconds), "text_sha256": sha256}
     write_json(results, translation.out / "results.json")
     return results
 
 
 def prepare(translation: Translation) -> None:
     """Put the binarised data where ``translation`` reads them, if they are not there yet. Raises ValueError."""
-    if not _is_prepared(translation):
-        _prepare(translation, _read(translation))
+    _prepare(translation, _read(translation))
 
 
 def _is_prepared(translation: Translation) -> bool:
@@ -79,7 +79,14 @@ def _lower(text: ParallelText) -> ParallelText:
     return ParallelText([a.lower() for a in text.source], [b.lower() for b in text.target], text.dropped)
 
 
-def _prepare(translation: Translation, text: dict[str, ParallelText]) -> None:
+def _prepare(translation: Translation, text: dict[str, ParallelText]) -> str:
+    """The same, of ``text``, whose SHA-256 it gives. Raises ValueError where the data there are of other text."""
+    if not _is_prepared(translation):
+        _binarise(translation, text)
+    return check_same(text, translation.binary.parent)
+
+
+def _binarise(translation: Translation, text: dict[str, ParallelText]) -> None:
     sizes = ", ".join(f"{split} {len(part)}" for split, part in text.items())
     print(
         f"preparing {translation.source}-{translation.target}: {sizes} sentence pairs, {translation.vocab} subwords",
@@ -104,7 +111,11 @@ def _train(translation: Translation) -> None:
     levels = translation.levels
     print("training", "in floating point" if levels == FLOAT else f"from {levels.replace('] [', '] to [')}", flush=True)
     arguments = FLAGS.arguments(translation.binary, translation.checkpoints, levels, translation.training)
+    trained, command = translation.checkpoints / "trained", shlex.join(arguments)
+    if trained.exists() and trained.read_text(encoding="utf-8") == command:
+        return  # one that --patience ended would go on
     fairseq("train", arguments, translation.log("train"), watch=show)
+    write_text(trained, command)
 
 
 def _generate(translation: Translation) -> list[str]:

@@ -76,7 +76,7 @@ def turn_at(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for ``folder``, which exists."""
     import fcntl  # of Unix alone, as are the commands that share folders
 
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder / ".turn", os.O_RDWR | os.O_CREAT)  # NFS locks no folder, nor what is only read
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

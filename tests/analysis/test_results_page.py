@@ -95,6 +95,7 @@ def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("grid ledger.csv r format levels sbfp*", r"no run of 'r' beside fp32 that matches sbfp\*"),
         ("grid ledger.csv r format size bfp*", "bfp has no cell of its own at format bfp, size None"),
         ("grid ledger.csv plain format levels *", "no run of 'plain' in floating point"),
+        ("paper ledger.csv r table", r"bfp_box=8 has no row of its own at bfp \[4,4,4,16\]"),
         ("paper ledger.csv plain table", "no run of 'plain' in floating point"),
         ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
     ):

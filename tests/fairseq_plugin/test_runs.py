@@ -104,6 +104,14 @@ def test_an_interrupted_run_goes_on(capsys, data: Path, tmp_path: Path, monkeypa
     assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 3
 
 
+def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--max-update", 2, "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
+    run("train", *given)
+    before = contents(tmp_path)
+    run("train", *given)
+    assert contents(tmp_path) == before
+
+
 def test_records_of_an_earlier_run_are_set_aside(data: Path, tmp_path: Path) -> None:
     (tmp_path / "dsq_history.json").write_text("{}")
     run("train", data, *MODEL, "--max-update", 1, "--save-dir", tmp_path)

@@ -37,6 +37,11 @@ class Configuration:
         rise = self.first.get("rise_at")
         return f"{short} at {rise}" if rise else short
 
+    @property
+    def training(self) -> frozenset[str]:
+        """The training's flags, but for the seed and DSQ's."""
+        return frozenset(word for word in _settings(self.first.get("training") or "") if not word.startswith("--dsq-"))
+
     def differences(self, other: "Configuration") -> list[float]:
         """By how much each score is above ``other``'s of the same seed, of the seeds that both have."""
         theirs = {row["seed"]: float(row["score"]) for row in other.rows}
@@ -55,12 +60,36 @@ class Configuration:
 
 
 def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:
-    """recipe -> its configurations, in the ledger's order."""
+    """recipe -> its configurations, in the ledger's order.
+
+    Raises ValueError where runs of one name and other seeds were trained otherwise, or on other data.
+    """
     found: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         name = re.sub(r"_seed\d+$", "", row["run"])
         found.setdefault(row["recipe"], {}).setdefault(name, []).append(row)
+    for recipe, groups in found.items():
+        for rows in groups.values():
+            _check_alike(recipe, rows)
     return {
         recipe: [Configuration(recipe, name, tuple(rows)) for name, rows in groups.items()]
         for recipe, groups in found.items()
     }
+
+
+def _check_alike(recipe: str, rows: Sequence[Row]) -> None:
+    for column in ("training", "data", "text_sha256"):
+        told = {_settings(row[column]): row["run"] for row in rows if row.get(column)}
+        if len(told) > 1:
+            (one, first), (other, second), *_ = told.items()
+            raise ValueError(
+                f"{recipe}: {first} and {second} differ in more than their seeds, in {column} by "
+                f"{' '.join(sorted(one ^ other))}: report their ledgers apart"
+            )
+
+
+def _settings(text: str) -> frozenset[str]:
+    """Flags or settings with their values, but for the seed, for empty ones, which older ledgers lack, and for where a
+    model's folder lies."""
+    words = re.split(r" (?=--|\w+=)", re.sub(r"(?<=pretrained=)\S*/(?=[^\s/])", "", text))
+    return frozenset(word for word in words if not word.startswith("--seed ") and not word.endswith("="))

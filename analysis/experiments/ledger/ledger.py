@@ -29,9 +29,11 @@ _OPTIONS = (
 _FAIRSEQ, _HUGGING_FACE = ("fairseq", "sacrebleu", "sentencepiece"), ("transformers", "accelerate")
 
 
-def place(data: Data) -> dict[str, str]:
-    """What a run on ``data`` is started on: commit, versions, CPU and accelerator."""
+def place(run: PlannedRun, data: Data) -> dict[str, str]:
+    """What a run on ``data`` is started on: commit, versions, CPU and, where it trains on one, GPU."""
     import torch
+
+    on_cpu = data.kind == "finetuning" or run.training.get("cpu") or not torch.cuda.is_available()
 
     packages = ("torch", "numpy", *(_HUGGING_FACE if data.kind == "finetuning" else _FAIRSEQ))
     versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in packages)]
@@ -39,7 +41,7 @@ def place(data: Data) -> dict[str, str]:
         "commit": _commit(),
         "versions": ", ".join(versions),
         "cpu": f"{processor()} x {os.cpu_count()}",
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "gpu": "" if on_cpu else torch.cuda.get_device_name(),
     }
 
 
@@ -53,6 +55,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
     losses = [loss for _, loss in results["valid_loss"]]
     own_model = results.get("costs", {}).get("first-principles", {})
     places = settings["places"]
+    seconds = results.get("train_seconds", results["seconds"].get("train", results["seconds"].get("total")))
     return {
         "recipe": experiment.name,
         "run": run.name,
@@ -74,11 +77,12 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], settin
         "seed": run.seed,
         "training": shlex.join(run.flags),
         "data": " ".join(f"{key}={value}" for key, value in settings["data"].items()),
+        "text_sha256": results.get("text_sha256"),
         "level_updates": _joined(level["updates"] for level in levels),
         "level_tokens": _joined(level["tokens"] for level in levels),
         "stash_bytes": _joined(level.get("stash_bytes", "-") for level in levels),
         "stash_bytes_fp32": _joined(level.get("stash_bytes_fp32", "-") for level in levels),
-        "seconds": results.get("train_seconds", results["seconds"].get("train", results["seconds"].get("total"))),
+        "seconds": seconds if len(places) == 1 else None,  # a resumed run knows those of its last session alone
         "sessions": len(places),
         **{key: " then ".join(dict.fromkeys(one[key] for one in places)) for key in places[0]},
         "signature": results.get("signature"),

@@ -65,7 +65,7 @@ def _panel(axes: Axes, group: Sequence[Configuration], cost: str) -> dict[str, l
             axes.plot(x, lowest, color=colour, marker=marker, markersize=7, fillstyle="none", clip_on=False)
             points.setdefault(f"{one.schedule}: {y:.1f}", []).append((x, lowest))
             continue
-        bars = [[y - min(scores)], [max(scores) - y]]
+        bars = [[max(y - min(scores), 0)], [max(max(scores) - y, 0)]]  # a mean of equal numbers is rounded
         axes.errorbar(x, y, bars, color=colour, marker=marker, markersize=7, linewidth=1, label=one.format)
         points.setdefault(one.schedule, []).append((x, y))
     best = front([point for several in points.values() for point in several if point[1] > lowest])

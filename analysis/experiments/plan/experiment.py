@@ -8,6 +8,7 @@
 
     [training]                             # dsq-train's flags without their dashes; true: a flag without a value
     max-update = 1100
+    max-epoch = 0                          # updates alone bound the run
 
     [options]                              # of every run: fields of dsq.DSQConfig, and seed
     exclude = "output_projection"
@@ -115,10 +116,12 @@ def _change(content: dict[str, Any], change: str) -> None:
 
 
 def _check_acts(experiment: Experiment, change: str) -> None:
-    """Raise ValueError for an option that each of [[runs]] has of its own."""
-    for key in tomllib.loads(change).get("options", {}):
-        if all(key in grid.options for grid in experiment.runs):
-            raise ValueError(f"--set {change}: changes nothing, as each of [[runs]] has its own {key}")
+    """Raise ValueError for an option or a flag of the training that each of [[runs]] has of its own."""
+    said = tomllib.loads(change)
+    for own in ("options", "training"):
+        for key in said.get(own, {}):
+            if all(key in getattr(grid, own) for grid in experiment.runs):
+                raise ValueError(f"--set {change}: changes nothing, as each of [[runs]] has its own {key}")
 
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:
@@ -147,6 +150,8 @@ def _data(table: dict[str, Any]) -> Data:
     _only_known(table, known, "data.")
     choice("data.kind", table.get("kind"), KINDS)
     data = Data(**{key: _typed(value, known[key], f"data.{key}") for key, value in table.items()})
+    if data.kind == "generated" and data.path:
+        raise ValueError(f"data.path {data.path}: data.kind = 'generated' makes its own text: leave path out")
     for kind, needed in _NEEDED:
         if data.kind == kind and not getattr(data, needed):
             raise ValueError(f"data.{needed} must be given for data.kind = {kind!r}")
@@ -182,6 +187,9 @@ def _options(table: dict[str, Any], where: str) -> dict[str, list[Scalar]]:
         if not values or not all(isinstance(one, Scalar) for one in values):
             raise ValueError(f"{where}.{key} must be a value, or a list of values for a run each, got {value!r}")
         options[key] = values
+    for key in ("levels", "format"):
+        for value in options.get(key, ()):
+            _typed(value, str, f"{where}.{key}")
     for seed in options.get("seed", ()):
         whole_number(f"{where}.seed", seed, 0)
     return options

@@ -49,7 +49,7 @@ class PlannedRun:
 
 def plan(experiment: Experiment, only: list[str] | None = None) -> list[PlannedRun]:
     """Its runs, every grid's first seed first; those whose names match a glob of ``only``. Raises ValueError where none
-    does, or two are the same."""
+    matches one of these, or two runs have one name."""
     runs = [run for grid in experiment.runs for run in _multiplied(experiment, grid)]
     seeds = list(dict.fromkeys(run.seed for run in runs))
     runs.sort(key=lambda run: seeds.index(run.seed))
@@ -57,10 +57,10 @@ def plan(experiment: Experiment, only: list[str] | None = None) -> list[PlannedR
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"runs: two of them are {min(twice)}; a label tells apart what differs in training alone")
-    chosen = [run for run in runs if not only or any(fnmatchcase(run.name, pattern) for pattern in only)]
-    if not chosen:
-        raise ValueError(f"--only {' '.join(only or [])}: matches no run; the first is {names[0]}")
-    return chosen
+    for pattern in only or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"--only {pattern}: matches no run; the first is {names[0]}")
+    return [run for run in runs if not only or any(fnmatchcase(run.name, pattern) for pattern in only)]
 
 
 def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
@@ -73,8 +73,18 @@ def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
             seen.add(key)
             try:
                 check_flags(run.levels, run.flags)
+                _check_length(experiment, run)
             except ValueError as error:
                 raise ValueError(f"run {run.name}: {error}") from None
+
+
+def _check_length(experiment: Experiment, run: PlannedRun) -> None:
+    """Raise ValueError where epochs that nobody gave would end the run before its updates, or nothing ends it."""
+    epochs = run.training.get("max-epoch")
+    if experiment.data.kind != "finetuning" and run.max_update and epochs is None:
+        raise ValueError("training.max-epoch must be given beside max-update, 0 where updates alone bound the run")
+    if not run.max_update and epochs is not None and not int(epochs):
+        raise ValueError("training.max-update or training.max-epoch must be given, above 0: nothing ends the run")
 
 
 def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
@@ -95,7 +105,11 @@ def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
         name = f"{_name(chosen, experiment.options, grid)}_seed{seed}"
         if chosen["levels"] == FLOAT:
             chosen = {"levels": FLOAT}
-        runs[name] = PlannedRun(name, grid.label, grid.paper, chosen, seed, training)
+        run = PlannedRun(name, grid.label, grid.paper, chosen, seed, training)
+        if runs.setdefault(name, run) != run:
+            raise ValueError(
+                f"runs: two of them are {name}, of {runs[name].options} and {run.options}: write one otherwise"
+            )
     return list(runs.values())
 
 

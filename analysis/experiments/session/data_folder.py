@@ -1,6 +1,7 @@
 """An experiment's data: found or generated, cut into subwords and binarised once, shared between its runs."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from analysis.corpus.generate import write
 from analysis.experiments import finetune, glue, translate
 from analysis.experiments.plan.experiment import Data
 from analysis.experiments.prepare import check_sha256
+from analysis.experiments.text import sameness
 from analysis.experiments.training.results import write_json
 from analysis.experiments.training.translation import Translation
 from dsq.command.files import make_folder, turn_at
@@ -51,13 +53,19 @@ def _prepare(data: Data, folder: Path) -> None:
     record = folder / "data.json"
     if record.exists() and not same(json.loads(record.read_text(encoding="utf-8")), data):
         raise ValueError(f"{folder}: was prepared with other settings than the recipe's data: give another --out")
+    if not record.exists():  # what a killed preparation left may be of other settings
+        shutil.rmtree(folder / "binary", ignore_errors=True)
+        (folder / sameness.FILE).unlink(missing_ok=True)
     if data.kind == "generated" and not record.exists():
         write(folder / "text", data.sentences, data.held_out, data.corpus_seed)
     if data.translates:
         translate.prepare(translation(data, folder))
-    elif data.kind == "labelled" and not glue.is_prepared(folder):
-        pretrained = Path(data.pretrained) if data.pretrained else None
-        glue.prepare(glue.read_tables(Path(data.path), data.task), data.vocab, folder, pretrained)
+    else:
+        tables = glue.read_tables(Path(data.path), data.task)
+        if data.kind == "labelled" and not glue.is_prepared(folder):
+            pretrained = Path(data.pretrained) if data.pretrained else None
+            glue.prepare(tables, data.vocab, folder, pretrained)
+        sameness.check_same(tables, folder)
     write_json(settings(data), record)
 
 

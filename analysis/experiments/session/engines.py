@@ -46,16 +46,21 @@ Engine = Callable[[RunCommand], Job]
 
 
 class LocalJob:
-    """An Engine: a process of this machine, in a group of its own."""
+    """An Engine: a process of this machine, in a group of its own.
+
+    Raises ValueError where another command has begun the run with other settings since this one looked.
+    """
 
     def __init__(self, given: RunCommand) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
         with given.folder.locked() as lock:
+            given.folder.check(given.run, given.data)
             if lock is None or given.folder.results:  # another command may have finished it meanwhile
                 self._status = ELSEWHERE if lock is None else 0
                 return
-            given.folder.start(given.run, given.data, place(given.data))
+            threads = {"threads": given.environment.get("OMP_NUM_THREADS", "")}
+            given.folder.start(given.run, given.data, place(given.run, given.data) | threads)
             with given.folder.log.open("ab") as log:
                 self._process = subprocess.Popen(
                     given.command,
@@ -93,7 +98,8 @@ class SubmititJob:
 
 
 def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
-    """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed.
+    """submitit's AutoExecutor: Slurm where there is one. Raises ValueError where submitit is not installed, or does not
+    take the parameters.
 
     The folder of experiments has to be on a file system that all machines see, and whose locks they share.
     """
@@ -105,7 +111,10 @@ def submitit_engine(folder: Path, parameters: Mapping[str, str]) -> Engine:
         ) from None
     executor = submitit.AutoExecutor(folder=folder)
     numbers = {name: int(value) if value.isdecimal() else value for name, value in parameters.items()}
-    executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
+    try:
+        executor.update_parameters(**{"timeout_min": 24 * 60, **numbers})
+    except (NameError, AssertionError) as error:  # its own, for a name and a type that it does not take
+        raise ValueError(f"--submitit: {str(error).splitlines()[0]}") from None
     return lambda given: SubmititJob(executor.submit(run_here, given))
 
 

@@ -4,16 +4,13 @@ A file's name is [PREFIX.]SPLIT[_MORE], with SPLIT one of train; valid, val or d
 test_2016_flickr.en.gz.
 """
 
-import gzip
-import lzma
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+from analysis.experiments.text.lines import read_lines
 
 SPLITS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-_OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 
 
 @dataclass(frozen=True)
@@ -24,6 +21,10 @@ class ParallelText:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def columns(self) -> list[list[str]]:
+        return [self.source, self.target]
 
 
 def read_parallel(
@@ -53,7 +54,7 @@ def _read_split(
     if found["tsv"] and not found[source]:
         pairs = _read_table(_only(found["tsv"], split), columns, source, target)
     elif found[source] and found[target]:
-        sides = [_read_lines(_only(found[side], split)) for side in (source, target)]
+        sides = [read_lines(_only(found[side], split)) for side in (source, target)]
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
                 f"--data: {found[source][0].name} has {len(sides[0])} lines, {found[target][0].name} {len(sides[1])}; "
@@ -90,17 +91,6 @@ def _hint(folder: Path, prefix: str) -> str:
     return f"{asked} (--prefix could be {' or '.join(sorted(starts))})" if starts else asked
 
 
-def _read_lines(path: Path) -> list[str]:
-    opener = _OPEN[path.suffix if path.suffix in _OPEN else ""]
-    try:
-        with opener(path, "rt", encoding="utf-8", newline="\n") as file:
-            return [line.rstrip("\r\n") for line in file]
-    except UnicodeDecodeError:
-        raise ValueError(f"--data: {path.name} is not UTF-8 text") from None
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError):
-        raise ValueError(f"--data: {path.name} is not a whole {path.suffix} file") from None
-
-
 def _read_table(path: Path, columns: tuple[str, ...], source: str, target: str) -> list[tuple[str, str]]:
     missing = [language for language in (source, target) if language not in columns]
     if missing:
@@ -109,7 +99,7 @@ def _read_table(path: Path, columns: tuple[str, ...], source: str, target: str) 
         )
     at = columns.index(source), columns.index(target)
     pairs = []
-    for number, line in enumerate(_read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
         if len(cells) < len(columns) and line:
             raise ValueError(

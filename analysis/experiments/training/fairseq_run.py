@@ -6,12 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from analysis import ROOT
 
+POLL_SECONDS = 0.1
 #: the last of a line: it may begin with one that a killed process did not finish
 _RECORD = re.compile(r".*\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
@@ -23,34 +25,49 @@ def command_line() -> str:
 
 
 def fairseq(command: str, arguments: list[str], log: Path, watch: Callable[[str], None] | None = None) -> None:
-    """Run dsq-`command`; all it prints is added to log, and given to watch line by line.
+    """Run dsq-`command`; it adds all it prints to log, which is given to watch line by line.
 
+    A training outlives a kill of this process alone: it goes on with its log, and with the run's lock.
     Raises ValueError with the command's own line where it found a mistake of the user's (exit status 2), and
     RuntimeError that names the log where it failed otherwise.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     last = ""
     with (
-        log.open("a", buffering=1, encoding="utf-8") as file,  # by lines: a person may follow it
+        log.open("ab") as file,
+        log.open(encoding="utf-8", errors="replace") as text,
         subprocess.Popen(
             [sys.executable, "-m", "fairseq_plugin.commands", command, *arguments],
             env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
+            stdout=file,
             stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
+            close_fds=False,  # the lock
         ) as process,
     ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
+        text.seek(file.tell())
+        for line in _follow(process, text):
             last = line.strip() or last
             if watch:
-                watch(line.rstrip("\n"))
+                watch(line)
     if process.returncode == 2:
         raise ValueError(last)
     if process.returncode:
         raise RuntimeError(f"dsq-{command} failed with exit status {process.returncode}; its log is {log}")
+
+
+def _follow(process: "subprocess.Popen[bytes]", text: IO[str]) -> Iterator[str]:
+    """The lines that ``process`` adds to ``text`` until it ends."""
+    line, ended = "", False
+    while not ended:
+        ended = process.poll() is not None  # what it wrote before is read below
+        while part := text.readline():
+            line += part
+            if line.endswith("\n"):
+                yield line.rstrip("\n")
+                line = ""
+        time.sleep(0 if ended else POLL_SECONDS)
+    if line:
+        yield line
 
 
 def records(log: Path, kind: str) -> Iterator[dict[str, Any]]:

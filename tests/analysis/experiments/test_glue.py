@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from analysis.experiments import glue
+from analysis.experiments.text.labelled import LabelledSentences
 
 
 def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
@@ -30,3 +31,23 @@ def test_the_recipe_trains_on_pairs(tmp_path: Path, capsys: pytest.CaptureFixtur
     given = ["--data", tmp_path, "--task", "toy", "--out", tmp_path / "run", "--vocab", 40, *small, "--cpu"]
     assert glue.main([str(word) for word in given]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["[4,4,4,8]", "4"]
+
+
+@pytest.mark.parametrize(
+    ("dev", "named"),
+    [
+        ([("label", "sentence"), ("same", "x")], "the train and the dev table of toy have other columns of sentences"),
+        ([*pairs(4, 1), ("neither", "x", "y")], "the dev table of toy has labels that train has not: 'neither'"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(dev: list[tuple[str, ...]], named: str, tmp_path: Path) -> None:
+    write_table(tmp_path / "toy.train.tsv", pairs(8, 0))
+    write_table(tmp_path / "toy.dev.tsv", dev)
+    with pytest.raises(ValueError, match=named):
+        glue.read_tables(tmp_path, "toy")
+
+
+def test_a_label_of_two_words_is_refused(tmp_path: Path) -> None:
+    table = LabelledSentences(["same", "not same"], [["x", "y"]])
+    with pytest.raises(ValueError, match="a label must be one word, got 'not same'"):
+        glue.prepare({"train": table, "valid": table}, 40, tmp_path)

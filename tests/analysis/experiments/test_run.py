@@ -14,7 +14,7 @@ pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis import ROOT
 from analysis.experiments import glue, report, run
-from analysis.experiments.ledger.ledger import read_ledger
+from analysis.experiments.ledger.ledger import add_row, read_ledger
 from analysis.experiments.plan.costs import expected
 from analysis.experiments.plan.experiment import Data, load_experiment
 from analysis.experiments.plan.runs import plan
@@ -82,11 +82,13 @@ def recipe(folder: Path, text: str) -> Path:
         ('[data]\nkind = "generated"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),
         (HEAD, "runs must be tables headed [[runs]]"),
         (HEAD + "[[runs]]\nbits = 4", "runs[0].bits is no key here; accepted are seed, levels, format"),
+        (HEAD + "[[runs]]\nlevels = 4", "runs[0].levels must be a text, got 4"),
         (HEAD + "[[runs]]\nbox = []", "runs[0].box must be a value, or a list of values"),
         (HEAD + '[[runs]]\npaper = "high"', "runs[0].paper must be a number"),
         (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].label must be given"),
         (HEAD + "[options]\nseed = [-1]\n[[runs]]", "options.seed must be a whole number from 0, got -1"),
         (HEAD + "seed = 3\n[[runs]]", "training.seed: seeds and DSQ's options go under"),
+        ('[data]\nkind = "generated"\npath = "mine"', "data.path mine: data.kind = 'generated' makes its own text"),
         ("[data\n", "Expected ']'"),
     ],
 )
@@ -120,6 +122,19 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
             "changes nothing, as each of [[runs]] has its own levels",
         ),
         ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
+        ("[[runs]]", ["--only", "fp32*", "--only", "snvnt*"], "--only snvnt*: matches no run; the first is fp32_seed1"),
+        ("[[runs]]", ["--submitit", "mem_gb=4"], "--submitit mem_gb=4: does nothing without --engine submitit"),
+        ("[[runs]]", ["--data", "mine"], "generates its own text: leave --data out"),
+        (
+            '[[runs]]\nlevels = "[4,4,4,8]"\nformat = "bfp"\nexclude = ["fc(1|2)", "fc[1-2]"]',
+            [],
+            "runs: two of them are bfp_4-4-4-8_exclude=fc-1-2-_seed1, of {'levels': '[4,4,4,8]', 'format'",
+        ),
+        (
+            '[[runs]]\nlabel = "x"\ntraining = {lr = 1.0}',
+            ["--set", "training.lr=2.0"],
+            "--set training.lr=2.0: changes nothing, as each of [[runs]] has its own lr",
+        ),
         ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),
     ],
 )
@@ -130,6 +145,16 @@ def test_what_no_run_could_use_is_one_line(more, given, named, tmp_path, capsys)
     assert named in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("max-epoch = 0", "max-epoch must be given beside max-update"), ("max-update = 30", "nothing ends")],
+)
+def test_what_ends_a_run_is_given(line: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = recipe(tmp_path, HEAD.replace(f"{line}\n", "") + "[[runs]]")
+    assert run.main([str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -212,7 +237,9 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     assert entered["level_updates"] == "15 15"
     assert 0.0148 < float(entered["arithmetic"]) < 0.0983
     assert len(entered["stash_bytes"].split()) == 2
-    assert all(entered[column] for column in ("commit", "versions", "cpu", "seconds", "best_valid_loss", "training"))
+    told = ("commit", "versions", "cpu", "best_valid_loss", "training", "text_sha256")
+    assert all(entered[column] for column in told)
+    assert entered["seconds"] == ""  # of the last session alone
 
     before = (out / "ledger.csv").read_bytes()
     assert run.main(given) == 0
@@ -224,6 +251,24 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     assert f"{folder.path}: its run was made with training" in capsys.readouterr().err
     assert report.main([str(out / "ledger.csv")]) == 0
     assert "| [2,2,2,16] [16,4,4,16] |" in (out / "report.md").read_text()
+
+
+def test_what_is_told_of_a_run_is_its_recipes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    experiment = load_experiment(recipe(tmp_path, HEAD + "[[runs]]"))
+    (one,), engine = plan(experiment), pytest.fail
+    session = run.Session(experiment, [one], tmp_path, engine, threads=1)
+    folder = session.folders[one.name]
+    folder.start(one, experiment.data, {"cpu": "x"})
+    (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"total": 9}}')
+    add_row(tmp_path / "ledger.csv", {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU"})
+
+    class Ended:
+        def status(self) -> int:
+            return 0
+
+    assert session._ended(run.StartedRun(one, folder, Ended()))
+    assert "fp32_seed1: BLEU 2.5, " in capsys.readouterr().out
+    assert [row["seconds"] for row in read_ledger(tmp_path / "ledger.csv")] == ["", "9"]
 
 
 def test_the_plan_is_printed_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture, caplog) -> None:

@@ -1,5 +1,6 @@
 """The recipe's parts by themselves, and the whole of it once on a corpus and a model as small as can be."""
 
+import dataclasses
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from analysis.experiments.text.subwords import train_bpe, write_pieces
 from analysis.experiments.training import picture
 from analysis.experiments.training.fairseq_run import hypotheses, progress
 from analysis.experiments.training.results import level_table, losses, summary
+from analysis.experiments.training.translation import Translation
 
 # ---- subwords and logs --------------------------------------------------------------------------------------------
 
@@ -50,6 +52,18 @@ def test_progress_shows_validations_and_changes_of_level():
     assert progress(valid) == "  update     25  valid loss     4.1  level 1"
     assert progress("x | INFO | t | DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16] at update 9") is not None
     assert progress("x | INFO | fairseq_cli.train | done") is None
+
+
+def test_a_training_that_has_ended_is_not_gone_on_with(tmp_path, monkeypatch):
+    """A killed dsq-generate is: fairseq's --patience would begin to count again."""
+    trained = []
+    monkeypatch.setattr(translate, "fairseq", lambda command, arguments, *_, **__: trained.append(arguments[-1]))
+    given = Translation(tmp_path, tmp_path, training=("--patience", "3"))
+    given.checkpoints.mkdir()
+    translate._train(given)
+    translate._train(given)
+    translate._train(dataclasses.replace(given, training=("--patience", "4")))
+    assert trained == ["3", "4"]
 
 
 # ---- the whole ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Files appear whole or not at all; what is no regular file is written through and stays what it is."""
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -8,7 +9,7 @@ import threading
 
 import pytest
 
-from dsq.command.files import check_writable, make_folder, refuse_used, write_text, write_whole
+from dsq.command.files import check_writable, make_folder, refuse_used, turn_at, write_text, write_whole
 
 
 def test_a_regular_file_appears_whole_or_not_at_all(tmp_path):
@@ -90,3 +91,15 @@ def test_a_folder_that_is_there_may_be_gone_on_with_but_not_taken_for_new(tmp_pa
         refuse_used(tmp_path / "a", ", or x")
     with pytest.raises(ValueError, match=r"--out /proc/run: .*; give a directory that can be written to$"):
         make_folder(type(tmp_path)("/proc/run"))
+
+
+def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path, monkeypatch):
+    """As NFS asks of an exclusive lock: flock(2)."""
+    locked = []
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, _: locked.append(descriptor_of(descriptor)))
+
+    def descriptor_of(descriptor: int) -> tuple[bool, int]:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode), fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+
+    with turn_at(tmp_path):
+        assert locked == [(True, os.O_RDWR)]

@@ -8,7 +8,9 @@ import pytest
 from analysis.experiments import report
 from analysis.experiments.ledger import picture
 from analysis.experiments.ledger.configurations import configurations
-from analysis.experiments.ledger.ledger import add_row, read_ledger
+from analysis.experiments.ledger.ledger import add_row, place, read_ledger
+from analysis.experiments.plan.experiment import Data
+from analysis.experiments.plan.runs import PlannedRun
 
 
 def entry(name: str, score: float, dram: float | None, **more: object) -> dict[str, object]:
@@ -50,6 +52,16 @@ def test_processes_that_enter_rows_at_once_lose_none(tmp_path: Path) -> None:
     assert sorted(row["run"] for row in read_ledger(ledger)) == sorted(names)
 
 
+@pytest.mark.parametrize(
+    ("kind", "flags", "gpu"),
+    [("generated", {}, "H100"), ("generated", {"cpu": True}, ""), ("finetuning", {}, "")],
+)
+def test_a_run_that_trains_on_the_cpu_has_no_gpu(kind: str, flags: dict, gpu: str, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
+    assert place(PlannedRun("x", "", None, {"levels": "none"}, 1, flags), Data(kind))["gpu"] == gpu
+
+
 def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "ledger.csv"
     for seed, (plain, bfp, snvint) in enumerate(((80, 70, 76), (82, 73, 77)), start=1):
@@ -64,13 +76,69 @@ def test_the_report_has_mean_spread_and_difference(tmp_path: Path, capsys: pytes
     assert "![cost against BLEU](r.png)" in (tmp_path / "there" / "report.md").read_text()
 
 
+def test_of_a_run_that_two_ledgers_have_the_later_counts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for name, score in (("one", 70), ("other", 71)):
+        add_row(tmp_path / f"{name}.csv", entry("fp32_seed1", score, None))
+    assert report.main([str(tmp_path / f"{name}.csv") for name in ("one", "one", "other")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("r fp32_seed1: 70 in one ledger, 71 in a later one, which counts") == 1
+    assert "  71.0  " in said
+
+
 def test_the_front_is_what_nothing_beats() -> None:
     points = [(0.3, 70.0), (0.3, 75.0), (0.4, 74.0), (0.5, 80.0), (0.2, 60.0)]
     assert picture.front(points) == [(0.2, 60.0), (0.3, 75.0), (0.5, 80.0)]
 
 
-@pytest.mark.parametrize("option", ["tied", "attention", "fraction_bits", "lr_at_rise"])
+@pytest.mark.parametrize("option", ["tied", "attention", "units", "lr_at_rise"])
 def test_configurations_that_differ_in_one_option_are_told_apart(option: str) -> None:
     rows = [entry("bfp_4_seed1", 70, 0.3), entry(f"bfp_4_{option}_seed1", 71, 0.3, **{option: "other"})]
     ((_, group),) = configurations(rows).items()
     assert [one[option] for one in report.records(group)] == [None, "other"]
+
+
+def test_patience_tells_apart_those_that_wait_for_a_plateau() -> None:
+    two, rises = {"levels": "[4,4,4,8] [8,4,4,8]"}, {"rise_at": "0.8"}
+    rows = [entry(f"bfp_{n}_seed1", 70, 0.3, patience=n, **two) for n in "25"]
+    rows += [entry(f"bfp_{n}_at0.8_seed1", 70, 0.3, patience=n, **two, **rises) for n in "25"]
+    ((_, group),) = configurations(rows).items()
+    assert [one["patience"] for one in report.records(group)] == ["2", "5", None, None]
+
+
+@pytest.mark.parametrize(
+    ("column", "one", "other", "named"),
+    [
+        ("training", "--cpu --max-update 9 --seed 1", "--cpu --max-update 3 --seed 2", "--max-update 3 --max-update 9"),
+        ("data", "vocab=9 task=", "vocab=3 task=", "vocab=3 vocab=9"),
+        ("text_sha256", "a", "b", "a b"),
+    ],
+)
+def test_seeds_that_differ_in_more_are_no_configuration(column: str, one: str, other: str, named: str) -> None:
+    rows = [entry(f"bfp_4_seed{seed}", 70, 0.3, **{column: text}) for seed, text in enumerate((one, other), start=1)]
+    with pytest.raises(ValueError, match=f"r: bfp_4_seed1 and bfp_4_seed2 differ in more .* in {column} by {named}: "):
+        configurations(rows)
+
+
+@pytest.mark.parametrize(("one", "other"), [("", " pretrained="), (" pretrained=a/b/model", " pretrained=/c/model")])
+def test_seeds_of_ledgers_of_several_ages_and_machines_are_one_configuration(one: str, other: str) -> None:
+    later = {"data": f"vocab=9{other}", "training": "--cpu --seed 2 --lr 1", "text_sha256": "a"}
+    rows = [entry("bfp_4_seed1", 70, 0.3, data=f"vocab=9{one}", training="--cpu --seed 1 --lr 1")]
+    (group,) = configurations([*rows, entry("bfp_4_seed2", 71, 0.3, **later)]).values()
+    assert len(group) == 1
+
+
+def test_fp32_of_other_training_is_not_subtracted() -> None:
+    short, long = {"training": "--lr 1 --max-update 3 --seed 1"}, {"training": "--max-update 9 --lr 1 --seed 1"}
+    rows = [entry("fp32_seed1", 60, None, **short), entry("fp32_long_seed1", 70, None, **long)]
+    for label, flags in (("", short), ("_long", long), ("_longest", {"training": "--lr 1 --max-update 99"})):
+        rows.append(entry(f"bfp_4{label}_seed1", 69, 0.3, **flags | {"training": f"{flags['training']} --dsq-box 8"}))
+    (group,) = configurations(rows).values()
+    assert [one["minus fp32"] for one in report.records(group)] == [None, None, 9, -1, None]
+
+
+def test_equal_scores_are_drawn(tmp_path: Path) -> None:
+    """The mean of three times 85.34 is less than 85.34."""
+    rows = [entry(f"bfp_4_seed{seed}", 85.34, 0.3) for seed in (1, 2, 3)]
+    (group,) = configurations(rows).values()
+    assert group[0].mean("score") < 85.34
+    picture.draw(group, tmp_path / "r.png")

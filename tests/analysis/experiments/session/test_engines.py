@@ -1,5 +1,6 @@
 """Where runs run: a process here, or submitit's."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -50,7 +51,7 @@ def test_a_local_job_has_its_environment_log_and_status(tmp_path: Path) -> None:
     assert one.folder.log.read_text() == "1\n"
     assert run_here(work(tmp_path, *given, OMP_NUM_THREADS="2")) == 3
     assert one.folder.log.read_text() == "1\n2\n"
-    assert len(one.folder.settings["places"]) == 2
+    assert [place["threads"] for place in one.folder.settings["places"]] == ["1", "2"]
 
 
 def test_a_run_that_another_process_is_at_or_has_ended_is_left_alone(tmp_path: Path) -> None:
@@ -62,6 +63,14 @@ def test_a_run_that_another_process_is_at_or_has_ended_is_left_alone(tmp_path: P
     assert not one.folder.log.exists()
     with pytest.raises(BlockingIOError), one.folder.locked():
         raise BlockingIOError  # as where no process can be started
+
+
+def test_a_run_that_another_command_began_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    one = work(tmp_path, "false")
+    one.folder.start(dataclasses.replace(one.run, training={"max-update": 9}), one.data, {})
+    (one.folder.path / "results.json").write_text('{"bleu": 1}')
+    with pytest.raises(ValueError, match=r"its run was made with training {'max-update': 9}, the recipe now says {}"):
+        LocalJob(one)
 
 
 def test_stopping_ends_what_the_job_started(tmp_path: Path) -> None:
@@ -81,6 +90,13 @@ def test_submitit_is_asked_for_where_it_is_absent(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match=r'submitit is not installed here: pip install "dsq-torch\[cluster\]"'):
         submitit_engine(tmp_path, {})
+
+
+@pytest.mark.parametrize("parameters", [{"queue": "gpu"}, {"timeout_min": "long"}])
+def test_what_submitit_does_not_take_is_a_mistake_of_the_users(tmp_path: Path, parameters: dict[str, str]) -> None:
+    pytest.importorskip("submitit")
+    with pytest.raises(ValueError, match=f"--submitit: .*{min(parameters)}"):
+        submitit_engine(tmp_path, parameters)
 
 
 def test_of_two_commands_with_submitit_one_trains_a_run(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ def broken(folder: Path, case: str) -> None:
             for side in ("de", "en"):
                 (folder / f"test.{side}").unlink()
             (folder / "test.tsv.xz").write_bytes(lzma.compress(b"Vier.\tFour.\n" * 99)[:-20])
+        case "damaged":
+            (folder / "test.de").unlink()
+            whole = gzip.compress(b"Vier.\n" * 99, mtime=0)
+            (folder / "test.de.gz").write_bytes(whole[:10] + b"\xff" * 4 + whole[14:])
         case "one column":
             for side in ("de", "en"):
                 (folder / f"test.{side}").unlink()
@@ -89,6 +93,7 @@ def broken(folder: Path, case: str) -> None:
         ("missing", "no test text; expected train, valid"),
         ("twice", "valid is there more than once: dev.de, valid.de"),
         ("cut short", "test.tsv.xz is not a whole .xz file"),
+        ("damaged", "test.de.gz is not a whole .gz file"),
         ("one column", "test.tsv line 2 has 1 column(s); expected 2"),
     ],
 )
