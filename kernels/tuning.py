@@ -152,8 +152,12 @@ def _machine(backend: Backend) -> str:
 
 def _file() -> Path:
     """Raises RuntimeError where the user has no home."""
-    home = os.environ.get("DSQ_CACHE")
-    return Path(home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsq") / "gemms.jsonl"
+    if ours := os.environ.get("DSQ_CACHE"):
+        return Path(ours) / "gemms.jsonl"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():  # unset, or one that the XDG Base Directory Specification says to ignore
+        caches = Path.home() / ".cache"
+    return caches / "dsq" / "gemms.jsonl"
 
 
 def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:

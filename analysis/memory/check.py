@@ -9,6 +9,7 @@ dropout off.
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +21,27 @@ from analysis.memory.models import NAMES, checked_model
 from analysis.stash.allocator.counted import figures
 from costmodel.model.memory import peak_memory
 from costmodel.model.operations import Workload
+from dsq.arguments import choice
+from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
 Record = dict[str, Any]
 MEGA = 1e6
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.memory.check", description=__doc__)
     parser.add_argument("model", nargs="*", help=f"any of {', '.join(NAMES)} (default: all)")
     parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="measurements to read, or to write if not there")
-    arguments = parser.parse_args()
+    options = parser.parse_args(argv)
+    return guarded(parser.prog, lambda: run(options))
+
+
+def run(arguments: argparse.Namespace) -> None:
     names = arguments.model or NAMES
+    for name in names:
+        choice("model", name, NAMES)
     held = measurements(names, arguments.measured)
     records = [record for name in names for record in compare(name, held[name])]
     shown = {"model": "", "method": "", "saved_MB": ".2f", "predicted_MB": ".2f", "off": "+.1%"}
@@ -80,4 +89,4 @@ def _record(name: str, method: CheckedMethod, workload: Workload, held: dict[str
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

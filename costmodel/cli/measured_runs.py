@@ -42,26 +42,9 @@ def load_runs(path: str, recipe: str | None, described: Mapping[str, Any]) -> tu
     Raises ValueError that names the file, also where it holds several recipes and none is given: their scores are of
     other data or other lengths of training.
     """
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    missing = [name for name in NEEDED if not rows or name not in rows[0]]
-    if missing:
-        raise ValueError(f"ledger {path} has no column {missing[0]}, or no rows")
-    recipes = {row.get("recipe") or "" for row in rows}
-    if recipe not in recipes and (recipe or len(recipes) > 1):
-        raise ValueError(f"ledger {path}: --recipe must be one of {', '.join(sorted(recipes))}, got {recipe or 'none'}")
-    numbered = [(n, row) for n, row in enumerate(rows, 2) if row["score"] and recipe in (None, row.get("recipe"))]
-    for line, row in numbered:
-        if None in row or None in row.values():
-            raise ValueError(f"ledger {path}, line {line}: it has not as many fields as the first line")
-    measures = {row["measure"] for _, row in numbered}
-    if len(measures) != 1:
-        raise ValueError(f"ledger {path} mixes what its scores measure: {', '.join(sorted(measures)) or 'nothing'}")
+    rows = _of_recipe(path, _read(path), recipe)
     found: dict[str, dict[str, list[tuple[RunHistory, float]]]] = defaultdict(lambda: defaultdict(list))
-    for line, row in numbered:
+    for line, row in rows:
         try:
             history, score = _history(row, described), number("score", float(row["score"]))
         except ValueError as error:
@@ -72,7 +55,35 @@ def load_runs(path: str, recipe: str | None, described: Mapping[str, Any]) -> tu
         for name, runs in found.items()
         for run, seeds in runs.items()
     ]
-    return setups, measures.pop()
+    return setups, rows[0][1]["measure"]
+
+
+def _read(path: str) -> list[dict[str, str]]:
+    """The ledger's rows."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    missing = [name for name in NEEDED if not rows or name not in rows[0]]
+    if missing:
+        raise ValueError(f"ledger {path} has no column {missing[0]}, or no rows")
+    return rows
+
+
+def _of_recipe(path: str, rows: list[dict[str, str]], recipe: str | None) -> list[tuple[int, dict[str, str]]]:
+    """The recipe's rows that have a score, each with its line; their scores measure one thing."""
+    recipes = {row.get("recipe") or "" for row in rows}
+    if recipe not in recipes and (recipe or len(recipes) > 1):
+        raise ValueError(f"ledger {path}: --recipe must be one of {', '.join(sorted(recipes))}, got {recipe or 'none'}")
+    numbered = [(n, row) for n, row in enumerate(rows, 2) if row["score"] and recipe in (None, row.get("recipe"))]
+    for line, row in numbered:
+        if None in row or None in row.values():
+            raise ValueError(f"ledger {path}, line {line}: it has not as many fields as the first line")
+    measures = {row["measure"] for _, row in numbered}
+    if len(measures) != 1:
+        raise ValueError(f"ledger {path} mixes what its scores measure: {', '.join(sorted(measures)) or 'nothing'}")
+    return numbered
 
 
 def _rest(run: str, runs: Collection[str]) -> str:

@@ -23,7 +23,6 @@ and widths above 16 bits, which are kept as floats, are not split. A measured pe
 of those that hold a product the first counts.
 """
 
-import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,8 @@ from costmodel.names import suggestion
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 NANO, MICRO = 1e-9, 1e-6
+#: of a figure, above which sums overflow
+LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,6 @@ def _field(data: Any, dotted: str, kind: type) -> Any:
 
 def _number(data: Any, dotted: str, zero: bool = False) -> float:
     value = _field(data, dotted, object)
-    if type(value) not in (int, float) or not 0 <= value < math.inf or (value == 0 and not zero):
-        raise ValueError(f"{dotted} must be a positive number, not {value!r}")
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST or (value == 0 and not zero):
+        raise ValueError(f"{dotted} must be a positive number up to {LARGEST:g}, not {value!r}")
     return float(value)

@@ -149,6 +149,8 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, B
         temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
     if isinstance(op, Gemm) and _multiplies_copies(op, setup):
         temporary += op.M * (op.K + op.N) * float(setup.container_bits) / 8
+    if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
+        made, temporary = made + entering + temporary, 0.0
     updated = op.trains and getattr(op, "kind", "") != "adam"
     gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
     stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0

@@ -145,6 +145,15 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     return tuple(stored for stored in product if stored.name not in [kept.name for kept in fused]) + fused
 
 
+def forward_alone(listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """The tensors of an operation without a backward: it keeps nothing."""
+    return tuple(
+        replace(stored, reads=tuple(read for read in stored.reads if read.phase != BACKWARD), kept=False)
+        for stored in listed
+        if stored.written not in (BACKWARD, AFTER)
+    )
+
+
 _PX = Stored("x", "values", "a", BEFORE, (Read(FORWARD),))
 _PX_KEPT = Stored("x", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True)
 _PY = Stored("y", "values", "a", FORWARD)

@@ -64,6 +64,11 @@ class Gemm:
         return self.weight and self.w_grad
 
     @property
+    def backward(self) -> bool:
+        """Whether there is one."""
+        return self.x_grad or self.w_grad
+
+    @property
     def parameters(self) -> int:
         weight = 0 if self.tied or not self.weight else self.K * self.N
         return self.weights * (weight + (self.N if self.bias else 0))
@@ -82,6 +87,7 @@ class Pointwise:
     trained: bool = True  #: its parameters are updated
     mask: int = 0  #: values of the mask that it adds to attention's scores, the same in each layer
     bias: int = 0  #: and of the bias
+    backward: bool = True  #: there is one: it trains, or something before it does
 
     @property
     def trains(self) -> bool:
@@ -140,7 +146,7 @@ class Workload:
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
-        nothing kept for it, no update. Raises ValueError."""
+        nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError."""
         regex = pattern("freeze", frozen)
 
         def freeze(op: Operation) -> Operation:
@@ -150,7 +156,7 @@ class Workload:
                 return replace(op, trained=False)
             return op
 
-        operations = tuple(map(freeze, self.operations))
+        operations = _from_the_first_that_trains(tuple(map(freeze, self.operations)))
         changed = replace(self, operations=operations)
         updated = (
             replace(op, rows=changed.trained) if isinstance(op, Pointwise) and op.kind == "adam" else op
@@ -218,6 +224,24 @@ class Workload:
                     inputs.add((op.input, op.M, op.K))
             found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
         return [Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()]
+
+
+def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """The operations, without a backward where no gradient is asked for: before the first that trains."""
+    trained = [index for index, op in enumerate(operations) if op.trains and (isinstance(op, Gemm) or op.parameters)]
+    first = trained[0] if trained else len(operations)
+    start = operations[first].name if trained else ""
+    # tensors that need no gradient: what the first of them reads, and an encoder's output where nothing in it trains
+    inputs = {getattr(op, "input", "") for op in operations[first : first + 1]} - {""}
+    inputs |= set() if start.startswith("encoder.") else {ENCODER_OUT}
+
+    def cut(index: int, op: Operation) -> Operation:
+        if isinstance(op, Gemm):
+            op = replace(op, x_grad=False) if index <= first or op.input in inputs else op
+            return replace(op, w_grad=False, recompute=0) if index < first else op
+        return replace(op, backward=False) if index < first and op.kind != "tied" else op
+
+    return tuple(cut(index, op) for index, op in enumerate(operations))
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:

@@ -42,6 +42,10 @@ class Floor:
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
 
+    def __truediv__(self, devices: int) -> "Floor":
+        """Of each of the devices that share it."""
+        return Floor(*(whole / devices for whole in vars(self).values()))
+
     @property
     def intensity(self) -> Bits:
         """Operations a DRAM byte."""

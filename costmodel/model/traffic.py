@@ -19,6 +19,7 @@ from costmodel.model.ledger import (
     STATE_BITS,
     UPDATE,
     Stored,
+    forward_alone,
     of_gemm,
     under_autocast,
 )
@@ -79,13 +80,17 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
-        return [stored for stored in POINTWISE[op.kind] if not stored.needs or getattr(op, stored.needs)]
-    on_chip = {"x": "MK", "y": "MN", "": ""}[op.on_chip]
-    packs = not isinstance(setup.format, Identity)
-    listed = of_gemm(op, packs)
-    if setup.autocast and op.weight:
-        listed = under_autocast(op, listed)
+        listed, on_chip = POINTWISE[op.kind], ""
+    else:
+        listed, on_chip = of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
+        if setup.autocast and op.weight:
+            listed = under_autocast(op, listed)
+    listed = listed if op.backward else forward_alone(listed)
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
+
+
+#: the operand of Gemm.on_chip -> its shape
+_ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 
 
 def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits]) -> tuple[Bits, Bits]:

@@ -73,24 +73,32 @@ class Plan:
         return max(memories, key=lambda memory: memory.peak)
 
 
-def compute_seconds(stages: tuple[Workload, ...], method: Method, hardware: Hardware) -> float:
-    """A micro-batch's time on the slowest stage, by itself."""
-    alone = replace(method, devices=1, zero=0)
-    return max(step_time(stage, alone, hardware).seconds for stage in stages)
+@dataclass(frozen=True)
+class StageTime:
+    """Of the slowest stage by itself, in seconds."""
+
+    micro_batch: float
+    update: float  #: of all that the stage trains, once a step
 
 
-def plan(stages: tuple[Workload, ...], parallelism: Parallelism, link: float, compute: float) -> Plan:
-    """What a step takes and sends. link: bytes a second to the other devices. compute: `compute_seconds` of the stages.
+def stage_time(stages: tuple[Workload, ...], method: Method, hardware: Hardware) -> StageTime:
+    alone = [step_time(stage, replace(method, devices=1, zero=0), hardware) for stage in stages]
+    return StageTime(max(step.compute + step.packing for step in alone), max(step.update for step in alone))
+
+
+def plan(stages: tuple[Workload, ...], parallelism: Parallelism, link: float, alone: StageTime) -> Plan:
+    """What a step takes and sends. link: bytes a second to the other devices. alone: `stage_time` of the stages.
     Raises ValueError where several devices have no link."""
-    shard, micro = parallelism.shard, parallelism.micro_batches
+    method, shard, micro = parallelism.method, parallelism.shard, parallelism.micro_batches
     if parallelism.devices > 1 and not link:
         raise ValueError("the hardware states no link: several devices need [link] gb_per_s in its file")
-    bits = float(parallelism.method.setup.container_bits)
+    bits = float(method.setup.container_bits)
     inside = max(_sent_inside(stage, shard, bits) for stage in stages)
-    gradients = max(communication_bytes(stage, parallelism.method) for stage in stages)
-    sent = micro * inside + gradients
+    data_parallel = max(communication_bytes(stage, method, micro) for stage in stages)
+    sent = micro * inside + data_parallel
     waiting = shard.pipeline - 1  # 1F1B: so many micro-batches' time stands idle (Narayanan et al., 2021, section 2.2)
-    seconds = (micro + waiting) * (compute + (inside / link if inside else 0.0)) + (gradients / link if sent else 0.0)
+    seconds = (micro + waiting) * (alone.micro_batch + (inside / link if inside else 0.0))
+    seconds += alone.update / (method.devices if method.zero else 1) + (data_parallel / link if sent else 0.0)
     return Plan(parallelism, stages, seconds, sent)
 
 
@@ -127,7 +135,7 @@ def cheapest(
     """Each method's cheapest way whose memory fits, the cheapest a token first. What the model cannot be cut into is
     left out."""
     stages: dict[Shard, tuple[Workload, ...]] = {}
-    seconds: dict[tuple[Shard, Method], float] = {}
+    times: dict[tuple[Shard, Method], StageTime] = {}
     plans = []
     for parallelism in candidates:
         shard, method = parallelism.shard, parallelism.method
@@ -139,9 +147,9 @@ def cheapest(
         if stages[shard]:
             # policies of which no packing was measured take the same time
             timed = replace(method, name="", devices=1, zero=0, stash=method.stash if hardware.passes else None)
-            if (shard, timed) not in seconds:
-                seconds[shard, timed] = compute_seconds(stages[shard], timed, hardware)
-            plans.append(plan(stages[shard], parallelism, hardware.link, seconds[shard, timed]))
+            if (shard, timed) not in times:
+                times[shard, timed] = stage_time(stages[shard], timed, hardware)
+            plans.append(plan(stages[shard], parallelism, hardware.link, times[shard, timed]))
     plans.sort(key=lambda made: (made.device_seconds, -made.parallelism.method.zero))  # as quick, and less memory
     found: dict[str, Plan] = {}
     for made in plans:

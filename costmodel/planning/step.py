@@ -1,11 +1,11 @@
-"""How long a step takes: what it computes, packs and sends."""
+"""How long a step takes: what it computes, packs, updates and sends."""
 
 from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.entries import in_layer
-from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS
+from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from costmodel.model.memory import Method, packed_values
 from costmodel.model.operations import Workload
 from costmodel.model.roofline import step_floor
@@ -16,31 +16,35 @@ from costmodel.model.traffic import transfers
 class Step:
     """A step's least time on each device, in seconds."""
 
-    compute: float  #: the roofline's floor, recomputation included
+    compute: float  #: of forward and backward: the roofline's floor, recomputation included
     packing: float  #: and unpacking of what a policy keeps; 0: none, or never measured
+    update: float  #: of the optimiser: the device's share, where ZeRO shares it out
     communication: float
     bound: str
 
     @property
     def seconds(self) -> float:
         """Nothing overlapped."""
-        return self.compute + self.packing + self.communication
+        return self.compute + self.packing + self.update + self.communication
 
 
 def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     """Raises ValueError where several devices have no link."""
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
-    total = step_floor(moved, multiplied, hardware, method.setup.container_bits)
-    seconds = float(total.seconds)
+    container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
+    passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
+    update = step_floor(updated, [], hardware, container) / (method.devices if method.zero else 1)
+    seconds = float(passes.seconds)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
-    bound = "memory" if total.memory_bound else "compute"
+    bound = "memory" if (passes + update).memory_bound else "compute"
     communicated = communication_bytes(workload, method)
     if communicated and not hardware.link:
         raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
     talking = communicated / hardware.link if communicated else 0.0
     packing = packing_seconds(workload, method, hardware) or 0.0
-    return Step(seconds, packing, talking, "link" if talking > seconds + packing else bound)
+    alone = seconds + packing + float(update.seconds)
+    return Step(seconds, packing, float(update.seconds), talking, "link" if talking > alone else bound)
 
 
 def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float | None:
@@ -61,13 +65,16 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 
 
-def communication_bytes(workload: Workload, method: Method) -> float:
+def communication_bytes(workload: Workload, method: Method, micro_batches: int = 1) -> float:
     """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
     updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
-    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast they are fp32."""
+    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast they are fp32. What no device has whole
+    is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3."""
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:
         return 2 * part * gradients
     word = (STATE_BITS if method.setup.autocast else float(method.setup.container_bits)) / 8
-    return part * (gradients + word * (2 * workload.parameters if method.zero == 3 else workload.trained))
+    gradients *= micro_batches if method.zero >= 2 else 1
+    weights = 2 * workload.parameters * micro_batches if method.zero == 3 else workload.trained
+    return part * (gradients + word * weights)

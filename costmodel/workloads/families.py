@@ -13,72 +13,13 @@ from costmodel.workloads.family import (
     LONGEST,
     Family,
     Fields,
-    Reader,
     decoder_only,
     encoder_decoder,
     encoder_only,
     image_encoder,
-    read_fields,
 )
-from costmodel.workloads.shapes import Convolution, Latent, MixtureOfExperts, Transformer
-
-
-def _patches(bias: bool) -> Reader:
-    def read(config: ConfigJson) -> tuple[Convolution, ...]:
-        image, patch = config.size("image_size", default=224), config.size("patch_size", default=16)
-        area, channels = patch * patch, config.size("num_channels", default=3)
-        return (Convolution("patches", channels, config.size("hidden_size"), area, (image // patch) ** 2, area, bias),)
-
-    return read
-
-
-def _speech(config: ConfigJson) -> tuple[Convolution, ...]:
-    """Whisper's two convolutions, the second of which halves the length."""
-    d, mels, length = config.size("d_model"), config.size("num_mel_bins"), config.size("max_source_positions")
-    return (
-        Convolution("conv1", mels, d, 3, 2 * length, 1, activation=True),
-        Convolution("conv2", d, d, 3, length, 2, activation=True),
-    )
-
-
-def _experts(count: str, chosen: str, width: str, **more: Any) -> Reader:
-    """A mixture of experts with its numbers in these fields, each with its other names behind a blank."""
-
-    def read(config: ConfigJson) -> MixtureOfExperts:
-        experts, ours, wide = (config.size(*field.split()) for field in (count, chosen, width))
-        return MixtureOfExperts(experts, ours, wide, **read_fields(config, more))
-
-    return read
-
-
-def _all_experts(config: ConfigJson) -> MixtureOfExperts:
-    """Llama 4: transformers multiplies every token with every expert, by zero where it was not chosen."""
-    count, width, layers = config.size("num_local_experts"), config.size("intermediate_size"), config.data
-    step = config.size("interleave_moe_layer_step", default=1)
-    sparse = layers.get("moe_layers") or range(step - 1, config.size("num_hidden_layers"), step)
-    dense = frozenset(range(config.size("num_hidden_layers"))) - frozenset(sparse)
-    return MixtureOfExperts(count, count, width, shared=width, dense_layers=dense, converted=False)
-
-
-def _sparse_step(config: ConfigJson) -> frozenset[int]:
-    """Qwen's layers without experts."""
-    step, only = config.size("decoder_sparse_step", default=1), config.data.get("mlp_only_layers") or ()
-    return frozenset(i for i in range(config.size("num_hidden_layers")) if i in only or (i + 1) % step)
-
-
-def _latent(config: ConfigJson) -> Latent:
-    rank = 0 if "q_lora_rank" not in config.data else config.size("q_lora_rank")
-    widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return Latent(rank, *(config.size(field) for field in widths))
-
-
-def _falcon(config: ConfigJson) -> Fields:
-    """Its three layouts: 7b shares one head of keys, 40b some, 1b-rw none."""
-    heads, new = config.size("num_attention_heads"), config.flag("new_decoder_architecture", False)
-    parallel = config.flag("parallel_attn", True)
-    norms = config.size("num_ln_in_parallel_attn", default=2 if new else 1) if parallel else 2
-    one = config.flag("multi_query", True) and not new
-    return {"kv_heads": 1 if one else config.size("num_kv_heads", default=heads), "norms": norms}
+from costmodel.workloads.family_parts import all_experts, dense_layers, experts, falcon, latent, patches, speech
+from costmodel.workloads.shapes import Transformer
 
 
 def _opt_width(config: ConfigJson) -> int:
@@ -173,8 +114,8 @@ _T5_FAMILY = Family(
     {"embed_tokens (shared)": 0},
     positions=lambda _: DEFAULT_LENGTH,
 )
-_QWEN_EXPERTS = _experts(
-    "num_experts num_local_experts", "num_experts_per_tok", "moe_intermediate_size", dense_layers=_sparse_step
+_QWEN_EXPERTS = experts(
+    "num_experts num_local_experts", "num_experts_per_tok", "moe_intermediate_size", dense_layers=dense_layers
 )
 
 FAMILIES: dict[str, Family] = {
@@ -258,7 +199,7 @@ FAMILIES: dict[str, Family] = {
         decoder_only,
         USUAL
         | {"ffn": size("ffn_hidden_size", default=lambda config: 4 * config.size("hidden_size"))}
-        | {name: (lambda c, name=name: _falcon(c)[name]) for name in ("kv_heads", "norms")}
+        | {name: (lambda c, name=name: falcon(c)[name]) for name in ("kv_heads", "norms")}
         | dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), flag("bias", False))
         | {"fused_qkv": True, "final_norm": True, "rotary": lambda c: not c.flag("alibi", False)}
         | {"converted": False},  # its layers are a subclass of nn.Linear
@@ -285,7 +226,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": _llama_like(
         kv_heads=size("num_key_value_heads", default=8),
         windows=windows("sliding_window"),
-        experts=_experts("num_local_experts", "num_experts_per_tok", "intermediate_size"),
+        experts=experts("num_local_experts", "num_experts_per_tok", "intermediate_size"),
     ),
     "qwen2": _llama_like(qkv_bias=True, windows=windows("sliding_window", switch="use_sliding_window")),
     "qwen3": _llama_like(qk_norm="head", windows=windows("sliding_window", switch="use_sliding_window")),
@@ -297,9 +238,9 @@ FAMILIES: dict[str, Family] = {
     "gemma2": _llama_like(tied=True, norms=4, windows=windows("sliding_window", every=2)),
     "gemma3_text": _llama_like(tied=True, norms=4, qk_norm="head", windows=windows("sliding_window", every=6)),
     "deepseek_v3": _llama_like(
-        latent=_latent,
+        latent=latent,
         kv_heads=0,
-        experts=_experts(
+        experts=experts(
             "n_routed_experts",
             "num_experts_per_tok",
             "moe_intermediate_size",
@@ -312,9 +253,9 @@ FAMILIES: dict[str, Family] = {
         out_bias=flag("attention_bias", True),
         windows=windows("sliding_window", every=2),
         layer_parameters=size("num_attention_heads"),  # attention's sinks
-        experts=_experts("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True, router_bias=True),
+        experts=experts("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True, router_bias=True),
     ),
-    "llama4_text": _llama_like(ffn=size("intermediate_size_mlp"), experts=_all_experts),
+    "llama4_text": _llama_like(ffn=size("intermediate_size_mlp"), experts=all_experts),
     **dict.fromkeys(("t5", "mt5"), _T5_FAMILY),
     "bart": _bart_like(2, embedding_norm=True, post_norm=True),
     "mbart": _bart_like(2, embedding_norm=True, final_norm=True),
@@ -328,7 +269,7 @@ FAMILIES: dict[str, Family] = {
             "key_bias": False,
             "context_copied": True,
             "final_norm": True,
-            "convolutions": _speech,
+            "convolutions": speech,
             "frozen": ("embed_positions",),
         },
         {"embed_positions": size("max_source_positions")},
@@ -339,16 +280,16 @@ FAMILIES: dict[str, Family] = {
     "vit": Family(
         image_encoder,
         USUAL
-        | {"convolutions": _patches(True), "final_norm": True, "qkv_bias": flag("qkv_bias", True)}
+        | {"convolutions": patches(True), "final_norm": True, "qkv_bias": flag("qkv_bias", True)}
         | {"extra_parameters": lambda config: config.size("hidden_size")},  # the class token
-        {"position_embeddings": lambda config: _patches(True)(config)[0].positions + 1},
+        {"position_embeddings": lambda config: patches(True)(config)[0].positions + 1},
     ),
     "clip_vision_model": Family(
         image_encoder,
         USUAL
-        | {"convolutions": _patches(False), "embedding_norm": True, "final_norm": True}
+        | {"convolutions": patches(False), "embedding_norm": True, "final_norm": True}
         | {"extra_parameters": lambda config: config.size("hidden_size")},
-        {"position_embeddings": lambda config: _patches(False)(config)[0].positions + 1},
+        {"position_embeddings": lambda config: patches(False)(config)[0].positions + 1},
         head={"pooler": False},
     ),
     "clip_text_model": Family(

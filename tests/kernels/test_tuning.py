@@ -88,6 +88,15 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
 
 
+def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
+    """As the XDG Base Directory Specification asks."""
+    monkeypatch.delenv("DSQ_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for given, used in ((tmp_path / "given", tmp_path / "given"), ("given", tmp_path / "home" / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(given))
+        assert tuning._file() == used / "dsq" / "gemms.jsonl"
+
+
 def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
     """Each is measuring while the other enters what it found; and one was killed while it wrote."""
     gemms = [gemm("slow"), gemm("fast")]

@@ -92,6 +92,9 @@ def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardwar
     ]
     if not found:
         notes = [f"No way to use {gpus} devices fits in {budget / GIGA:,.1f} GB: more devices, or fewer --sequences"]
+    if any(packing_seconds(plan.stages[0], plan.parallelism.method, hardware) is None for plan in found):
+        notes.append("packing was never measured on this hardware: methods that pack take longer than the table says.")
+    notes.append(times_note(hardware))
     section = Section("plans", heading(workload, hardware), records, shown)
     return Answer([section], notes, facts(workload, hardware) | {"budget_bytes": budget, "gpus": gpus})
 
@@ -115,7 +118,7 @@ def _record(workload: Workload, method: Method, hardware: Hardware, budget: floa
     record |= {_SHORT[name]: memory.categories[name] / GIGA for name in CATEGORIES}
     record |= {"peak_GB": memory.peak / GIGA, "fits": "yes" if memory.peak <= budget else "no"}
     record |= {"peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
-    record |= {"step_ms": step.seconds * 1e3, "compute_ms": step.compute * 1e3, "bound": step.bound}
+    record |= {"step_ms": step.seconds * 1e3, "compute_ms": (step.compute + step.update) * 1e3, "bound": step.bound}
     packing = packing_seconds(workload, method, hardware)
     record |= {"packing_ms": None if packing is None else packing * 1e3, "communication_ms": step.communication * 1e3}
     record |= {"communication_GB": communication_bytes(workload, method) / GIGA}

@@ -33,6 +33,15 @@ def test_weights_are_gathered_as_wide_as_they_are_kept_and_frozen_ones_where_the
         assert sent == pytest.approx(7 / 8 * (4 * workload.trained + word * weights))
 
 
+def test_zero_shares_out_the_update():
+    workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
+    whole, shared = (step_time(workload, Method("", BF16, devices=8, zero=zero), h100) for zero in (0, 1))
+    alone = step_time(workload, Method("", BF16), h100)
+    assert alone.update == pytest.approx(30 * workload.trained / h100.bandwidth)  # bytes a parameter, read and written
+    assert (whole.update, shared.update) == (alone.update, pytest.approx(alone.update / 8))
+    assert whole.compute == shared.compute == alone.compute
+
+
 def test_packing_takes_what_was_measured():
     """Of the three kept tensors (x, the activation's x, its y): values times ns, and a call, packed and unpacked."""
     size = 4096, 8, 8

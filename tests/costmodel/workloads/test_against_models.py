@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,13 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import dsq
 from costmodel.model.memory import saved_bytes
 from costmodel.model.operations import Gemm
-from costmodel.model.quantisation import DSQ, Setup
-from costmodel.model.traffic import stash_bytes, total_stash_bytes
+from costmodel.model.quantisation import DSQ, FP32, Setup
+from costmodel.model.traffic import stash_bytes, total_stash_bytes, transfers
 from costmodel.workloads import workload_file
 from costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint
 from dsq.precision import Precision
-from tests.costmodel.workloads.models import GATED_DECODER, SHAPES, Model, ids
+from tests.costmodel.workloads.models import ENCODER, ENCODER_DECODER, GATED_DECODER, SHAPES, Model, ids
 
 SETUPS = (
     Setup(BFP(32), Precision(16, 4, 4, 16)),
@@ -107,6 +108,36 @@ def test_matmul_counts_equal_the_flop_counters(shape):
     counted = flops(model, *ids(shape))
     assert 2 * build(shape).macs == counted
     assert 2 * trace_of(shape).macs == counted
+
+
+@pytest.mark.parametrize(
+    ("shape", "frozen", "modules"),
+    [
+        (ENCODER_DECODER, "^encoder", ["encoder"]),
+        (GATED_DECODER, r"words|layers\.0", ["decoder.tables", "decoder.layers.0"]),
+        (GATED_DECODER, "words", ["decoder.tables"]),
+        (ENCODER, "fc2", ["encoder.layers.0.fc2", "encoder.layers.1.fc2"]),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_no_gradient_runs_before_the_first_layer_that_trains(shape, frozen, modules):
+    stacks = {side: getattr(shape, side) for side in ("encoder", "decoder")}
+    stacks = {side: stack and replace(stack, post_norm=True) for side, stack in stacks.items()}  # as Model has norms
+    model, workload = Model(shape), build(replace(shape, **stacks)).freezing(frozen)
+    for module in modules:
+        model.get_submodule(module).requires_grad_(False)
+    assert 2 * workload.macs == flops(model, *ids(shape))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert workload.trained == trained
+
+
+def test_frozen_layers_before_the_first_that_trains_keep_nothing_and_move_no_gradient():
+    frozen = build(ENCODER).freezing("^encoder")
+    head = [op for op in frozen.operations if not op.name.startswith("encoder.")]
+    x_bytes = ENCODER.sequences * ENCODER.source_length * ENCODER.encoder.d * 4  # a view of all positions
+    assert saved_bytes(frozen, FP32) == x_bytes + saved_bytes(replace(frozen, operations=tuple(head[1:])), FP32)
+    moved = transfers(frozen, FP32, float("inf"))
+    assert {t.phase for t in moved if t.group.names[0].startswith("encoder.")} == {"forward"}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

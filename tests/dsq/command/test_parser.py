@@ -31,6 +31,11 @@ def test_guarded_turns_mistakes_into_one_line(error, capsys):
     assert guarded("tool", lambda: None) == 0
 
 
+def test_a_standard_output_that_was_closed_is_no_fault(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert guarded("tool", lambda: sys.stdout.write("said to nobody")) == 0
+
+
 def test_guarded_leaves_faults_of_ours_alone():
     with pytest.raises(KeyError):
         guarded("tool", lambda: {}["missing"])
