@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.wtacrs.row_samples import RowSampler, Tally
 
 
