@@ -21,7 +21,8 @@ class Mask:
 
     @classmethod
     def of(cls, tensor: Tensor, low: float = 0.0, high: float = math.nan, nan_is_open: bool = True) -> Self:
-        """``tensor`` (floating or bool, any shape) in bits: 1 where it lies between the limits (kernels.masks)."""
+        """``tensor`` (floating or bool, any shape) in bits: 1 where it lies between the limits
+        (kernels/reference/masks.py)."""
         order, values = MemoryOrder.of(tensor)
         return cls(pack_mask(values, low, high, nan_is_open), order)
 
