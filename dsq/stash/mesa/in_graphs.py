@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dsq.kernels.affine import affine_unpack
 from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import affine_unpack
 from dsq.kernels.operators import define
 from dsq.stash.mesa.running_ranges import BITS, RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
