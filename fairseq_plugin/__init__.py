@@ -3,7 +3,8 @@
 startup.py      lets fairseq be imported on Python >= 3.11
 shims.py        what else fairseq needs on today's Python and torch
 flags.py        the --dsq-* flags
-tasks.py        the hooks into fairseq's tasks
+tasks.py        what DSQ adds to a task
+extension.py    where it enters fairseq: tasks, parsers, checkpoints, trainer
 model.py        conversion of a model, loading of checkpoints
 checkpoints.py  writes checkpoints whole, and checks them; a folder is one run's
 commands.py     dsq-preprocess, dsq-train, dsq-hydra-train, dsq-generate, dsq-average
@@ -16,6 +17,6 @@ import importlib.util
 
 if importlib.util.find_spec("fairseq"):  # without it, the commands say what to install
     from fairseq_plugin import shims as shims
-    from fairseq_plugin.tasks import extend_fairseq
+    from fairseq_plugin.extension import extend_fairseq
 
     extend_fairseq()

@@ -203,12 +203,10 @@ def _config_and_warnings(options: object) -> tuple[DSQConfig | None, list[str]]:
 
 def _numbers(text: str | None) -> tuple[float, ...]:
     """The numbers of --dsq-rise-at."""
+    if not text:
+        return ()
     try:
-        return (
-            tuple(float(word) if "." in word else int(word) for word in re.split(r"[\s,]+", text.strip()))
-            if text
-            else ()
-        )
+        return tuple(float(word) if "." in word else int(word) for word in re.split(r"[\s,]+", text.strip()))
     except ValueError:
         raise InputError(f"--dsq-rise-at must be numbers, as in 880 or 0.8, got {text!r}") from None
 

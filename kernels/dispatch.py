@@ -1,9 +1,9 @@
-"""Which backend serves a tensor, and the kernels as the rest of dsq calls them.
+"""Which backend serves a tensor, and its codec as the rest of dsq calls it; masks.py and affine.py have the rest.
 
-The functions take a tensor of FLOATS and any axis for the boxes, and take no part in autograd. ``seed`` None rounds to
-nearest, ties to even; a number rounds stochastically. Each is a registered operator too (``torch.ops.dsq``), which is
-what compilers, modes and tensor subclasses see; a plain tensor goes straight to its backend, as the dispatcher costs
-more than a small kernel.
+quantize, pack and unpack take a tensor of FLOATS and any axis for the boxes, and no part in autograd. ``seed`` None
+rounds to nearest, ties to even; a number rounds stochastically. Each is a registered operator too (``torch.ops.dsq``),
+which is what compilers, modes and tensor subclasses see; a plain tensor goes straight to its backend, as the dispatcher
+costs more than a small kernel.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, AffineCodes, Backend, GemmKernel, Groups, MatMul, Running, Sizes, check_codes
+from dsq.kernels.backend import FLOATS, Backend, GemmKernel, MatMul, Sizes, check_codes
 from dsq.kernels.operators import define
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.tuning import fastest
@@ -107,9 +107,21 @@ def plain(*tensors: Tensor | None) -> bool:
     return not special
 
 
+def backend_of(*tensors: Tensor) -> Backend:
+    """The backend of the tensors' device; the reference where ``plain`` says no."""
+    return backend_for(tensors[0].device) if plain(*tensors) else REFERENCE
+
+
+def check_types(*dtypes: torch.dtype) -> None:
+    """TypeError for a dtype that kernels do not read or write."""
+    for dtype in dtypes:
+        if dtype not in FLOATS:
+            raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype!r}")
+
+
 def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` rounded to the grid of ``fmt`` with boxes along ``dim``, in ``dtype`` (default: that of ``x``)."""
-    _check_types(x.dtype, dtype or x.dtype)
+    check_types(x.dtype, dtype or x.dtype)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype or x.dtype)
@@ -119,7 +131,7 @@ def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: t
 
 def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x``: uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    _check_types(x.dtype)
+    check_types(x.dtype)
     if plain(x):
         x = (x.detach() if x.requires_grad else x).contiguous()
         return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
@@ -129,7 +141,7 @@ def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Ten
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
     """The values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
-    _check_types(dtype)
+    check_types(dtype)
     if plain(codes):
         layout = layout_of(shape, dim)
         check_codes(codes, scales, fmt, layout)
@@ -139,121 +151,25 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], d
     return result
 
 
-def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """A bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),): see kernels/reference/masks.py.
-
-    For what saved-tensor hooks keep, which no compiler sees: not an operator.
-    """
-    return _backend_of(x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
-
-
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-    """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
-    _check_mask(bits, count)
-    return _backend_of(bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
-
-
-def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
-    """``x`` (of FLOATS, any shape) where the bit is 1, else 0."""
-    _check_types(x.dtype)
-    _check_mask(bits, x.numel())
-    if bits.device != x.device:
-        raise ValueError(f"bits and x must be on one device, got {bits.device} and {x.device}")
-    return _backend_of(bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
-
-
-def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
-    """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
-    return (_backend_of(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
-
-
-def affine_pack(
-    x: Tensor, bits: int, groups: Groups, running: Running | None = None, seed: int | None = None
-) -> AffineCodes:
-    """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in running ranges, which are moved by the values first, in
-    place; None: each group is one run, in its own range. Ranges are float32, or float64 for float64 values.
-    kernels/reference/affine.py has the equations. For what hooks keep, as ``affine_unpack``: no operator.
-    """
-    _check_types(x.dtype)
-    if x.numel() == 0:  # of no group, perhaps
-        none = x.new_zeros(2, groups.number, dtype=torch.promote_types(x.dtype, torch.float32))
-        return AffineCodes(x.new_empty(0, dtype=torch.uint8), none)
-    _check_groups(bits, groups)
-    if running is None:
-        if groups.number != -(-x.numel() // groups.run):
-            raise ValueError(
-                f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values"
-            )
-    else:
-        _check_ranges(running.alpha_beta, groups)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        ranges = running.alpha_beta
-        if ranges.dtype != wide or ranges.device != x.device or not ranges.is_contiguous():
-            raise ValueError(
-                f"running ranges must be contiguous {wide} on {x.device}, got {ranges.dtype} on {ranges.device}"
-            )
-    x = (x.detach() if x.requires_grad else x).contiguous()
-    return _backend_of(x).affine_pack(x, bits, groups, running, seed)
-
-
-def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
-    """The ``count`` values, (count,)."""
-    _check_types(dtype)
-    codes, ranges = packed
-    if count == 0:
-        return codes.new_empty(0, dtype=dtype)
-    _check_groups(bits, groups)
-    _check_ranges(ranges, groups)
-    if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
-        raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
-    contiguous = AffineCodes(codes.contiguous(), ranges.contiguous())
-    return _backend_of(codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
-
-
-def _check_groups(bits: int, groups: Groups) -> None:
-    if not 1 <= bits <= 8 or groups.run < 1 or groups.number < 1:
-        raise ValueError(f"bits must be 1 to 8, and runs and groups at least 1, got {bits} and {groups}")
-
-
-def _check_ranges(ranges: Tensor, groups: Groups) -> None:
-    if ranges.shape != (2, groups.number):
-        raise ValueError(f"ranges must have the shape (2, {groups.number}), got {tuple(ranges.shape)}")
-
-
-def _backend_of(*tensors: Tensor) -> Backend:
-    return backend_for(tensors[0].device) if plain(*tensors) else REFERENCE
-
-
-def _check_mask(bits: Tensor, count: int) -> None:
-    if bits.shape != ((count + 7) // 8,) or bits.dtype != torch.uint8:
-        raise ValueError(f"bits must be uint8 ({(count + 7) // 8},), got {bits.dtype} {tuple(bits.shape)}")
-
-
-def _check_types(*dtypes: torch.dtype) -> None:
-    for dtype in dtypes:
-        if dtype not in FLOATS:
-            raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype!r}")
-
-
 def signed(seed: int | None) -> int | None:
     """The same 64 bits as an operator takes them: signed."""
     return None if seed is None else (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
-    _check_types(x.dtype, dtype)
+    check_types(x.dtype, dtype)
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
     return codec_for(x.device, format).quantize(x.contiguous(), format, layout, seed, dtype)
 
 
 def _pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    _check_types(x.dtype)
+    check_types(x.dtype)
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
     return codec_for(x.device, format).pack(x.contiguous(), format, layout, seed)
 
 
 def _unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim: int, dtype: torch.dtype) -> Tensor:
-    _check_types(dtype)
+    check_types(dtype)
     format, layout = parse_format(fmt), Layout.of(tuple(shape), dim)
     check_codes(codes, scales, format, layout)
     values = codec_for(codes.device, format).unpack(codes.contiguous(), scales.contiguous(), format, layout, dtype)

@@ -2,7 +2,7 @@
 
 Quantise and pack over formats, axes, dtypes and roundings; outputs and gradients of linear layers; the training of
 converted models; and of every stash policy gradients and bytes. Values full of edges are left to the conformance suite
-(kernels/conformance.py). Each case starts from one seed, so that cases can be added or taken out. Any NaN counts as any
+(kernels/conformance). Each case starts from one seed, so that cases can be added or taken out. Any NaN counts as any
 other. A case that raises is recorded as its error.
 """
 

@@ -8,15 +8,17 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backw
 
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed (boundaries.py)
 
-Start reading in policy.py, then bfp/ (the shortest of the quantising policies), then saved_tensors/ (the mechanism).
+Start reading in policy.py and controller.py, then bfloat16/ (a whole policy in one file), then saved_tensors/ (the
+mechanism).
 """
 
 import importlib
 import pkgutil
 
 from dsq.stash.boundaries import packed_checkpoint
+from dsq.stash.controller import Controller, Summary
 from dsq.stash.meter import Held, Report, measure
-from dsq.stash.policy import Controller, Summary, apply, policies, register
+from dsq.stash.policy import apply, policies, register
 
 # A policy registers itself when its folder is imported: adding one is adding a folder here.
 for _folder in pkgutil.iter_modules(__path__):

@@ -4,6 +4,7 @@ For a small layer separate calls cost more than their work. What lies between th
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,30 +39,24 @@ class LinearKernels:
         by_torch = gemm not in _KERNELS
         if by_torch and matmuls.output.result is not None:
             return None
-        shape_TK, stash = _matrix(x_shape), matmuls.stash
+        shape_TK = _matrix(x_shape)
         output, room, _ = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, stochastic)
-        fields: dict[str, Any] = {"output": output}
-        code_shape: tuple[int, ...] = ()
-        scale_shape: tuple[int, ...] = ()
-        if stash.format is not None:
-            layout = Layout.of(shape_TK, stash.axis)
-            fields["stash"] = self._codec.fields(stash.format, layout, dtypes.x, dtypes.x, stochastic)
-            fields["stash_seed"] = stash.seed
-            code_shape, scale_shape = layout.code_shape(stash.format.bits), stash.format.scale_shape(layout)
-        desc = self._library.new("LinearForwardDesc", fields)
-        run, columns = self._library.c.dsq_linear_forward, matmuls.output.sizes(shape_TK, w_shape)[1]
-        sizes = (*x_shape[:-1], columns)
-        item, bias_dtype = dtypes.y.itemsize, dtypes.y if by_torch else torch.float32
+        stash, code_shape, scale_shape = self._stash(matmuls.stash, shape_TK, dtypes.x, stochastic)
+        desc = self._library.new("LinearForwardDesc", {"output": output} | stash)
+        run = self._library.c.dsq_linear_forward
+        y_shape = (*x_shape[:-1], matmuls.output.sizes(shape_TK, w_shape)[1])
+        bias_dtype = dtypes.y if by_torch else torch.float32
+        multiply = _multiply_by(gemm, matmuls.output, output, shape_TK, w_shape, y_shape) if by_torch else None
 
         def call(
             x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
         ) -> tuple[Tensor, Codes | None]:
             x, w = x.contiguous(), w.contiguous()
             bias = None if bias is None else bias.to(bias_dtype).contiguous()
-            made = (0,) if gemm == ONEDNN else sizes  # oneDNN makes y itself
+            made = (0,) if gemm == ONEDNN else y_shape  # oneDNN makes y itself
             y = torch.empty(made, dtype=dtypes.y, device="cpu")  # whatever the defaults are
             # values are large: their memory is freed here, so that the stash can have it
-            memory = torch.empty(room // item, dtype=dtypes.y, device="cpu") if by_torch else scratch(room)
+            memory = torch.empty(room // y.itemsize, dtype=dtypes.y, device="cpu") if by_torch else scratch(room)
             packed, codes_address, scales_address = None, 0, 0
             if packing:
                 packed = Codes(empty_bytes(code_shape), empty_bytes(scale_shape), shape_TK)
@@ -70,22 +65,20 @@ class LinearKernels:
                 *(desc, x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()),
                 *(codes_address, scales_address, memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
-            if by_torch:
-                x0_TK, w0 = (
-                    memory.as_strided(shape, (shape[1], 1), output[operand]["offset"] // item)
-                    for operand, shape in (("a", shape_TK), ("b", w_shape))
-                )
-                # as (N, K), on which the order of PyTorch's sums may depend
-                w0_NK = w0 if matmuls.output.b.transposed else w0.t().contiguous()
-                if gemm == ONEDNN:
-                    y = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), sizes)  # no view to autograd
-                elif bias is None:
-                    torch.mm(x0_TK, w0_NK.t(), out=y.view(shape_TK[0], columns))
-                else:
-                    torch.addmm(bias, x0_TK, w0_NK.t(), out=y.view(shape_TK[0], columns))
-            return y, packed
+            return y if multiply is None else multiply(memory, bias, y), packed
 
         return call
+
+    def _stash(
+        self, stash: Operand, shape_TK: torch.Size, dtype: torch.dtype, stochastic: bool
+    ) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
+        """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales; none without a format."""
+        if stash.format is None:
+            return {}, (), ()
+        layout = Layout.of(shape_TK, stash.axis)
+        codec = self._codec.fields(stash.format, layout, dtype, dtype, stochastic)
+        shapes = layout.code_shape(stash.format.bits), stash.format.scale_shape(layout)
+        return {"stash": codec, "stash_seed": stash.seed}, *shapes
 
     def backward(
         self,
@@ -219,6 +212,36 @@ class LinearKernels:
             fields["offset"] = arena.take(math.prod(layout.code_shape(operand.format.bits)))
             fields["scales_offset"] = arena.take(math.prod(operand.format.scale_shape(layout)))
         return fields
+
+
+def _multiply_by(
+    gemm: str,
+    matmul: MatMul,
+    desc: dict[str, Any],
+    x_shape: torch.Size,
+    w_shape: torch.Size,
+    y_shape: tuple[int, ...],
+) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+    """(memory, bias, y) -> y, perhaps the given one: the product by a GEMM of PyTorch's, of the operands that lie
+    quantised in ``memory``, of the dtype of y, where ``desc`` says."""
+
+    def operand(memory: Tensor, name: str, shape: torch.Size) -> Tensor:
+        return memory.as_strided(shape, (shape[1], 1), desc[name]["offset"] // memory.itemsize)
+
+    def multiply(memory: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
+        x0_TK, w0 = operand(memory, "a", x_shape), operand(memory, "b", w_shape)
+        w0_NK = w0 if matmul.b.transposed else w0.t().contiguous()  # the order of PyTorch's sums may depend on it
+        if gemm == ONEDNN:
+            made: Tensor = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), y_shape)  # no view to autograd
+            return made
+        y_TN = y.view(x_shape[0], y_shape[-1])
+        if bias is None:
+            torch.mm(x0_TK, w0_NK.t(), out=y_TN)
+        else:
+            torch.addmm(bias, x0_TK, w0_NK.t(), out=y_TN)
+        return y
+
+    return multiply
 
 
 def _matrix(shape: torch.Size) -> torch.Size:

@@ -26,9 +26,11 @@ import dsq
 from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
+from dsq.kernels.affine import affine_pack, affine_unpack
 from dsq.kernels.backend import Groups, Running
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
+from dsq.kernels.masks import apply_mask, pack_mask, relu, unpack_mask
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.linear import Quantizers
 
@@ -101,15 +103,15 @@ def masks(draw: random.Random) -> None:
     """Packed masks and ReLU: the reference's bits."""
     x = _view(draw, (draw.randint(0, 300), draw.randint(1, 9)), draw.choice(DTYPES)).contiguous()
     bounds = (draw.choice([0.0, -1.0, -torch.inf]), draw.choice([1.0, 6.0, torch.inf]), draw.random() < 0.5)
-    ours = dispatch.pack_mask(x, *bounds), *dispatch.relu(x)
+    ours = pack_mask(x, *bounds), *relu(x)
     with dispatch.use_backend(REFERENCE):
-        theirs = dispatch.pack_mask(x, *bounds), *dispatch.relu(x)
+        theirs = pack_mask(x, *bounds), *relu(x)
     for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         _check(f"mask {index}", one, other)
     _check(
         "apply_mask",
-        dispatch.apply_mask(ours[0], x),
-        torch.where(dispatch.unpack_mask(ours[0], x.numel(), 0.0, 1.0, x.dtype).view(x.shape) > 0, x, 0),
+        apply_mask(ours[0], x),
+        torch.where(unpack_mask(ours[0], x.numel(), 0.0, 1.0, x.dtype).view(x.shape) > 0, x, 0),
     )
 
 
@@ -122,11 +124,11 @@ def affine(draw: random.Random) -> None:
     before, decay = torch.rand(2, number, dtype=torch.promote_types(x.dtype, torch.float32)), draw.random()
     mine, other = (Running(before.clone(), decay) if runs else None for _ in range(2))
     seed, out = draw.choice([None, draw.getrandbits(63)]), draw.choice(DTYPES)
-    ours = dispatch.affine_pack(x, bits, groups, mine, seed)
-    unpacked = dispatch.affine_unpack(ours, bits, groups, count, out)
+    ours = affine_pack(x, bits, groups, mine, seed)
+    unpacked = affine_unpack(ours, bits, groups, count, out)
     with dispatch.use_backend(REFERENCE):
-        theirs = dispatch.affine_pack(x, bits, groups, other, seed)
-        expected = dispatch.affine_unpack(theirs, bits, groups, count, out)
+        theirs = affine_pack(x, bits, groups, other, seed)
+        expected = affine_unpack(theirs, bits, groups, count, out)
     _check("affine codes", ours.codes, theirs.codes)
     if mine is not None and other is not None:
         _check("running ranges", mine.alpha_beta, other.alpha_beta)

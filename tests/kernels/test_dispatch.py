@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels import dispatch
-from dsq.kernels.backend import Groups, Running
 from dsq.kernels.reference.backend import REFERENCE
 
 FORMAT = BFP(4)
@@ -124,32 +123,6 @@ def test_what_kernels_cannot_read_is_refused_by_the_operators_too():
     ):
         with pytest.raises(TypeError, match=r"values must be float32, bfloat16, float16 or float64, got torch\.u?int"):
             call()
-    for bits, groups in ((9, Groups(16, 8)), (0, Groups(16, 8)), (4, Groups(0, 8)), (4, Groups(16, 0))):
-        with pytest.raises(ValueError, match="bits must be 1 to 8, and runs and groups at least 1, got"):
-            dispatch.affine_pack(x, bits, groups)
-    with pytest.raises(ValueError, match="each of the 7 groups must be one run of 16 of 128 values"):
-        dispatch.affine_pack(x, 4, Groups(16, 7))
-    for ranges in (torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")):
-        with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 on cpu, got"):
-            dispatch.affine_pack(x, 4, Groups(16, 8), Running(ranges, 0.9))
-    with pytest.raises(ValueError, match=r"ranges must have the shape \(2, 8\), got \(2, 7\)"):
-        dispatch.affine_pack(x, 4, Groups(16, 8), Running(torch.zeros(2, 7), 0.9))
-
-
-def test_masks_of_tensors_whose_memory_is_not_their_values():
-    limits = (0.0, float("nan"), True)
-    for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
-        bits = dispatch.pack_mask(x, *limits)
-        values = torch.empty(8, 32).copy_(x)
-        assert torch.equal(bits, dispatch.pack_mask(values, *limits))
-        assert torch.equal(dispatch.apply_mask(bits, x), values.clamp(min=0))
-        y, same_bits = dispatch.relu(x)
-        assert torch.equal(y, values.clamp(min=0))
-        assert torch.equal(same_bits, bits)
-    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
-        dispatch.unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
-    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
-        dispatch.apply_mask(bits, torch.zeros(257))
 
 
 def test_a_checkout_on_the_path_does_not_shadow_another_package_of_the_name(tmp_path):

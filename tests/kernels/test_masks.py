@@ -6,7 +6,8 @@ import torch
 
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
-from dsq.kernels.dispatch import relu, use_backend
+from dsq.kernels.dispatch import use_backend
+from dsq.kernels.masks import apply_mask, pack_mask, relu, unpack_mask
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
@@ -103,3 +104,19 @@ def test_subnormal_values_are_open_whatever_the_thread_has_set(isa):
     finally:
         torch.set_flush_denormal(False)
     assert bits.tolist() == [255] * 8
+
+
+def test_masks_of_tensors_whose_memory_is_not_their_values():
+    limits = (0.0, float("nan"), True)
+    for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
+        bits = pack_mask(x, *limits)
+        values = torch.empty(8, 32).copy_(x)
+        assert torch.equal(bits, pack_mask(values, *limits))
+        assert torch.equal(apply_mask(bits, x), values.clamp(min=0))
+        y, same_bits = relu(x)
+        assert torch.equal(y, values.clamp(min=0))
+        assert torch.equal(same_bits, bits)
+    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
+        unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
+    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
+        apply_mask(bits, torch.zeros(257))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dsq.arguments import whole_number
-from dsq.stash.policy import Controller, register
+from dsq.stash.controller import Controller
+from dsq.stash.policy import register
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import around_forward

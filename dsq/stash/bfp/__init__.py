@@ -17,7 +17,8 @@ from dsq.formats import FORMATS, NARROWEST, WIDEST
 from dsq.packing import Rounding
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.bfp.controller import Bfp
-from dsq.stash.policy import Controller, register
+from dsq.stash.controller import Controller
+from dsq.stash.policy import register
 from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 

@@ -14,7 +14,7 @@ from dsq.linear import Quantised
 from dsq.packing import Packed, Rounding, pack
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.bfp.in_graphs import BoxesInGraphs
-from dsq.stash.policy import Controller, Summary, check_keys
+from dsq.stash.controller import Controller, Summary, check_keys
 from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash

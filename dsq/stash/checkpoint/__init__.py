@@ -19,7 +19,8 @@ from torch import nn
 from dsq.arguments import pattern
 from dsq.stash.checkpoint.controller import Checkpointing
 from dsq.stash.checkpoint.segment import checkpointed
-from dsq.stash.policy import Controller, register
+from dsq.stash.controller import Controller
+from dsq.stash.policy import register
 from dsq.stash.saved_tensors.class_swap import set_attribute
 
 

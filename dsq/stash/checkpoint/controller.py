@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.policy import Controller, Summary
+from dsq.stash.controller import Controller, Summary
 from dsq.stash.saved_tensors.hooks import in_backward
 from dsq.stash.saved_tensors.storages import parameter_storages, storages_of, weak
 

@@ -27,10 +27,11 @@ from typing import Any
 from torch import nn
 
 from dsq.arguments import choice, number, whole_number
+from dsq.stash.controller import Controller
 from dsq.stash.gact.bit_plan import BitPlan
 from dsq.stash.gact.codecs import CODE_FAMILIES
 from dsq.stash.gact.controller import Gact
-from dsq.stash.policy import Controller, apply, register
+from dsq.stash.policy import apply, register
 from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 from dsq.stash.saved_tensors.window import take_off_before_steps

@@ -12,13 +12,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten
 
 from dsq.stash.compiled import backward_again
+from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.gact.bit_plan import BitPlan, SavedSizes, Sensitivities
 from dsq.stash.gact.codecs import EXACT
 from dsq.stash.gact.forwards import RecomputedForward, ReplayedForward, TrainingForward
 from dsq.stash.gact.gradient_variance import GradientVariance
 from dsq.stash.gact.offload import Offload
 from dsq.stash.gact.replay import RecordedStep, differentiable, sensitivities
-from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash
 from dsq.stash.saved_tensors.hooks import in_backward

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsq.stash.policy import Controller
+from dsq.stash.controller import Controller
 
 #: coordinates of each parameter, evenly spaced: a running mean of all would cost as much as the parameters
 _SAMPLED = 1024

@@ -29,10 +29,11 @@ from torch import nn
 from dsq.arguments import choice, number, whole_number
 from dsq.packing import Rounding
 from dsq.stash.compiled import compiled_blocks
+from dsq.stash.controller import Controller
 from dsq.stash.mesa.controller import Mesa
 from dsq.stash.mesa.observed_forward import OPERATIONS
 from dsq.stash.mesa.running_ranges import RunningRanges
-from dsq.stash.policy import Controller, register
+from dsq.stash.policy import register
 from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
 from dsq.stash.saved_tensors.hooks import around_forward
 

@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.mesa.in_graphs import graphs_ask
 from dsq.stash.mesa.observed_forward import OPERATIONS, ObservedForward
 from dsq.stash.mesa.running_modules import RunningModules
 from dsq.stash.mesa.running_ranges import RunningRanges
-from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.saved_tensors.compiled_graphs.blocks import note_of_graphs
 from dsq.stash.saved_tensors.forms import get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash

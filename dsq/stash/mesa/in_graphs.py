@@ -15,27 +15,27 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dsq.kernels.affine import affine_unpack
 from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import affine_unpack
 from dsq.kernels.operators import define
 from dsq.stash.mesa.running_ranges import BITS, RunningRanges
 from dsq.stash.saved_tensors.affine import AffineGroups
 from dsq.stash.saved_tensors.compiled_graphs.calls import call
 
 
-class Forward(Protocol):
-    """A forward under mesa."""
+class CodingForward(Protocol):
+    """A forward under mesa, seen from a graph: observed_forward.ObservedForward."""
 
     def code(self, name: str, values: Tensor, groups: Groups) -> AffineGroups:
         """The codes of values in memory order, in the running range of that name."""
         ...
 
 
-_RUNNING: ContextVar[Forward] = ContextVar("the forward whose graphs run")
+_RUNNING: ContextVar[CodingForward] = ContextVar("the forward whose graphs run")
 
 
 @contextmanager
-def graphs_ask(forward: Forward) -> Iterator[None]:
+def graphs_ask(forward: CodingForward) -> Iterator[None]:
     """Let graphs that run inside ask ``forward`` for ranges."""
     token = _RUNNING.set(forward)
     try:

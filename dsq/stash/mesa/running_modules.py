@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from dsq.stash.compiled import compiled_blocks
-from dsq.stash.policy import Controller, SharedByCopies
+from dsq.stash.controller import Controller, SharedByCopies
 
 _HEAD_ATTRIBUTES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads

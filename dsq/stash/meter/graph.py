@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.policy import Controller
+from dsq.stash.controller import Controller
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsq.kernels.affine import affine_pack, affine_unpack
 from dsq.kernels.backend import AffineCodes, Groups, Running
-from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.packing import Rounding
 
 

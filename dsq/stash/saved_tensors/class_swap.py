@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from dsq.stash.policy import Controller
+from dsq.stash.controller import Controller
 
 _MISSING = object()
 

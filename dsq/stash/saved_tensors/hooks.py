@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsq.stash.policy import Controller, SharedByCopies
+from dsq.stash.controller import Controller, SharedByCopies
 from dsq.stash.saved_tensors.forms import Hooks, Saved, get, pass_on
 
 ContextFactory = Callable[[], AbstractContextManager[Any]]

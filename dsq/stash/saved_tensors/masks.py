@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsq.kernels.backend import FLOATS
-from dsq.kernels.dispatch import pack_mask, unpack_mask
+from dsq.kernels.masks import pack_mask, unpack_mask
 from dsq.stash.saved_tensors.memory_order import MemoryOrder
 
 
@@ -21,7 +21,8 @@ class Mask:
 
     @classmethod
     def of(cls, tensor: Tensor, low: float = 0.0, high: float = math.nan, nan_is_open: bool = True) -> Self:
-        """``tensor`` (floating or bool, any shape) in bits: 1 where it lies between the limits (kernels.masks)."""
+        """``tensor`` (floating or bool, any shape) in bits: 1 where it lies between the limits
+        (kernels/reference/masks.py)."""
         order, values = MemoryOrder.of(tensor)
         return cls(pack_mask(values, low, high, nan_is_open), order)
 

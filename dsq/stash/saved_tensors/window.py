@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dsq.stash.policy import Controller
+from dsq.stash.controller import Controller
 from dsq.stash.saved_tensors.forms import Kept, get
 from dsq.stash.saved_tensors.history import leaf_of
 from dsq.stash.saved_tensors.hooks import Leftover, innermost_hooks, take_off_leftovers

@@ -10,7 +10,8 @@ Such a mask is given up as soon as another op keeps the same memory: the ReLU th
 
 from torch import nn
 
-from dsq.stash.policy import Controller, register
+from dsq.stash.controller import Controller
+from dsq.stash.policy import register
 from dsq.stash.saved_tensors.hooks import around_forward
 from dsq.stash.selective.controller import Selective
 

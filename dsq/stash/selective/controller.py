@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.policy import Controller, Summary
+from dsq.stash.controller import Controller, Summary
 from dsq.stash.saved_tensors.forms import Dropped, Hooks, Kept, Outer, Saved, get, pass_on
 from dsq.stash.saved_tensors.hooks import in_backward, innermost_hooks
 from dsq.stash.saved_tensors.masks import TwoValued

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsq.stash.policy import Controller, Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.wtacrs.row_samples import RowSampler, Tally
 
 
@@ -39,7 +39,7 @@ class WTACRS(Controller):
     def report(self) -> Summary:
         tally, known = self.sampler.tally, len(self.sampler.cache.slot_of)
         details = (
-            f"{tally.kept} of {tally.tokens} rows kept in {tally.samples} draws, read by {tally.readers} linears",
+            f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
             f"{tally.exact} linears kept whole: no more tokens than the budget",
             f"{tally.products} operands of other products sampled",

@@ -93,11 +93,11 @@ class RowSample:
 class Tally:
     """What the latest training forward sampled."""
 
-    tokens: int = 0
-    kept: int = 0
-    samples: int = 0
-    readers: int = 0
-    cached: int = 0  #: samples whose probabilities used cached gradient norms
+    tokens: int = 0  #: rows drawn from
+    kept: int = 0  #: rows
+    draws: int = 0
+    readers: int = 0  #: linears that read a draw's rows
+    cached: int = 0  #: draws whose probabilities used cached gradient norms
     products: int = 0  #: operands of products of two activations that were sampled
     exact: int = 0  #: linears with no more tokens than the budget, kept whole
     raw_bytes: int = 0
@@ -150,7 +150,7 @@ class RowSampler:
         index_2k = index_of(rows_k, scale_k)
 
         tally = self.tally
-        tally.samples += 1
+        tally.draws += 1
         tally.cached += norms_B is not None
         tally.tokens += len(h_TK)
         tally.kept += k

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsq.stash.policy import SharedByCopies
+from dsq.stash.controller import SharedByCopies
 from dsq.stash.saved_tensors.hooks import refuse_create_graph
 from dsq.stash.wtacrs.row_samples import RowSampler, Tokens, scales_of
 from dsq.stash.wtacrs.sampling import budget

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from analysis.models import encoder
 from dsq.stash import apply, measure, policies
-from dsq.stash.policy import Controller, applied, compatible
+from dsq.stash.controller import Controller
+from dsq.stash.policy import applied, compatible
 from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.gradients import all_gradients, error, gradient

@@ -120,6 +120,20 @@ def entering(x, operand):
     return values.t() if operand.transposed else values
 
 
+def multiplied(matmul, a, b, bias=None):
+    """By the integer GEMM, of matrices as they are stored."""
+    return gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b), bias)
+
+
+def assert_exact(matmul, a_stored, b_stored, bias=None, rounding=2**-24):
+    """A box's integer is exact; it rounds once, to float32, and so does each sum over boxes."""
+    a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
+    offset = torch.zeros(b.shape[1]) if bias is None else bias
+    boxes = a.shape[1] / (matmul.a.format.box or 16)
+    bound = (boxes + 3) * rounding * (a.abs() @ b.abs() + offset.abs())
+    assert ((multiplied(matmul, a_stored, b_stored, bias).double() - (a @ b + offset)).abs() <= bound).all()
+
+
 @pytest.mark.parametrize(
     "bits", [(2, 2), (3, 5), (4, 4), (8, 4), (5, 8), (8, 8), (16, 2), (4, 16), (12, 12), (15, 3), (9, 8)]
 )
@@ -138,12 +152,7 @@ def test_box_products_are_exact(integer_gemm, bits, box, transposed):
     for m, k, n in SIZES:
         a_stored = torch.randn((k, m) if a_transposed else (m, k))
         b_stored = torch.randn((n, k) if b_transposed else (k, n))
-        bias = torch.randn(n)
-        got = gemm_integer(matmul, packed(a_stored, matmul.a), packed(b_stored, matmul.b), bias)
-        a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
-        # a box's integer is exact; it rounds once, to float32, and so does each sum over boxes
-        bound = (k / (box or 16) + 3) * 2**-24 * (a.abs() @ b.abs() + bias.abs())
-        assert ((got.double() - (a @ b + bias)).abs() <= bound).all()
+        assert_exact(matmul, a_stored, b_stored, torch.randn(n))
 
 
 @needs_integer
@@ -157,11 +166,8 @@ def test_products_of_signed_formats_and_mixed_ones_are_exact(kinds, bits, transp
     )
     for m, k, n in SIZES:
         a_stored = torch.randn((k, m) if a.transposed else (m, k)) * torch.randn(1, m if a.transposed else k) ** 4
-        b_stored, bias = torch.randn((n, k) if b.transposed else (k, n)), torch.randn(n)
-        got = gemm_integer(MatMul(a, b), packed(a_stored, a), packed(b_stored, b), bias)
-        left, right = entering(a_stored, a), entering(b_stored, b)
-        bound = (k / 16 + 3) * 2**-23 * (left.abs() @ right.abs() + bias.abs())
-        assert ((got.double() - (left @ right + bias)).abs() <= bound).all()
+        b_stored = torch.randn((n, k) if b.transposed else (k, n))
+        assert_exact(MatMul(a, b), a_stored, b_stored, torch.randn(n), rounding=2**-23)
 
 
 @pytest.mark.parametrize("kinds", itertools.product((SignedBFP, SignedNVInt), repeat=2))
@@ -173,7 +179,7 @@ def test_sums_of_the_code_that_has_no_opposite_fit(integer_gemm, kinds, bits):
         return
     x, w = torch.full((2, 512), 2.0), torch.full((512, 3), -4.0)
     assert (entering(x, a) == 2).all()  # -2^(bits-1) steps
-    got = gemm_integer(MatMul(a, b), packed(x, a), packed(w, b))
+    got = multiplied(MatMul(a, b), x, w)
     assert (got == 512 * -8).all()
 
 
@@ -185,7 +191,7 @@ def test_sums_of_the_largest_codes_times_the_smallest_fit(bits):
     x, w = torch.full((2, 512), -smallest - 1), torch.full((512, 3), -4.0)
     x[:, ::16] = smallest  # a box's value of largest magnitude takes the code that has no opposite
     assert torch.equal(entering(x, matmul.a), x.double())
-    got = gemm_integer(matmul, packed(x, matmul.a), packed(w, matmul.b))
+    got = multiplied(matmul, x, w)
     assert (got == x.sum(1, keepdim=True) * -4).all()
 
 
@@ -199,9 +205,9 @@ def test_adding_exponents_gives_the_bits_of_multiplying_by_scales(kind, bits, sp
     a, b = torch.randn(40, 1120, generator=generator) * powers, torch.randn(1120, 45, generator=generator)
     b[16:32, :20] = 0
     matmul = MatMul(Operand(BFP(bits[0]), -1), Operand(kind(bits[1]), 0))
-    got = gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b))
+    got = multiplied(matmul, a, b)
     a[0] *= 2.0**80  # scales too large for exponents to be added, in this row's and its neighbours' tiles
-    other = gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b))
+    other = multiplied(matmul, a, b)
     other[0] /= 2.0**80
     assert torch.equal(got, other)
 
@@ -213,7 +219,7 @@ def test_a_nan_of_a_signed_format_shows_in_the_product(kind, bits):
     matmul = MatMul(Operand(BFP(bits), -1), Operand(kind(4), 0))
     w = torch.ones(32, 8)
     w[3, 2] = torch.nan
-    got = gemm_integer(matmul, packed(torch.ones(3, 32), matmul.a), packed(w, matmul.b))
+    got = multiplied(matmul, torch.ones(3, 32), w)
     assert got.isnan().any(0).tolist() == [kind is SignedNVInt or column == 2 for column in range(8)]
 
 
@@ -232,10 +238,7 @@ def test_boxes_share_an_exponent_only_as_far_as_their_codes_have_room(bits, box,
 
     a_format, b_format = (BFP(m, box) for m in bits)
     matmul = MatMul(Operand(a_format, -1), Operand(b_format, -1, transposed=True))
-    a_stored, b_stored = spread_out(m), spread_out(n)
-    got = gemm_integer(matmul, packed(a_stored, matmul.a), packed(b_stored, matmul.b))
-    a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
-    assert ((got.double() - a @ b).abs() <= (k / box + 3) * 2**-24 * (a.abs() @ b.abs())).all()
+    assert_exact(matmul, spread_out(m), spread_out(n))
 
 
 @needs_integer
@@ -255,10 +258,8 @@ def test_boxes_of_zeros_and_of_subnormal_values_among_others(bits, across):
     a_format, b_format = (BFP(m) for m in bits)
     matmul = MatMul(Operand(a_format, axis, transposed=across), Operand(b_format, axis, transposed=not across))
     a_stored, b_stored = with_zeros(m, [2.0**40]), with_zeros(n, [1.0, 2.0**-128])  # the latter's exponents are 0 too
-    got = gemm_integer(matmul, packed(a_stored, matmul.a), packed(b_stored, matmul.b))
-    a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
-    assert (b.abs().sum(0) > 0).all()
-    assert ((got.double() - a @ b).abs() <= (k / 16 + 3) * 2**-24 * (a.abs() @ b.abs())).all()
+    assert (entering(b_stored, matmul.b).abs().sum(0) > 0).all()
+    assert_exact(matmul, a_stored, b_stored)
 
 
 @needs_integer
@@ -270,7 +271,7 @@ def test_sums_of_the_largest_codes_fit_at_any_spread(bits):
     for spread in range(16):
         b = column.clone()
         b[:128] *= 2.0**spread
-        got = gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b))
+        got = multiplied(matmul, a, b)
         torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=2**-19, atol=0)
 
 
@@ -280,7 +281,7 @@ def test_a_box_with_a_nan_shows_in_the_product(bits):
     matmul = MatMul(Operand(BFP(bits), 0, transposed=True), Operand(BFP(4), 0))
     x = torch.ones(32, 8)
     x[3, 2] = torch.nan
-    got = gemm_integer(matmul, packed(x, matmul.a), packed(torch.ones(32, 4), matmul.b))
+    got = multiplied(matmul, x, torch.ones(32, 4))
     assert got.isnan().any(1).tolist() == [False, False, True] + [False] * 5
 
 
@@ -292,7 +293,7 @@ def test_a_nan_shows_beside_boxes_of_the_largest_exponents(a_bits, calm):
     a, b = torch.full((2, 128), 2.0**-60), torch.full((128, 3), 2.0**124)
     b[64:, :] = 2.0 ** (124 if calm == 64 else 100)
     b[20, 1] = torch.nan
-    got = gemm_integer(matmul, packed(a, matmul.a), packed(b, matmul.b))
+    got = multiplied(matmul, a, b)
     assert got.isnan().tolist() == [[False, True, False]] * 2
 
 

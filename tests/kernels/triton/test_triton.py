@@ -14,7 +14,8 @@ from dsq.formats import BFP, FixedPoint, Layout
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.kernels.conformance import Case, disagreements, mask_disagreements
+from dsq.kernels.conformance.codec import Case, disagreements
+from dsq.kernels.conformance.masks import mask_disagreements
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.triton import codec, int8_gemm, masks
 

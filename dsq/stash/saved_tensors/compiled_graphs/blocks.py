@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode, _pop_mode, _push_mode
 
 from dsq.stash.compiled import compiled_blocks, forget_compiled
-from dsq.stash.policy import Controller, SharedByCopies
+from dsq.stash.controller import Controller, SharedByCopies
 from dsq.stash.saved_tensors.forms import Saved, get
 from dsq.stash.saved_tensors.forward_stash import ForwardStash, GraphPacking
 from dsq.stash.saved_tensors.hooks import innermost_hooks

@@ -15,6 +15,8 @@ constexpr int ISA_COUNT = sizeof ISAS / sizeof *ISAS;
 
 // Below this many values a thread costs more than it saves.
 constexpr int64_t VALUES_PER_THREAD = 1 << 15;
+// Values of a task that looks for the largest magnitude.
+constexpr int64_t LARGEST_PIECE = 4096;
 
 typedef void (*Range)(const CodecJob&, int64_t begin, int64_t end, std::atomic<uint32_t>& most);
 
@@ -42,10 +44,14 @@ void atomic_max(uint32_t found, std::atomic<uint32_t>& most) {
 }
 
 void range_largest(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
-  constexpr int64_t piece = 4096;
   const CodecDesc& p = *job.desc;
-  int64_t values = p.outer * p.rows * p.columns;
-  atomic_max(ISAS[p.isa]->largest(job, begin * piece, end * piece < values ? end * piece : values), most);
+  const int64_t values = values_of(p), last = end * LARGEST_PIECE;
+  atomic_max(ISAS[p.isa]->largest(job, begin * LARGEST_PIECE, last < values ? last : values), most);
+}
+
+// The exponent of the tensor's largest magnitude, from a pass of its own.
+int32_t largest_exponent(const CodecJob& job, int threads) {
+  return (int32_t)(deal_out(job, range_largest, ceil_div(values_of(*job.desc), LARGEST_PIECE), threads) >> 23);
 }
 
 void range_unpack(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
@@ -87,7 +93,7 @@ CodecDesc as_one_row(const CodecDesc& p) {
 // Whether the values are too large for any cache.
 bool beyond_caches(const CodecDesc& p, int32_t dtype) {
   constexpr int64_t large = 8 << 20;
-  return p.outer * p.rows * p.columns * (dtype == FLOAT32 ? 4 : 2) >= large;
+  return values_of(p) * (dtype == FLOAT32 ? 4 : 2) >= large;
 }
 
 // Whether prefetched cache lines are written faster than streaming stores: 10 against 7 GB/s by one core of Cascade
@@ -149,7 +155,7 @@ void Encoding::find_exponent(int threads) {
   if (p_.box == 0 && p_.static_scale >= 0)
     job_.tensor_exponent = p_.static_scale;
   else if (p_.box == 0 || of_e4m3)
-    job_.tensor_exponent = (int)(deal_out(job_, range_largest, ceil_div(values, 4096), threads) >> 23);
+    job_.tensor_exponent = largest_exponent(job_, threads);
   if (of_e4m3) job_.tensor_exponent = clipped(job_.tensor_exponent);
 }
 
@@ -178,7 +184,7 @@ void Encoding::finish(int threads) {
     const int32_t guess = job_.tensor_exponent;
     job_.found = nullptr, job_.tensor_exponent = (int32_t)(found_.most >> 23);
     if (!holds_scales(guess, found_) || clipped(job_.tensor_exponent) != job_.tensor_exponent) {
-      job_.tensor_exponent = clipped((int)(deal_out(job_, range_largest, ceil_div(values_of(p_), 4096), threads) >> 23));
+      job_.tensor_exponent = clipped(largest_exponent(job_, threads));
       run_alone(threads);
     } else if (job_.exponents) {
       const int rise = (guess - job_.tensor_exponent) << 3;

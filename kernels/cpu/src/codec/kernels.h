@@ -53,4 +53,9 @@ void unpack(const CodecJob& job, int64_t begin, int64_t end) {
   end_of_streams();
 }
 
+constexpr IsaKernels kernels_of(const char* name, bool (*usable)()) {
+  return {name, usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
+          affine_extents, affine_pack, affine_unpack};
+}
+
 }  // namespace

@@ -124,8 +124,8 @@ INLINE I with_sign_of(F x, I code) {
 }
 #endif
 
-// Codes of t, which are values by their step (of a power of two times 2^FRACTION_BITS), in a vector of a tile. Those of a NaN are any
-// numbers.
+// Codes of t, which are values divided by their step (times 2^FRACTION_BITS where that is a power of two), in a vector of
+// a tile. Those of a NaN are any numbers.
 template <bool STOCHASTIC, class Bounds>
 INLINE I round_to_code(F t, Bounds code, const Numbers& random, int vector) {
   if constexpr (!STOCHASTIC) return nearest(clamp(t, code));

@@ -17,7 +17,6 @@ struct ValueSink {
         prefetches(job.prefetch), exact(exact_in_bf16(*job.desc)) {}
   uint8_t* place(int64_t row, int64_t column) const { return out + (row * columns + column) * size_of(dtype); }
   size_t size(int n) const { return (size_t)(n * size_of(dtype)); }
-  int64_t row_stride() const { return columns * size_of(dtype); }
   int tile_stride() const { return TILE * size_of(dtype); }
   // `ordinary` values are normal numbers
   INLINE void put(const F value[VECTORS], uint8_t* to, bool ordinary) const {
@@ -38,7 +37,6 @@ struct CodeSink {
   explicit CodeSink(const CodecJob& job) : out(job.codes), row_bytes(job.desc->row_bytes), bits(job.desc->bits) {}
   uint8_t* place(int64_t row, int64_t column) const { return out + row * row_bytes + column / 8 * bits; }
   size_t size(int n) const { return (size_t)ceil_div(n * bits, 8); }
-  int64_t row_stride() const { return row_bytes; }
   int tile_stride() const { return TILE / 8 * bits; }
   INLINE void prefetch_ahead(const uint8_t*, int) const {}  // few cache lines
   INLINE void put(const I code[VECTORS], uint8_t* to) const {

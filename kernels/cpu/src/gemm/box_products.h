@@ -117,8 +117,9 @@ template <bool OFFSETS> int64_t scratch_of(GemmSize size, int box) {
   return (int64_t)b.end;
 }
 
-// With OFFSETS, A's codes grow by half their range, which takes their signs away: offset(elements, a box's codes in a
-// panel of B, to) says by how much that changes the box's dot products, and b_offsets has that times B's scale factors.
+// With OFFSETS, A's codes grow by half their range, `more`, which takes their signs away: offset(more, elements, a box's
+// codes in a panel of B, to) says by how much that changes the box's dot products, and b_offsets has that times B's scale
+// factors.
 template <bool OFFSETS, class Offset>
 void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
               const Result& c, GemmSize size, void* scratch, int threads, void (*microkernel)(const BoxTile&),
@@ -141,7 +142,7 @@ void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, in
       for (int64_t n = 0; !of_a && n < right.boxes; n++) {
         const float* scales = right.scales_of(panel) + n * PANEL;
         float* to = right.offsets_of(panel) + n * PANEL;
-        offset(elements, right.codes_of(panel) + n * box * PANEL, to);
+        offset(more, elements, right.codes_of(panel) + n * box * PANEL, to);
         for (int v = 0; v < PANEL; v++) to[v] *= scales[v];
       }
   });

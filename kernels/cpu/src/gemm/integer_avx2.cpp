@@ -66,6 +66,16 @@ template <int GROUP, bool ONE> void microkernel(const BoxTile& tile) {
   }
 }
 
+// What A's codes have grown by, times the sum of B's over a box.
+void offset(int more, int elements, const int8_t* codes, float* to) {
+  __m256i sums[2] = {};
+  for (int e = 0; e < 2 * elements; e++, codes += 32) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), element_of(codes));
+    sums[e % 2] = _mm256_add_epi32(sums[e % 2], added_pairs(pairs, (int16_t)more));
+  }
+  for (int half = 0; half < 2; half++) _mm256_storeu_ps(to + half * 8, _mm256_cvtepi32_ps(sums[half]));
+}
+
 bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 bool fits(int a_bits, int b_bits, int box) {
@@ -75,20 +85,10 @@ bool fits(int a_bits, int b_bits, int box) {
 void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
           GemmSize size, uint32_t* scratch, int threads) {
   const int elements = box / ELEMENT;
-  const int16_t more = (int16_t)(1 << (a.bits - 1));
   const auto kernel = elements == 4       ? microkernel<4, true>
                       : elements % 4 == 0 ? microkernel<4, false>
                       : elements % 2 == 0 ? microkernel<2, false>
                                           : microkernel<1, false>;
-  // What A's codes have grown by, times the sum of B's.
-  auto offset = [more](int elements, const int8_t* codes, float* to) {
-    __m256i sums[2] = {};
-    for (int e = 0; e < 2 * elements; e++, codes += 32) {
-      const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), element_of(codes));
-      sums[e % 2] = _mm256_add_epi32(sums[e % 2], added_pairs(pairs, more));
-    }
-    for (int half = 0; half < 2; half++) _mm256_storeu_ps(to + half * 8, _mm256_cvtepi32_ps(sums[half]));
-  };
   multiply<true>(a, b, one_scale, box, bias, c, size, scratch, threads, kernel, offset);
 }
 

@@ -1,5 +1,5 @@
-// C = A B from packed codes, boxes along the contraction, as hardware for the format computes it: an
-// exact integer dot product over each box, times the two boxes' scale factors, summed in float32 (AVX512_VNNI).
+// C = A B from packed codes, boxes along the contraction, as hardware for the format computes it: an exact integer dot
+// product over each box, times the two boxes' scale factors, summed in float32 (AVX512_VNNI).
 //
 // Codes of at most 8 bits multiply as int8, wider ones as int16. Where narrow codes let the boxes of a run share an
 // exponent (shared_exponents.h), one int8 dot product takes the run.

@@ -58,7 +58,7 @@ bool fits(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 &
 void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
           GemmSize size, uint32_t* scratch, int threads) {
   const auto kernel = box / ELEMENT == 4 ? microkernel<4> : microkernel<0>;
-  multiply<false>(a, b, one_scale, box, bias, c, size, scratch, threads, kernel, [](int, const int8_t*, float*) {});
+  multiply<false>(a, b, one_scale, box, bias, c, size, scratch, threads, kernel, [](int, int, const int8_t*, float*) {});
 }
 
 }  // namespace

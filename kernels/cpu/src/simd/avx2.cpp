@@ -4,5 +4,4 @@
 
 static bool usable() { return __builtin_cpu_supports("avx2"); }  // F16C is older; Clang's function does not know it
 
-const IsaKernels AVX2 = {"avx2", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
-                        affine_extents, affine_pack, affine_unpack};
+const IsaKernels AVX2 = kernels_of("avx2", usable);

@@ -7,5 +7,4 @@ static bool usable() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const IsaKernels AVX512 = {"avx512", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
-                        affine_extents, affine_pack, affine_unpack};
+const IsaKernels AVX512 = kernels_of("avx512", usable);

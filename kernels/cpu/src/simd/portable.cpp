@@ -4,5 +4,4 @@
 
 static bool usable() { return true; }
 
-const IsaKernels PORTABLE = {"portable", usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
-                        affine_extents, affine_pack, affine_unpack};
+const IsaKernels PORTABLE = kernels_of("portable", usable);

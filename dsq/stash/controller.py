@@ -1,0 +1,161 @@
+"""What a policy hands back: the controller of one model, which can take everything back, and what it reports."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from torch import nn
+
+APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a policy did in the model's latest training forward.
+
+    raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0
+    before a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text,
+    for a person.
+    """
+
+    policy: str
+    attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
+    raw_bytes: int = 0
+    kept_bytes: int = 0
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"
+        if self.raw_bytes:
+            head += f", {self.raw_bytes / 2**20:.1f} MiB kept as {self.kept_bytes / 2**20:.1f} MiB"
+        return "\n".join((head, *self.details))
+
+
+class SharedByCopies:
+    """What a deep copy of the model (an EMA, say) shares with it, and what makes the model refuse to be pickled."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a model under a stash policy cannot be pickled: save its state_dict(), or call remove() on the policy's "
+            "controller first"
+        )
+
+
+class Removable(Protocol):
+    """A handle of a hook."""
+
+    def remove(self) -> None: ...
+
+
+class Undo:
+    """What takes back the changes of a policy: functions of modules, hooks' handles and plain values."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._done = False
+
+    def callback(self, step: Callable[..., Any], *args: Any) -> None:
+        """Add ``step(*args)``; for a deep copy of the model it is called with the copies of the modules among args."""
+        self._steps.append((step, args))
+
+    def close(self) -> None:
+        """Make all steps, the latest first; a second call does nothing."""
+        if not self._done:
+            self._done = True
+            for step, args in reversed(self._steps):
+                step(*args)
+
+    def close_copy(self, model: nn.Module, copy: nn.Module) -> None:
+        """The same for a deep copy of the model, which carries what was done to the model when it was made."""
+        twins = dict(zip(model.modules(), copy.modules(), strict=True))
+        for step, args in reversed(self._steps):
+            if step is _remove_hook:
+                _remove_hook_of_copy(args[0], copy)
+            elif any(isinstance(arg, nn.Module) for arg in args):
+                step(*(twins.get(arg, arg) if isinstance(arg, nn.Module) else arg for arg in args))
+
+
+def _remove_hook(hook: Removable) -> None:
+    hook.remove()
+
+
+def _remove_hook_of_copy(hook: Removable, copy: nn.Module) -> None:
+    if isinstance(hook, Controller):
+        hook.remove(copy)
+    for module in copy.modules():
+        for name, hooks in vars(module).items():
+            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and hooks is not None:
+                hooks.pop(getattr(hook, "id", None), None)
+
+
+@dataclass(eq=False)
+class Controller(SharedByCopies):
+    """A policy at work on one model. Policies subclass it to add what they keep between steps.
+
+    `undo` collects what remove() takes back, in reverse order; helpers push onto it (hooks.around_forward,
+    class_swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates,
+    caches, seeds).
+    """
+
+    model: nn.Module
+    name: str = ""  # set by apply
+    attached: tuple[str, ...] = ()
+    undo: Undo = field(default_factory=Undo, repr=False)
+
+    def report(self) -> Summary:
+        """The latest training forward in numbers."""
+        return Summary(self.name, self.attached)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; {} where the policy keeps nothing between steps."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what state_dict gave; ValueError names missing or unexpected keys."""
+        check_keys(self.name, state, ())
+
+    def until_removed(self, *hooks: Removable) -> None:
+        """Let remove() take these hooks away."""
+        for hook in hooks:
+            self.undo.callback(_remove_hook, hook)
+
+    def remove(self, copy: nn.Module | None = None) -> None:
+        """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
+
+        copy: a deep copy of the model, made under the policy, to be restored instead: the two share this controller.
+            ValueError where it is none, or was restored before.
+        """
+        if copy is None or copy is self.model:
+            self.undo.close()
+        elif copy.__dict__.get(APPLIED, {}).get(self.name) is not self:
+            raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
+        else:
+            self.undo.close_copy(self.model, copy)
+
+
+def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
+    """ValueError when a policy's state has missing or unexpected keys, or is no mapping."""
+    got = sorted(state) if isinstance(state, Mapping) else repr(state)
+    if got != sorted(expected):
+        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {got}")
+
+
+def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What a policy's state keeps to tell its model from another."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def check_parameters(policy: str, model: nn.Module, saved: Mapping[str, tuple[int, ...]]) -> None:
+    """ValueError where a policy's state is of a model with other parameters than this one."""
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"state of policy {policy!r} must have the shapes of the parameters, got {saved!r}")
+    ours = parameter_shapes(model)
+    for name in ours | dict(saved):
+        here, there = ours.get(name, "none"), saved.get(name, "none")
+        if here != there:
+            raise ValueError(
+                f"state of policy {policy!r} must be this model's, whose {name} is {here}; the state's is {there}"
+            )

@@ -1,0 +1,130 @@
+"""Where DSQ enters fairseq: its tasks, its parsers, its checkpoints and its trainer.
+
+The tasks are replaced in fairseq's registry under their own names, so that ``--task translation`` is what it was and
+takes the --dsq-* flags too.
+"""
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from fairseq import checkpoint_utils, options
+from fairseq.file_io import PathManager
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from fairseq.trainer import Trainer
+from fairseq_cli import train
+from hydra.core.config_store import ConfigStore
+
+from fairseq_plugin import checkpoints
+from fairseq_plugin.flags import DSQFlags, InputError, add_flags
+from fairseq_plugin.mistakes.limits import require_architecture, strict
+from fairseq_plugin.run.history import set_aside, write_history
+from fairseq_plugin.run.length import total_updates
+from fairseq_plugin.tasks import DSQTask
+
+logger = logging.getLogger(__name__)
+
+
+def extend_fairseq() -> None:
+    """Give all of fairseq's tasks, its training parser and its trainer what DSQ adds."""
+    for name in list(TASK_REGISTRY):
+        _extend_task(name)
+    options.get_parser = strict(options.get_parser)
+    options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
+    options.add_model_args = _and_then(options.add_model_args, lambda group, parser: require_architecture(parser))
+    train.get_valid_stats = _check_metric(train.get_valid_stats)
+    train.train = _up_to_max_update(train.train)
+    checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
+    checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.torch_persistent_save = checkpoints.save
+    PathManager.copy = staticmethod(checkpoints.copy)
+    checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
+    Trainer._build_optimizer = _and_then(Trainer._build_optimizer, _follow)
+    Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
+
+
+def _extend_task(name: str) -> None:
+    task = TASK_REGISTRY[name]
+    extended = type(f"DSQ{task.__name__}", (DSQTask, task), {"__module__": DSQTask.__module__})
+    if name in TASK_DATACLASS_REGISTRY:
+        options_class = TASK_DATACLASS_REGISTRY[name]
+        with_flags = dataclasses.make_dataclass(f"DSQ{options_class.__name__}", [], bases=(DSQFlags, options_class))
+        TASK_DATACLASS_REGISTRY[name] = with_flags
+        setattr(extended, "__dataclass", with_flags)
+        node = with_flags()
+        node._name = name
+        ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
+    TASK_REGISTRY[name] = extended
+
+
+def _check_metric(get_valid_stats: Callable) -> Callable:
+    """``get_valid_stats``, which refuses a metric that the validation did not give."""
+
+    @functools.wraps(get_valid_stats)
+    def get(cfg: Any, trainer: Trainer, stats: dict[str, Any], *args: Any) -> dict[str, Any]:
+        metric = cfg.checkpoint.best_checkpoint_metric
+        if metric not in stats:
+            raise InputError(f"--best-checkpoint-metric must be one of {', '.join(stats)}, got {metric!r}")
+        found: dict[str, Any] = get_valid_stats(cfg, trainer, stats, *args)
+        return found
+
+    return get
+
+
+def _up_to_max_update(train_epoch: Callable) -> Callable:
+    """``train_epoch``, which leaves a run that has made all its updates as it is: fairseq's looks after one more."""
+
+    @functools.wraps(train_epoch)
+    def up_to(cfg: Any, trainer: Trainer, *args: Any) -> Any:
+        if 0 < cfg.optimization.max_update <= trainer.get_num_updates():
+            logger.info("the run had made its %d updates", trainer.get_num_updates())
+            return [None], True
+        return train_epoch(cfg, trainer, *args)
+
+    return up_to
+
+
+def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
+    """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
+    state = getattr(trainer.task, "dsq_state", None)
+    if trainer.is_data_parallel_master and (state is None or not state.scheduler.updates):
+        set_aside(cfg.save_dir)
+    if state is not None:
+        _, epochs = loaded
+        task = trainer.task
+        task.dsq_total_updates = total_updates(trainer.cfg.optimization, len(epochs))
+        task.dsq_updates_before = trainer.get_num_updates() - state.scheduler.updates
+        state.set_total_updates(task.dsq_updates)
+        trainer.lr_step_update()  # the learning rate may hang on it, too
+
+
+def _follow(_: None, trainer: Trainer) -> None:
+    """Let the learning rate do at a rise what --dsq-lr-at-rise says."""
+    state = getattr(trainer.task, "dsq_state", None)
+    if state is None or state.config.lr_at_rise == "keep":
+        return
+    task, step = trainer.task, trainer._lr_scheduler.step_update
+    task._dsq_trainer = weakref.ref(trainer)
+    trainer._lr_scheduler.step_update = lambda update: step(
+        state.scheduler.restarted(update, task.dsq_total_updates, task.dsq_updates_before)
+    )
+
+
+def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:
+    state = getattr(trainer.task, "dsq_state", None)
+    if state is not None:
+        write_history(state, trainer.cfg.checkpoint.save_dir)
+
+
+def _and_then(first: Callable, then: Callable) -> Callable:
+    """A function that calls ``first``, and then ``then`` with its result and the same arguments."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = first(*args, **kwargs)
+        then(result, *args)
+        return result
+
+    return both
