@@ -126,9 +126,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         raise TypeError(f"x, weight and bias must be tensors, got {given}")
     quantizers = Quantizers.of(precision)
     seed = quantizers.seed()
-    if torch.is_grad_enabled() and (
+    wanted = torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    )
+    if wanted or linear_passes.forward_mode():  # which the functions refuse; the kernels would lose the tangents
         if _exporting():  # the operators themselves, which refuse a backward
             return linear_passes.forward(quantizers.matmuls, x, weight, bias, seed, stashing=False)[0]
         if _function_transform() is not None:

@@ -96,7 +96,7 @@ class PrecisionScheduler:
         return sum(work.updates for work in self.work)
 
     def step(self, loss: float) -> bool:
-        """Take note of a validation loss; True if the level rose. A NaN is no improvement.
+        """Take note of a validation loss; True if the level rose. NaN and infinities are no improvement.
 
         Where torch.distributed runs, every process must call it: the mean of their losses decides for all.
         """
@@ -106,7 +106,7 @@ class PrecisionScheduler:
             raise TypeError(f"loss must be a number, got {loss!r}")
         loss = _mean_over_processes(float(loss))  # a tensor would bring its graph into the checkpoint
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
-        if loss < self.best - margin:
+        if math.isfinite(loss) and loss < self.best - margin:
             self.best, self.stale = loss, 0
             return False
         self.stale += 1

@@ -13,7 +13,7 @@ from dsq.layers.mixed import mixed
 from dsq.layers.multihead import MultiheadAttention, OutProjection
 from dsq.layers.own_attention import OwnAttention, calls_attention
 from dsq.layers.patches import PatchConv2d, cuts_patches
-from dsq.layers.unquantised import embedded
+from dsq.layers.unquantised import embedded, matrices
 from dsq.linear import Linear
 
 #: quantised classes by the plain ones whose place they take
@@ -35,11 +35,11 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
         if kind is OutProjection and name.rpartition(".")[0] not in attentions:
             continue  # that of an attention which is left: never called
         if kind is not None:
-            matrices = [p for p in module.parameters(recurse=False) if p.dim() > 1]
+            own = matrices(module)
             if pattern is not None and pattern.search(name):
-                excluded += max(1, sum(p.numel() for p in matrices))
-            elif any(id(p) in tables for p in matrices):
-                tied += sum(p.numel() for p in matrices)
+                excluded += max(1, sum(p.numel() for p in own))
+            elif any(id(p) in tables for p in own):
+                tied += sum(p.numel() for p in own)
             else:
                 set_class(module, kind)
                 attentions |= {name} if kind is MultiheadAttention else set()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dsq import stash
 from dsq.stash.policy import applied
@@ -32,15 +33,22 @@ def undo_changes(module: nn.Module) -> None:
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
-    """The class of ``module``, without what fully_shard put before it."""
+    """The class of ``module``, without what fully_shard or a parametrization put before it."""
     fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
-    return kind.__bases__[1] if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule else kind
+    if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule:
+        return kind.__bases__[1]
+    return kind.__bases__[0] if is_parametrized(module) else kind
 
 
 def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Give ``module`` another class; one that fully_shard sharded stays so."""
+    """Give ``module`` another class; one that fully_shard sharded stays so, as do its parametrizations."""
     before = type(module)
-    if class_of(module) is not before:  # as fully_shard makes its classes
+    if class_of(module) is before.__bases__[0] and is_parametrized(
+        module
+    ):  # whose class has the parameters' properties
+        own = {name: value for name, value in vars(before).items() if name not in ("__dict__", "__weakref__")}
+        kind = type(f"Parametrized{kind.__name__}", (kind,), own)
+    elif class_of(module) is not before:  # as fully_shard makes its classes
         kind = type(f"FSDP{kind.__name__}", (before.__bases__[0], kind), {"__deepcopy__": vars(before)["__deepcopy__"]})
     module.__class__ = kind
 

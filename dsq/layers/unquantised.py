@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from dsq.linear import Quantised
 
@@ -25,19 +27,33 @@ class Unquantised:
 
 def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
     """What of ``model`` is not quantised, in its order; a parameter counts once."""
-    seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in m.parameters(recurse=False)}
+    seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in matrices(m)}
     tables = embedded(model)
     found = []
     for name, module in model.named_modules():
         if isinstance(module, (*_NO_PRODUCT, Quantised)):
             continue
-        own = [p for p in module.parameters(recurse=False) if p.dim() > 1 and id(p) not in seen]
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
+            found.append(Unquantised(name, type(module).__name__, 0, "lazy: convert after its first forward"))
+        own = [p for p in matrices(module) if id(p) not in seen]
         if not own:
             continue
         seen |= {id(p) for p in own}
         tied = all(id(p) in tables for p in own)
         found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
+
+
+def matrices(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of ``module`` itself, or those that its parametrizations make them of, of two dimensions or more.
+
+    A lazy one has no shape before its first forward.
+    """
+    own = list(module.parameters(recurse=False))
+    if is_parametrized(module):
+        assert isinstance(module.parametrizations, nn.ModuleDict)
+        own += module.parametrizations.parameters()
+    return [p for p in own if not isinstance(p, UninitializedParameter) and p.dim() > 1]
 
 
 def embedded(model: nn.Module) -> set[int]:
@@ -66,11 +82,5 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
 
 def quantised_parameters(model: nn.Module) -> int:
     """How many values the matrices hold that converted layers multiply; tied ones count once."""
-    matrices = {
-        id(p): p.numel()
-        for module in model.modules()
-        if isinstance(module, Quantised)
-        for p in module.parameters(recurse=False)
-        if p.dim() > 1
-    }
-    return sum(matrices.values())
+    found = {id(p): p.numel() for module in model.modules() if isinstance(module, Quantised) for p in matrices(module)}
+    return sum(found.values())

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dsq.kernels.backend import (
     FLOATS,
@@ -164,6 +165,11 @@ def _knows(backend: Backend, matmul: MatMul) -> bool:
     """Whether both operands are packed, in formats of the backend, as the result is if it has one."""
     formats = [matmul.a.format, matmul.b.format, *([matmul.result] if matmul.result else [])]
     return all(type(format) in backend.formats for format in formats)
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation (torch.func.jvp too) is on."""
+    return forward_ad._current_level >= 0
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsq.formats import Format
 from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.ops.linear_passes import autocast_dtype
+from dsq.ops.linear_passes import autocast_dtype, forward_mode
 from dsq.ops.matmul import multiply, packed
 
 #: seeds that one product may take: those of its operands (product_matmuls) are offsets below this
@@ -59,7 +59,9 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     if autocast is None and a_MK.dtype != b_KN.dtype:
         raise TypeError(f"a and b must share a floating dtype, got {a_MK.dtype} and {b_KN.dtype}")
     _check(a_MK, b_KN)
-    if torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad):
+    if (torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)) or forward_mode():
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError("a quantised product of two activations does not go with torch.func")
         y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-untyped-call]
         return y
     return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=autocast)

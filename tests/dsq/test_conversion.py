@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import dsq
 
@@ -95,6 +96,36 @@ def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():
     assert dsq.converted(patches)
     patches[0] = nn.Conv2d(3, 8, 3, padding=1)  # cuts no patches
     assert not dsq.converted(patches)
+
+
+class Twice(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("first", ["parametrize", "convert"])
+def test_a_parametrized_layer_is_converted_and_taken_back(first):
+    net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), torch.randn(24, 16)
+    steps = [lambda: parametrize.register_parametrization(net[0], "weight", Twice()), lambda: dsq.convert(net)]
+    for step in steps if first == "parametrize" else reversed(steps):
+        step()
+    assert list(dsq.converted(net)) == ["0", "2"]
+    assert not dsq.report(net, x).left
+    weight = net[0].weight.detach().requires_grad_()
+    expected = dsq.functional.linear(x, weight, net[0].bias, "[4,4,4,8]")
+    net[0](x).sum().backward()
+    assert torch.equal(net[0].parametrizations.weight.original.grad, 2 * torch.autograd.grad(expected.sum(), weight)[0])
+    dsq.unconvert(net)
+    assert torch.equal(net[0](x), nn.functional.linear(x, weight, net[0].bias))
+    parametrize.remove_parametrizations(net[0], "weight")
+    assert type(net[0]) is nn.Linear
+
+
+def test_a_lazy_layer_is_left():
+    net = dsq.convert(nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 8)), dsq.DSQConfig(stash="all"))
+    assert list(dsq.converted(net)) == ["2"]
+    net(torch.randn(24, 16)).sum().backward()
+    assert type(net[0]) is nn.Linear
 
 
 class Other(nn.Linear):

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -199,6 +200,23 @@ def test_backward_of_the_backward_is_refused():
     x, w, b, _ = inputs()
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(linear(x, w, b, "[4,4,4,16]").sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[32,32,32,32]"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_mode_is_refused_for_frozen_layers_too(precision, grad):
+    x, w, b, _ = (t.detach() for t in inputs())
+    functions = (
+        partial(linear, weight=w, bias=b, precision=precision),
+        lambda x: dsq.functional.matmul(x, w.T, precision),
+    )
+    for function in functions:
+        with torch.set_grad_enabled(grad), pytest.raises((NotImplementedError, RuntimeError), match=r"jvp|torch\.func"):
+            torch.func.jvp(function, (x,), (torch.ones_like(x),))
+        with torch.set_grad_enabled(grad), forward_ad.dual_level():
+            assert function(x).shape[0] == len(x)  # without a tangent it is computed
+            with pytest.raises(NotImplementedError, match="jvp"):
+                function(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
 @pytest.fixture

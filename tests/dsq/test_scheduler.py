@@ -52,6 +52,15 @@ def test_an_improvement_within_the_threshold_is_none():
     assert [scheduler.step(loss) for loss in (-1.005, -1.02, -1.0, -1.0)] == [False, False, False, True]
 
 
+def test_an_infinite_loss_is_no_improvement():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=3)
+    assert [scheduler.step(loss) for loss in (1.0, -math.inf, math.inf, math.nan)] == [False, False, False, True]
+    scheduler.step(-math.inf)
+    resumed = dsq.PrecisionScheduler(LEVELS, patience=3)
+    resumed.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+    assert (resumed.best, resumed.stale) == (scheduler.best, scheduler.stale)
+
+
 def test_a_string_stands_for_one_level():
     assert dsq.PrecisionScheduler("[16,4,4,16]").levels == (dsq.Precision(16, 4, 4, 16),)
 

@@ -4,8 +4,8 @@ The policy has the name of the paper's format, block floating point. Boxes run o
 memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4, 2.5 at 2. Exact stay: weights; masks of
 ReLU and dropout, in one bit; indices of max-pool, in the narrowest integer; statistics (mean and 1/std of norms,
 attention's logsumexp); what cross entropy inside the model keeps; what an op's backward compares (amax, abs) or
-divides by (log, sqrt, div); and tensors of few values. The uint8 codes of a dsq.Linear or of another policy are left
-alone.
+divides by (log, sqrt, div, norms of rows); and tensors of few values. The uint8 codes of a dsq.Linear or of another
+policy are left alone.
 """
 
 from typing import get_args

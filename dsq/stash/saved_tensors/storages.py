@@ -7,6 +7,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
 from dsq.stash.saved_tensors.hooks import active_contexts
@@ -92,6 +93,6 @@ def parameter_storages(model: nn.Module) -> set[int]:
         seen.add(module)
         left += [child for child in module._modules.values() if child is not None]
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and tensor.layout is torch.strided:
+            if tensor is not None and tensor.layout is torch.strided and not is_lazy(tensor):
                 found.add(tensor.untyped_storage()._cdata)
     return found

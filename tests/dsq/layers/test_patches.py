@@ -40,6 +40,23 @@ def test_quantised_it_is_the_linear_layer_of_its_patches():
     assert all(map(torch.equal, found, expected))
 
 
+def test_the_result_is_laid_out_as_that_of_the_convolution():
+    net = nn.Conv2d(3, 4, 1)
+    x = torch.randn(2, 3, 8, 8)
+    for given in (x, x.to(memory_format=torch.channels_last), x[0]):
+        strides = net(given).stride()
+        dsq.convert(net)
+        assert net(given).stride() == strides
+        dsq.unconvert(net)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16, 2), (2, 5, 16, 16), (3, 2, 3, 16, 16)])
+def test_what_the_convolution_refuses_is_refused(shape):
+    net = dsq.convert(nn.Conv2d(3, 20, 4, stride=4))
+    with pytest.raises(ValueError, match=r"input must be \(B, 3, at least 4, at least 4\)"):
+        net(torch.randn(shape))
+
+
 @pytest.mark.parametrize(
     "options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "dilation": 2}, {"stride": 4, "groups": 2}]
 )

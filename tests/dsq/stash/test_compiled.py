@@ -235,6 +235,28 @@ def test_in_one_graph_what_a_loss_keeps_stays_exact():
     assert [held.nbytes for held in kept if held.dtype == "float32" and held.nbytes > 2048] == [4 * 24 * 96 * 4]
 
 
+class Divided(nn.Module):
+    """Values near 0 and their function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.function(torch.sigmoid(12 * self.linear(x)))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", DIVIDED], ids=["aot_eager", "inductor's division"])
+@pytest.mark.parametrize("function", [torch.log, torch.lgamma, lambda x: 1 / x, lambda x: x**-0.5])
+def test_what_a_backward_divides_by_stays_exact_in_graphs(function, backend):
+    torch.manual_seed(0)
+    model, x = Divided(function), torch.randn(80, 64)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    apply(compiled, "bfp", bits=4)
+    compiled(x).sum().backward()
+    assert torch.isfinite(model.linear.weight.grad).all()
+
+
 def test_one_graph_follows_the_level():
     config = dsq.DSQConfig(levels="[4,4,4,16] [16,6,4,16]", stash="all")
     model, eager = made("fused attention"), dsq.convert(made("fused attention"), config)

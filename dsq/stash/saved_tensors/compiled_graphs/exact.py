@@ -24,6 +24,17 @@ aten = torch.ops.aten
 #: in a node's meta: the tensor is to stay exact
 MARK = "saved_tensor_with_no_vc_check"
 _SIGNS = (aten.threshold_backward.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default)
+#: which arguments an operation divides by or compares: of rounded ones its result would be zero, infinite or another
+_SINGULAR = {
+    aten.div.Tensor: (1,),
+    aten.reciprocal.default: (0,),
+    aten.pow.Tensor_Tensor: (0,),
+    aten.eq.Tensor: (0, 1),
+    aten.sign.default: (0,),
+    aten.sgn.default: (0,),
+    aten.digamma.default: (0,),
+    aten.polygamma.default: (1,),
+}
 #: what losses begin with: compilers take them apart, and say by a copy of the operator what each part was of
 _LOSSES = ("aten._log_softmax.default", "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 _STATISTIC = 16  #: a statistic has at most one value for so many of what it is made of
@@ -56,12 +67,14 @@ class MarkExact(CustomGraphPass):
         activations: set[Node] = set()  # what depends on an input that is no weight
         differentiable = _differentiable(graph)  # ... on an input that gets a gradient
         statistics: set[Node] = set()
-        losses = _of_losses(graph)
+        losses, singular = _of_losses(graph), _singular(graph)
         for node in graph.nodes:
             value = node.meta.get("val")
             if node.op == "placeholder":
                 if isinstance(value, Tensor) and tuple(value.shape) not in self.weights:
                     activations.add(node)
+                    if node in singular and value.is_floating_point():
+                        node.meta[MARK] = True
                 continue
             inputs = node.all_input_nodes
             if not activations.isdisjoint(inputs):
@@ -72,7 +85,7 @@ class MarkExact(CustomGraphPass):
                 statistics.add(node)
             if not isinstance(value, Tensor):
                 continue
-            exact = node in statistics or node in losses or _decides(node)
+            exact = node in statistics or node in losses or node in singular or _decides(node)
             if exact or node not in activations or node not in differentiable:
                 node.meta[MARK] = True
             elif value.dtype == torch.bool:  # made again of rounded values it would be another
@@ -103,6 +116,24 @@ def _of_losses(graph: Graph) -> set[Node]:
         elif node in found and _same_values(node):
             found.update(node.all_input_nodes)
     return found
+
+
+def _singular(graph: Graph) -> set[Node]:
+    """What the graph divides by or compares, through views, casts and factors."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        for user in node.users:
+            factor = user.target in (aten.mul.Tensor, aten.mul.Scalar, aten.neg.default)
+            same = user in found and len(user.all_input_nodes) == 1 and (factor or _same_values(user))
+            if same or any(user.args[i] is node for i in _singular_arguments(user)):
+                found.add(node)
+    return found
+
+
+def _singular_arguments(node: Node) -> tuple[int, ...]:
+    if node.target is aten.pow.Tensor_Scalar:
+        return (0,) if float(node.args[1]) < 1 else ()  # type: ignore[arg-type]
+    return _SINGULAR.get(node.target, ())  # type: ignore[arg-type, call-overload, no-any-return]
 
 
 def _same_values(node: Node) -> bool:

@@ -74,7 +74,20 @@ def _middle(low: float, high: float, dtype: torch.dtype) -> float:
 
 def clamp(call: Call) -> PackOne | None:
     """torch.clamp(input, min=None, max=None) by numbers: the gradient passes where min <= x <= max (NaN is stopped)."""
-    low, high = call.get(1, "min"), call.get(2, "max")
+    return _between(call.get(1, "min"), call.get(2, "max"))
+
+
+def clamp_min(call: Call) -> PackOne | None:
+    """torch.clamp_min(input, min)."""
+    return _between(call.get(1, "min"), None)
+
+
+def clamp_max(call: Call) -> PackOne | None:
+    """torch.clamp_max(input, max)."""
+    return _between(None, call.get(1, "max"))
+
+
+def _between(low: Any, high: Any) -> PackOne | None:
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return None
     low, high = -inf if low is None else low, inf if high is None else high
@@ -129,7 +142,10 @@ RELU_FAMILY: RuleTable = {
     **dict.fromkeys((F.hardtanh, F.hardtanh_), hardtanh),
     **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), prelu),
     F.relu6: relu6,
-    **dict.fromkeys((torch.clamp, Tensor.clamp), clamp),
+    **dict.fromkeys((torch.clamp, torch.clamp_, Tensor.clamp, Tensor.clamp_), clamp),
+    **dict.fromkeys((torch.clip, torch.clip_, Tensor.clip, Tensor.clip_), clamp),
+    **dict.fromkeys((torch.clamp_min, torch.clamp_min_, Tensor.clamp_min, Tensor.clamp_min_), clamp_min),
+    **dict.fromkeys((torch.clamp_max, torch.clamp_max_, Tensor.clamp_max, Tensor.clamp_max_), clamp_max),
 }
 MASKS: RuleTable = dict.fromkeys(
     (
