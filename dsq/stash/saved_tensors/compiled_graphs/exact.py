@@ -133,7 +133,7 @@ def _singular(graph: Graph) -> set[Node]:
 def _singular_arguments(node: Node) -> tuple[int, ...]:
     if node.target is aten.pow.Tensor_Scalar:
         return (0,) if float(node.args[1]) < 1 else ()  # type: ignore[arg-type]
-    return _SINGULAR.get(node.target, ())  # type: ignore[arg-type, call-overload, no-any-return]
+    return _SINGULAR.get(node.target, ())  # type: ignore[call-overload, no-any-return]
 
 
 def _same_values(node: Node) -> bool:
