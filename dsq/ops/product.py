@@ -60,7 +60,8 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
         raise TypeError(f"a and b must share a floating dtype, got {a_MK.dtype} and {b_KN.dtype}")
     _check(a_MK, b_KN)
     if (torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)) or forward_mode():
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        # while torch.compile traces, the stack is never None
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("a quantised product of two activations does not go with torch.func")
         y: Tensor = _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-untyped-call]
         return y
