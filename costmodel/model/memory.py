@@ -38,6 +38,11 @@ class Method:
     devices: int = 1
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
 
+    def shared_by(self, stage: int) -> int:
+        """How many devices share out what ZeRO does from this stage on: 1 the optimiser's state and its update, 2 the
+        gradients, 3 the parameters."""
+        return self.devices if self.zero >= stage else 1
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -83,7 +88,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     names, rows, left = _alone(workload, replace(method, name="", in_flight=1, zero=0, devices=1))
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
-    rows[:, _GRADIENTS] /= method.devices if method.zero >= 2 else 1
+    rows[:, _GRADIENTS] /= method.shared_by(2)
     return Memory(names, rows, float(left.sum()))
 
 
@@ -144,14 +149,14 @@ def saved_bytes(workload: Workload, setup: Setup) -> float:
 def state(workload: Workload, method: Method) -> Rows:
     """Bytes that are there all the time, by category."""
     container = float(method.setup.container_bits)
-    word, share = STATE_BITS / 8, method.devices
+    word = STATE_BITS / 8
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     # the master weights go with the optimiser's state, where there is a working copy
-    master = workload.trained * word / (share if method.zero == 3 or (method.zero and working) else 1)
+    master = workload.trained * word / method.shared_by(1 if working else 3)
     rest = workload.trained * working + (workload.parameters - workload.trained) * (working or word)
     held = np.zeros(len(CATEGORIES))
-    held[_PARAMETERS] = master + rest / (share if method.zero == 3 else 1)
-    held[_OPTIMISER] = workload.trained * MOMENTS * word / (share if method.zero else 1)
+    held[_PARAMETERS] = master + rest / method.shared_by(3)
+    held[_OPTIMISER] = workload.trained * MOMENTS * word / method.shared_by(1)
     return held
 
 

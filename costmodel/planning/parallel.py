@@ -98,7 +98,7 @@ def plan(stages: tuple[Workload, ...], parallelism: Parallelism, link: float, al
     sent = micro * inside + data_parallel
     waiting = shard.pipeline - 1  # 1F1B: so many micro-batches' time stands idle (Narayanan et al., 2021, section 2.2)
     seconds = (micro + waiting) * (alone.micro_batch + (inside / link if inside else 0.0))
-    seconds += alone.update / (method.devices if method.zero else 1) + (data_parallel / link if sent else 0.0)
+    seconds += alone.update / method.shared_by(1) + (data_parallel / link if sent else 0.0)
     return Plan(parallelism, stages, seconds, sent)
 
 

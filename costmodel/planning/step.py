@@ -33,7 +33,7 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / (method.devices if method.zero else 1)
+    update = step_floor(updated, [], hardware, container) / method.shared_by(1)
     seconds = float(passes.seconds)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)

@@ -34,7 +34,6 @@ def place(run: PlannedRun, data: Data) -> dict[str, str]:
     import torch
 
     on_cpu = data.kind == "finetuning" or run.training.get("cpu") or not torch.cuda.is_available()
-
     packages = ("torch", "numpy", *(_HUGGING_FACE if data.kind == "finetuning" else _FAIRSEQ))
     versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in packages)]
     return {
