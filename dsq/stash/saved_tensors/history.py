@@ -20,6 +20,8 @@ _TRANSPARENT = frozenset(
         "PermuteBackward0",
         "SliceBackward0",
         "SplitBackward0",
+        "RedistributeBackward",  # of a DTensor, as tensor parallel layers make a shard of their weight
+        "_ToTorchTensorBackward",
     )
 )
 

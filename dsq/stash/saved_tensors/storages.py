@@ -18,10 +18,10 @@ _ROOM = 256
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's values are those in its memory: not sparse, and no part of a lazy conjugate. Every policy
-    keeps others as they are.
+    """Whether a tensor's values are those in its memory: not sparse, no part of a lazy conjugate, no DTensor. Every
+    policy keeps others as they are.
     """
-    return tensor.layout is torch.strided and not tensor.is_neg()
+    return tensor.layout is torch.strided and not tensor.is_neg() and not hasattr(tensor, "device_mesh")
 
 
 def storage_key(tensor: Tensor) -> tuple[int, int]:
@@ -94,5 +94,5 @@ def parameter_storages(model: nn.Module) -> set[int]:
         left += [child for child in module._modules.values() if child is not None]
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and tensor.layout is torch.strided and not is_lazy(tensor):
-                found.add(tensor.untyped_storage()._cdata)
+                found.add(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)  # a DTensor has none
     return found
