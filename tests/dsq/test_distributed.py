@@ -8,7 +8,7 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import dsq
 
@@ -106,10 +106,10 @@ PLANS = {
 }
 
 
-def tensor_parallel(ranks, kind, level):
+def tensor_parallel(ranks, kind, level, stash="linears"):
     """Output and gradients, whole, of column-wise and row-wise layers."""
     make, shard_layers = PLANS[kind]
-    model = dsq.convert(make(), dsq.DSQConfig(level, attention=True))
+    model = dsq.convert(make(), dsq.DSQConfig(level, attention=True, stash=stash))
     if ranks > 1:
         shard_layers(model, init_device_mesh("cpu", (ranks,)))
     x = tokens(0, 0, 1).requires_grad_()
@@ -117,6 +117,29 @@ def tensor_parallel(ranks, kind, level):
     y.pow(3).mean().backward()
     found = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
     return [it.full_tensor() if isinstance(it, DTensor) else it for it in found]
+
+
+def stash_mib(shard_layers, x):
+    """What is logged of it, where everything is packed."""
+    model = net()
+    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig("[4,4,4,16]", stash="all"))
+    shard_layers(model)
+    model(x).sum().backward()
+    return dynamic.metrics()["dsq/stash_mib"]
+
+
+def sequence_parallel(mesh):
+    """The gradient of a model whose first layer computes on DTensors, under stash="all"."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", stash="all"))
+    if mesh is not None:
+        plan = {"0": SequenceParallel(sequence_dim=0), "1": ColwiseParallel(input_layouts=Shard(0))}
+        parallelize_module(model, mesh, plan)
+    x = tokens(0, 0, 1)
+    y = model(x if mesh is None else distribute_tensor(x, mesh, [Shard(0)]))
+    y.sum().backward()
+    return model[1].weight.grad if mesh is None else model[1].weight.grad.full_tensor()
 
 
 LEVELS = ("[4,4,4,16]", "[16,4,4,4]", "[32,32,32,32]")
@@ -128,6 +151,13 @@ def work(rank, folder, ranks):
     losses = [validation_loss(update, rank) for update in range(UPDATES)]
     found = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
     found |= {(kind, level): tensor_parallel(ranks, kind, level) for kind in PLANS for level in LEVELS}
+    found["stash all"] = tensor_parallel(ranks, "linear", "[4,4,4,16]", stash="all")
+    mesh, share, whole = init_device_mesh("cpu", (ranks,)), tokens(0, rank, ranks), tokens(0, 0, 1)
+    found["stash, MiB"] = [
+        stash_mib(*of)
+        for of in ((str, share), (shard, share), (str, whole), (partial(PLANS["linear"][1], mesh=mesh), whole))
+    ]
+    found["sequence"] = sequence_parallel(mesh)
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -161,6 +191,22 @@ def test_tensor_parallel_layers_are_those_of_one_process(found, kind, level):
     exact = tensor_parallel(1, kind, level)
     for each in found:
         assert max(map(error, each[kind, level], exact)) < 1e-6
+
+
+def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found):
+    exact = tensor_parallel(1, "linear", "[4,4,4,16]", stash="all")
+    for each in found:
+        assert max(map(error, each["stash all"], exact)) < 1e-6
+
+
+def test_dtensors_are_stashed_as_they_are(found):
+    assert all(error(each["sequence"], sequence_parallel(None)) < 1e-6 for each in found)
+
+
+def test_gathered_and_sharded_weights_are_not_counted_as_stash(found):
+    for of_share, of_fsdp, of_whole, of_shards in (each["stash, MiB"] for each in found):
+        assert of_fsdp == of_share
+        assert of_shards == pytest.approx(of_whole * (1 + 2 / len(found)) / 3, rel=0.01)  # inputs: K and 2 K
 
 
 def test_other_shardings_are_refused(tmp_path):

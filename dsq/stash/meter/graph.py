@@ -45,6 +45,10 @@ class GraphMeter:
         self._module_at = module_at
         self._storages: list[StorageWeakRef] = []  # so that no later storage gets the address of one seen
 
+    def ignore(self, weights: set[int]) -> None:
+        """Count these storages no more."""
+        self._seen |= weights
+
     def add(self, roots: Iterable[Tensor], since: int = 0) -> None:
         """Weigh the graph of these tensors; `since`: only nodes from this number on (module_runs.next_node)."""
         for node in _nodes(roots, since):

@@ -29,7 +29,7 @@ class Observation:
         """Look again; until then ``metrics`` tells what was seen before."""
         self._before_that = self.metrics()
         self._remove(*self._handles)
-        self._meter = GraphMeter(parameter_storages(self.model))
+        self._meter = GraphMeter(set())
         self._first_node: dict[nn.Module, int] = {}
         self._seen, self._squares, self._errors = 0, 0.0, 0.0
         for layer in self.model.modules():
@@ -69,11 +69,13 @@ class Observation:
             return
         self._remove(layer)
         self._seen += 1
+        self._meter.ignore(parameter_storages(layer))  # now: fully_shard gathers weights for the forward
         self._meter.add([y], self._first_node[layer])
         if args and isinstance(args[0], Tensor):
             with torch.no_grad():
                 stash = layer.quantizers.matmuls.stash
-                x_TK = matrix(args[0]).float()
+                x = args[0].to_local() if hasattr(args[0], "to_local") else args[0]  # of a DTensor, this rank's
+                x_TK = matrix(x).float()
                 rounded = x_TK if stash.format is None else quantize(x_TK, stash.format, stash.axis)
                 self._squares += float(x_TK.square().sum())
                 self._errors += float((rounded - x_TK).square().sum())
