@@ -1,24 +1,12 @@
-// Picks the instruction set's kernels and deals their tasks to threads.
+// Quantising, packing and unpacking a tensor: its own exponent, where it has one, and tasks dealt out to threads.
 #include "codec.h"
 
 #include "../threads.h"
 
 namespace {
 
-const IsaKernels* const ISAS[] = {
-#ifdef DSQ_X86
-    &AVX512, &AVX2,
-#endif
-    &PORTABLE,
-};
-constexpr int ISA_COUNT = sizeof ISAS / sizeof *ISAS;
-
-// Below this many values a thread costs more than it saves.
-constexpr int64_t VALUES_PER_THREAD = 1 << 15;
 // Values of a task that looks for the largest magnitude.
 constexpr int64_t LARGEST_PIECE = 4096;
-
-typedef void (*Range)(const CodecJob&, int64_t begin, int64_t end, std::atomic<uint32_t>& most);
 
 int64_t values_of(const CodecDesc& p) { return p.outer * p.rows * p.columns; }
 
@@ -30,12 +18,11 @@ int64_t pieces_for(const CodecDesc& p, int64_t count, int& threads) {
   return !openmp_parallel || threads < 2 ? 1 : 8 * threads < count ? 8 * threads : count;
 }
 
-uint32_t deal_out(const CodecJob& job, Range range, int64_t count, int threads) {
-  if (count == 0) return 0;
-  const int64_t pieces = pieces_for(*job.desc, count, threads);
-  std::atomic<uint32_t> most{0};
-  parallel_for(pieces, threads, [&](int64_t i) { range(job, count * i / pieces, count * (i + 1) / pieces, most); });
-  return most;
+// Calls work(begin, end) on pieces of `count` tasks.
+template <class Work> void deal_out(const CodecDesc& p, int64_t count, int threads, const Work& work) {
+  if (count == 0) return;
+  const int64_t pieces = pieces_for(p, count, threads);
+  parallel_for(pieces, threads, [&](int64_t i) { work(count * i / pieces, count * (i + 1) / pieces); });
 }
 
 void atomic_max(uint32_t found, std::atomic<uint32_t>& most) {
@@ -43,19 +30,17 @@ void atomic_max(uint32_t found, std::atomic<uint32_t>& most) {
   }
 }
 
-void range_largest(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>& most) {
-  const CodecDesc& p = *job.desc;
-  const int64_t values = values_of(p), last = end * LARGEST_PIECE;
-  atomic_max(ISAS[p.isa]->largest(job, begin * LARGEST_PIECE, last < values ? last : values), most);
-}
-
 // The exponent of the tensor's largest magnitude, from a pass of its own.
 int32_t largest_exponent(const CodecJob& job, int threads) {
-  return (int32_t)(deal_out(job, range_largest, ceil_div(values_of(*job.desc), LARGEST_PIECE), threads) >> 23);
-}
-
-void range_unpack(const CodecJob& job, int64_t begin, int64_t end, std::atomic<uint32_t>&) {
-  ISAS[job.desc->isa]->unpack(job, begin, end);
+  const CodecDesc& p = *job.desc;
+  const auto largest = isa_kernels(p.isa)->largest;
+  const int64_t values = values_of(p);
+  std::atomic<uint32_t> most{0};
+  deal_out(p, ceil_div(values, LARGEST_PIECE), threads, [&](int64_t begin, int64_t end) {
+    const int64_t last = end * LARGEST_PIECE;
+    atomic_max(largest(job, begin * LARGEST_PIECE, last < values ? last : values), most);
+  });
+  return (int32_t)(most >> 23);
 }
 
 // The tensor's exponent as SIGNED_E4M3 stores it, whose steps and their inverses are to be normal numbers.
@@ -117,18 +102,23 @@ void choose_writing(CodecJob& job, int32_t dtype, int threads) {
 
 }  // namespace
 
-const IsaKernels* isa_kernels(int index) { return index < ISA_COUNT ? ISAS[index] : nullptr; }
-
 Encoding::Encoding(const CodecDesc& desc, const void* x, void* out, int threads, uint64_t seed)
-    : p_(as_one_row(desc)), kernel_(&IsaKernels::quantize),
-      job_{&p_, x, out, nullptr, nullptr, seed, 0, false, false, beyond_caches(p_, p_.dtype), nullptr} {
+    : p_(as_one_row(desc)), kernel_(&IsaKernels::quantize), job_{&p_, x} {
+  job_.out = out;
   choose_writing(job_, p_.out_dtype, threads);
-  find_exponent(threads);
+  start(threads, seed);
 }
 
 Encoding::Encoding(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* scales, int threads, uint64_t seed)
-    : p_(as_one_row(desc)), kernel_(&IsaKernels::pack), scales_(scales),
-      job_{&p_, x, nullptr, codes, p_.box ? scales : nullptr, seed, 0, false, false, beyond_caches(p_, p_.dtype), nullptr} {
+    : p_(as_one_row(desc)), kernel_(&IsaKernels::pack), scales_(scales), job_{&p_, x} {
+  job_.codes = codes;
+  if (p_.box) job_.exponents = scales;
+  start(threads, seed);
+}
+
+void Encoding::start(int threads, uint64_t seed) {
+  job_.seed = seed;
+  job_.from_memory = beyond_caches(p_, p_.dtype);
   find_exponent(threads);
 }
 
@@ -143,7 +133,7 @@ void Encoding::find_exponent(int threads) {
     uint32_t most = 0;
     for (int64_t i = 0; i < places; i++) {
       const int64_t at = values / places * i;
-      const uint32_t here = ISAS[p_.isa]->largest(job_, at, at + some);
+      const uint32_t here = isa_kernels(p_.isa)->largest(job_, at, at + some);
       most = here > most ? here : most;
     }
     job_.tensor_exponent = (int32_t)(most >> 23) + slack;
@@ -164,7 +154,7 @@ void Encoding::run_piece(int64_t piece, int64_t pieces) {
   // exponent is a guess, to end soon if it was too low.
   constexpr int64_t few = 256;
   const Tasks tasks = encode_tasks(p_);
-  const IsaKernels& isa = *ISAS[p_.isa];
+  const IsaKernels& isa = *isa_kernels(p_.isa);
   int64_t begin = tasks.count() * piece / pieces;
   const int64_t end = tasks.count() * (piece + 1) / pieces;
   const bool is_static = !p_.box && job_.tensor_exponent == p_.static_scale;
@@ -226,19 +216,10 @@ void pack_tensor(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* 
 
 void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* exponents, void* out, int threads) {
   const CodecDesc p = as_one_row(desc);
-  CodecJob job{&p, nullptr, out, (uint8_t*)codes, (uint8_t*)exponents, 0, 0, false, false, false, nullptr};
+  CodecJob job{&p};
+  job.out = out, job.codes = (uint8_t*)codes, job.exponents = (uint8_t*)exponents;
   choose_writing(job, p.dtype, threads);
   if (const uint8_t* const own = tensor_scale(p, exponents)) job.tensor_exponent = *own;
-  deal_out(job, range_unpack, decode_tasks(p), threads);
-}
-
-void run_mask(int isa, void (*IsaKernels::*kernel)(const MaskJob&, int64_t, int64_t), const MaskJob& job, int64_t count,
-              int threads) {
-  constexpr int64_t piece = VALUES_PER_THREAD;
-  static_assert(piece % 32 == 0, "a piece begins with a word of bits");
-  const auto run = ISAS[isa]->*kernel;
-  parallel_for(ceil_div(count, piece), threads, [&](int64_t i) {
-    const int64_t begin = i * piece, end = begin + piece;
-    run(job, begin, end < count ? end : count);
-  });
+  const auto unpack = isa_kernels(p.isa)->unpack;
+  deal_out(p, decode_tasks(p), threads, [&](int64_t begin, int64_t end) { unpack(job, begin, end); });
 }
