@@ -30,7 +30,9 @@ SOURCES: dict[str, list[str]] = {
     "api.cpp": [],
     "threads.cpp": [],
     "codec/affine.cpp": [],
+    "codec/codec.cpp": [],
     "codec/dispatch.cpp": [],
+    "codec/masks.cpp": [],
     "gemm/integer.cpp": [],
     "simd/portable.cpp": [],
 }

@@ -7,6 +7,9 @@ from typing import Any
 from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Pointwise
 from costmodel.workloads.shapes import Latent, Stack, Transformer
 
+#: norms of queries and of keys: passes over heads, of which tensor parallelism gives each device its own
+HEAD_NORMS = ("q_norm", "k_norm")
+
 
 def added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
     """What is made once for the scores of all layers: a mask of each window, T5's zeros for cross-attention."""
@@ -138,7 +141,8 @@ def _query_key_norms(own: _Attention) -> list[Operation]:
     if not own.stack.qk_norm:
         return []
     ops: list[Operation] = []
-    for name, tokens, heads in (("q_norm", own.query_tokens, own.heads), ("k_norm", own.key_tokens, own.kv_heads)):
+    sizes = (own.query_tokens, own.heads), (own.key_tokens, own.kv_heads)
+    for name, (tokens, heads) in zip(HEAD_NORMS, sizes, strict=True):
         by_head = own.stack.qk_norm == "head"
         rows, width = (tokens * heads, own.head_dim) if by_head else (tokens, heads * own.head_dim)
         ops.append(own.pointwise(name, "rms", rows, width, parameters=width))

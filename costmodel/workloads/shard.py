@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.model.operations import Gemm, Operation, Workload
+from costmodel.workloads.attention import HEAD_NORMS
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
 
 #: passes over the residual stream, whose tokens sequence parallelism shares out
 _STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
-#: and over heads, of which tensor parallelism has left a device its own
-_OF_HEADS = (".q_norm", ".k_norm")
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,8 @@ def _parallel(workload: Workload, shard: Shard) -> Workload:
     def share(op: Operation) -> Operation:
         if isinstance(op, Gemm):
             return replace(op, x_values=-(-op.M * op.K // shard.tensor)) if op.stream else op
-        shared = op.kind in _STREAM_KINDS and op.cls != "attention" and not op.name.endswith(_OF_HEADS)
+        of_heads = op.cls == "attention" or op.name.rpartition(".")[2] in HEAD_NORMS
+        shared = op.kind in _STREAM_KINDS and not of_heads
         return replace(op, rows=-(-op.rows // shard.tensor)) if shared else op
 
     return replace(workload, operations=tuple(map(share, workload.operations)))

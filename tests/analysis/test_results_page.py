@@ -42,52 +42,101 @@ def test_the_table_of_the_readme_is_that_of_the_ledgers() -> None:
         assert [cell.strip() for cell in line.split("|")[2:6]] == bleu + costs
 
 
-def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = "recipe,run,score,measure,levels,format,seed,dram,seconds,best_valid_loss\n"
-    rows = ["r,fp32_seed1,80.5,BLEU,none,,1,,60,2", "r,fp32_seed2,90,BLEU,none,,2,,60,2"]
-    rows += ['r,bfp_seed2,88,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2', "other,fp32_seed1,1,BLEU,none,,1,,60,2"]
-    (tmp_path / "ledger.csv").write_text(head + "\n".join(rows) + "\n")
+RUNS = """\
+recipe,run,score,measure,levels,format,seed,dram,seconds,best_valid_loss
+r,fp32_seed1,80.5,BLEU,none,,1,,60,2
+r,fp32_seed2,90,BLEU,none,,2,,60,2
+r,bfp_seed2,88,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2
+other,fp32_seed1,1,BLEU,none,,1,,60,2
+"""
+#: more rows: a second run at one level and format, and a recipe without runs in floating point
+AMBIGUOUS = """\
+r,bfp_box=8_seed2,87,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2
+plain,bfp_seed1,1,BLEU,"[4,4,4,16]",bfp,1,,,
+"""
+RISES = """\
+recipe,run,score,levels,format,rise_at,seed
+r,fp32_seed1,90,none,,,1
+r,bfp_at0.12_seed1,80,"[2,2,2,16]",bfp,0.12,1
+r,bfp_at0.8_seed1,60,"[2,2,2,16]",bfp,0.8,1
+"""
+RECIPE = """\
+[data]
+kind = "generated"
+[[runs]]
+levels = "none"
+paper = 30.0
+[[runs]]
+format = "bfp"
+levels = "[4,4,4,16]"
+paper = 29.0
+[[runs]]
+format = "bfp"
+levels = "[2,2,2,16]"
+paper = 29.0
+"""
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger of two recipes, and beside it the recipe that planned the runs of "r"."""
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)
-    page = "Before.\n\n<!-- table: ledger ledger.csv r -->\nold\n<!-- end -->\n\nAfter.\n"
-    written = results_page.written(page)
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in written.splitlines() if "|" in line]
-    assert cells[2:] == [
+    monkeypatch.setattr(results_page, "RECIPES", tmp_path)
+    (tmp_path / "table.toml").write_text(RECIPE)
+    path = tmp_path / "ledger.csv"
+    path.write_text(RUNS)
+    return path
+
+
+def page(words: str) -> str:
+    return f"Before.\n\n<!-- table: {words} -->\nold\n<!-- end -->\n\nAfter.\n"
+
+
+def cells(words: str) -> list[list[str]]:
+    """The table that these words ask for, without the line under its head."""
+    lines = [line for line in results_page.written(page(words)).splitlines() if line.startswith("|")]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [head, *rows]
+
+
+def test_a_table_follows_its_ledger(ledger: Path) -> None:
+    assert cells("ledger ledger.csv r")[1:] == [
         ["fp32", "2", "85.2", "9.5", "-", "2.000", "-"],
         ["[4,4,4,16]", "1", "88.0", "-", "-2.0", "2.000", "0.3000"],
     ]
+
+
+def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
+    old = page("ledger ledger.csv r")
+    written = results_page.written(old)
     assert written.startswith("Before.\n\n<!--")
     assert written.endswith("<!-- end -->\n\nAfter.\n")
     assert results_page.written(written) == written
-    unclosed = page.replace("<!-- end -->", "")
-    assert results_page.written(unclosed + page) == unclosed + written  # what is between the two tables stays
-    recipe = ['[data]\nkind = "generated"', '[[runs]]\nlevels = "none"\npaper = 30.0']
-    recipe += [f'[[runs]]\nformat = "bfp"\nlevels = "[{bits},16]"\npaper = 29.0' for bits in ("4,4,4", "2,2,2")]
-    (tmp_path / "table.toml").write_text("\n".join(recipe))
-    monkeypatch.setattr(results_page, "RECIPES", tmp_path)
-    paper = results_page.written(page.replace("ledger ledger.csv r", "paper ledger.csv r table"))
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in paper.splitlines() if "|" in line]
-    assert cells[2:] == [
+    unclosed = old.replace("<!-- end -->", "")
+    assert results_page.written(unclosed + old) == unclosed + written  # what is between the two tables stays
+
+
+def test_the_papers_figures_beside_ours(ledger: Path) -> None:
+    assert cells("paper ledger.csv r table")[1:] == [
         ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "-2.00", "-2.00", "1"],
         ["bfp", "[2,2,2,16]", "-1.00", "-", "-", "-", "-"],
     ]
-    (tmp_path / "rises.csv").write_text(
-        "recipe,run,score,levels,format,rise_at,seed\nr,fp32_seed1,90,none,,,1\n"
-        + "".join(f'r,bfp_at{at}_seed1,{score},"[2,2,2,16]",bfp,{at},1\n' for at, score in ((0.12, 80), (0.8, 60)))
-    )
-    paper = results_page.written(page.replace("ledger ledger.csv r", "paper rises.csv r table"))
-    assert [row.split("|")[2].strip() for row in paper.splitlines() if "| bfp" in row][1:] == [
-        "[2,2,2,16] at 0.12",
-        "[2,2,2,16] at 0.8",
-    ]
-    grid = results_page.written(page.replace("ledger ledger.csv r", "grid ledger.csv r format levels bfp*"))
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines() if "|" in line]
-    assert cells[::2] == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]
+
+
+def test_runs_that_differ_in_their_rise_have_a_row_each(ledger: Path) -> None:
+    ledger.write_text(RISES)
+    levels = [row[1] for row in cells("paper ledger.csv r table")[1:]]
+    assert levels[1:] == ["[2,2,2,16] at 0.12", "[2,2,2,16] at 0.8"]
+
+
+def test_a_grid_of_losses_beside_fp32(ledger: Path) -> None:
+    assert cells("grid ledger.csv r format levels bfp*") == [["format", "[4,4,4,16]"], ["bfp", "-2.0"]]
     assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0 to +4.5, 3 seeds)"
-    with (tmp_path / "ledger.csv").open("a") as file:
-        file.write(
-            'r,bfp_box=8_seed2,87,BLEU,"[4,4,4,16]",bfp,2,0.3,60,2\nplain,bfp_seed1,1,BLEU,"[4,4,4,16]",bfp,1,,,\n'
-        )
-    for words, message in (
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
         ("pie ledger.csv", "accepted are ledger, grid, paper, stash, file"),
         ("ledger ledger.csv", "table: ledger ledger.csv: missing a required argument: 'recipe'"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
@@ -98,6 +147,9 @@ def test_a_table_follows_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("paper ledger.csv r table", r"bfp_box=8 has no row of its own at bfp \[4,4,4,16\]"),
         ("paper ledger.csv plain table", "no run of 'plain' in floating point"),
         ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            results_page.written(page.replace("ledger ledger.csv r", words))
+    ],
+)
+def test_a_table_that_cannot_be_made_says_why(words: str, message: str, ledger: Path) -> None:
+    ledger.write_text(RUNS + AMBIGUOUS)
+    with pytest.raises(ValueError, match=message):
+        results_page.written(page(words))

@@ -91,12 +91,7 @@ def _first_principles(arguments: argparse.Namespace, workload: Workload, setups:
     reference = evaluate(workload, unit, hardware)
     records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
     shown = {"setup": "", "dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
-    shown |= {
-        "multiplier_Tbit": ",.0f",
-        "arithmetic": ".3f",
-        "flop_per_byte": ",.0f",
-    }
-    shown |= {"bound": "", "floor_ms": ",.1f"}
+    shown |= {"multiplier_Tbit": ",.0f", "arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
     notes = [
         f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
         "width, summed over multiply-accumulates; linears stash: what the converted layers keep for the "
@@ -142,21 +137,17 @@ def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
     }
 
 
+#: columns of a step that are costs: those of a run are their means; rates and names have none
+_COSTS = ("dram_MB", "dram", "linears_stash_MB", "model_saved_MB")
+_COSTS += ("arithmetic", "multiplier_Tbit", "gflop", "floor_ms")
+
+
 def _mean_record(records: list[Record], shares: Sequence[float]) -> Record:
-    name = records[0]["format"]
-    mean: Record = {"setup": f"{name} mean", "format": name, "precision": "mean", "share": 1.0}
+    """The run's record; each level's is given its share."""
     for record, share in zip(records, shares, strict=True):
         record["share"] = share
-    for name in (
-        "dram_MB",
-        "dram",
-        "linears_stash_MB",
-        "model_saved_MB",
-        "arithmetic",
-        "multiplier_Tbit",
-        "gflop",
-        "floor_ms",
-    ):
-        if name in records[0]:
-            mean[name] = sum(record[name] * record["share"] for record in records)
-    return mean
+    fmt = records[0]["format"]
+    mean: Record = {"setup": f"{fmt} mean", "format": fmt, "precision": "mean", "share": 1.0}
+    return mean | {
+        cost: sum(record[cost] * record["share"] for record in records) for cost in _COSTS if cost in records[0]
+    }

@@ -1,11 +1,14 @@
 """dsq-cost roofline: intensity, bound and time of each class of operations, and the picture."""
 
 import argparse
+from collections.abc import Callable
 
 from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, floor_record, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import matmuls
+from costmodel.model.operations import Group, Workload
+from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
 from costmodel.model.traffic import transfers
 from dsq.command.files import write_whole
@@ -13,44 +16,15 @@ from dsq.command.files import write_whole
 
 def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = workload_of(arguments), hardware_of(arguments)
-    setups = [setup_of(arguments, text) for text in arguments.precision]
     key = operation_kind if arguments.per_operation else operation_class
     records: list[Record] = []
     notes = []
-    for setup in setups:
-        listed = matmuls(workload, setup)
-        moved = transfers(workload, setup, hardware.on_chip_bytes)
-        classes = floors(moved, listed, hardware, setup.container_bits, key)
-        total = sum(classes.values(), start=ZERO)
-        longest = max(classes, key=lambda name: float(classes[name].seconds))
-        waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
-        share = float(classes[longest].seconds / total.seconds)
-        notes.append(f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}.")
-        for name, floor in {**classes, "total": total}.items():
-            record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
-            record |= {"class": name, **floor_record(floor), "runs_in": datatypes(listed, name, hardware, key)}
-            record |= {"dram_MB": float(floor.bytes) / 1e6, "of_time": float(floor.seconds / total.seconds)}
-            record |= {"tflops": float(floor.flops_per_second) / 1e12} if floor.flops else {}
-            records.append(
-                record | (_roof(floor, rates(listed, name, hardware, key), hardware) if name != "total" else {})
-            )
+    for setup in [setup_of(arguments, text) for text in arguments.precision]:
+        found, note = _classes(workload, setup, hardware, key)
+        records += found
+        notes.append(note)
     if arguments.picture:
-        from costmodel.cli.pictures.roofline import Dot, draw_roofline
-
-        dots = [
-            Dot(
-                record["class"],
-                record["setup"],
-                record["flop_per_byte"],
-                record["tflops"] * 1e12,
-                record["roof_tflops"] * 1e12,
-                record["roof"],
-                record["of_time"],
-            )
-            for record in records
-            if record["class"] != "total" and "tflops" in record
-        ]
-        write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
+        _draw(arguments.picture, workload, hardware, records)
     shown = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
     shown |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
     return Answer(
@@ -63,6 +37,48 @@ def run(arguments: argparse.Namespace) -> Answer:
         ],
         facts(workload, hardware),
     )
+
+
+def _classes(
+    workload: Workload, setup: Setup, hardware: Hardware, key: Callable[[Group], str]
+) -> tuple[list[Record], str]:
+    """A record for each class of operations, and one for all; and a note of what bounds the step."""
+    listed = matmuls(workload, setup)
+    classes = floors(transfers(workload, setup, hardware.on_chip_bytes), listed, hardware, setup.container_bits, key)
+    total = sum(classes.values(), start=ZERO)
+    records: list[Record] = []
+    for name, floor in {**classes, "total": total}.items():
+        record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
+        record |= {"class": name, **floor_record(floor), "runs_in": datatypes(listed, name, hardware, key)}
+        record |= {"dram_MB": float(floor.bytes) / 1e6, "of_time": float(floor.seconds / total.seconds)}
+        if floor.flops:
+            record["tflops"] = float(floor.flops_per_second) / 1e12
+        if name != "total":
+            record |= _roof(floor, rates(listed, name, hardware, key), hardware)
+        records.append(record)
+    longest = max(classes, key=lambda name: float(classes[name].seconds))
+    waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
+    share = float(classes[longest].seconds / total.seconds)
+    return records, f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}."
+
+
+def _draw(picture: str, workload: Workload, hardware: Hardware, records: list[Record]) -> None:
+    from costmodel.cli.pictures.roofline import Dot, draw_roofline
+
+    dots = [
+        Dot(
+            record["class"],
+            record["setup"],
+            record["flop_per_byte"],
+            record["tflops"] * 1e12,
+            record["roof_tflops"] * 1e12,
+            record["roof"],
+            record["of_time"],
+        )
+        for record in records
+        if record["class"] != "total" and "tflops" in record
+    ]
+    write_whole(picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
 
 
 def _roof(floor: Floor, used: list[Rate], hardware: Hardware) -> Record:

@@ -9,6 +9,8 @@ from costmodel.cli.output import Answer, Record, Section
 from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.model.sweep import OBJECTIVES, front, grid, parse_range, sweep
 from dsq.command.files import write_whole
+from dsq.formats import Format
+from dsq.precision import Precision
 
 MAX_CONFIGURATIONS = 500_000
 FRONT_ROWS = 20
@@ -28,16 +30,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     unit = setup_of(arguments, arguments.relative_to)
     columns = sweep(workload, setup, hardware, unit)
     kept = front(precision, [columns[name] for name in objectives])
-    name = setup.format.name
     if arguments.picture:
         from costmodel.cli.pictures.sweep import draw_sweep
-        from costmodel.paper.published import DSQ_LEVELS, ROWS
 
-        title, axes = f"{workload.name}, {name}, {hardware.name}", (objectives[0], objectives[1])
-        paper = list(
-            dict.fromkeys(row.precision for row in ROWS if row.precision and row.format.name == name)
-            | dict.fromkeys(DSQ_LEVELS)
-        )
+        title = f"{workload.name}, {setup.format.name}, {hardware.name}"
+        axes, paper = (objectives[0], objectives[1]), _of_the_paper(setup.format)
         write_whole(
             arguments.picture,
             lambda path: draw_sweep(path, title, precision, columns, kept, axes, str(unit), paper),
@@ -60,5 +57,14 @@ def run(arguments: argparse.Namespace) -> Answer:
         notes.append(f"{FRONT_ROWS} of them shown, evenly picked; --csv and --json give all.")
     shown = {"precision": "", "dram": ".4f", "arithmetic": ".5f", "stash": ",.0f", "time": ".3e"}
     section = Section("front", f"No bit is free: {heading(workload, hardware)}", records, shown)
-    known = facts(workload, hardware) | {"format": name, "objectives": objectives, "configurations": count}
+    known = facts(workload, hardware)
+    known |= {"format": setup.format.name, "objectives": objectives, "configurations": count}
     return Answer([section], notes, known, columns=vars(precision) | columns | {"front": kept})
+
+
+def _of_the_paper(fmt: Format) -> list[Precision]:
+    """The precisions that the paper has figures of in this format, and those of its schedule."""
+    from costmodel.paper.published import DSQ_LEVELS, ROWS
+
+    published = (row.precision for row in ROWS if row.precision and row.format.name == fmt.name)
+    return list(dict.fromkeys((*published, *DSQ_LEVELS)))

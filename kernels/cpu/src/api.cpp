@@ -68,23 +68,27 @@ void dsq_affine_unpack(const AffineDesc* desc, address codes, address ranges, ad
 
 void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,
                    address bits, int threads) {
-  const MaskJob job{At{values}, At{bits}, dtype, low, high, nan_is_open != 0, 0, 0, nullptr};
+  MaskJob job{At{values}, At{bits}, dtype};
+  job.low = low, job.high = high, job.nan_is_open = nan_is_open;
   run_mask(isa, &IsaKernels::mask, job, count, threads);
 }
 
 void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, float closed, float open, address values,
                      int threads) {
-  const MaskJob job{At{values}, At{bits}, dtype, 0, 0, false, closed, open, nullptr};
+  MaskJob job{At{values}, At{bits}, dtype};
+  job.closed = closed, job.open = open;
   run_mask(isa, &IsaKernels::unmask, job, count, threads);
 }
 
 void dsq_apply_mask(int isa, address bits, int64_t count, int dtype, address x, address out, int threads) {
-  const MaskJob job{At{out}, At{bits}, dtype, 0, 0, false, 0, 0, At{x}};
+  MaskJob job{At{out}, At{bits}, dtype};
+  job.source = At{x};
   run_mask(isa, &IsaKernels::apply_mask, job, count, threads);
 }
 
 void dsq_relu(int isa, address x, int64_t count, address y, address bits, int threads) {
-  const MaskJob job{At{y}, At{bits}, FLOAT32, 0, 0, false, 0, 0, At{x}};
+  MaskJob job{At{y}, At{bits}, FLOAT32};
+  job.source = At{x};
   run_mask(isa, &IsaKernels::relu, job, count, threads);
 }
 

@@ -18,6 +18,9 @@ void use_threads(OpenMpParallel parallel, OpenMpThreadNumber thread_number);
 
 namespace {
 
+// Below this many values of a tensor a thread costs more than it saves.
+constexpr int64_t VALUES_PER_THREAD = 1 << 15;
+
 // Rounding to nearest and subnormals as IEEE 754 has them, whatever the calling thread has set.
 class StandardArithmetic {
 #ifdef DSQ_X86

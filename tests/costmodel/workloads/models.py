@@ -1,5 +1,5 @@
-"""Small transformers in plain PyTorch, built from the cost model's own shapes: what its predictions are held "
-"against."""
+"""Small transformers in plain PyTorch, built from the cost model's own shapes: what its predictions are held
+against."""
 
 import torch
 from torch import Tensor, nn

@@ -14,6 +14,7 @@ class Encoding {
   friend void encode_both(Encoding& one, Encoding& other, int threads);
 
  private:
+  void start(int threads, uint64_t seed);
   void find_exponent(int threads);
   void run_piece(int64_t piece, int64_t pieces);
   void run_alone(int threads);

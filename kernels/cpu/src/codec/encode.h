@@ -85,7 +85,41 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     memcpy(to, waiting, sink.size(n < TILE ? n : TILE));
   }
 
+  // The random numbers of n columns of a row that begins at x; values `ahead` bytes further on are prefetched meanwhile.
+  INLINE void draw(int64_t row, int n, const uint8_t* x, int32_t dtype, int64_t ahead) {
+    for (int c = 0; c * CHUNK < n; c++) {
+      if (job.from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * size_of(dtype)) + ahead);
+      random.draw(c, c, row);
+    }
+  }
+
   // ---- boxes along the columns ----
+
+  // The exponents of a batch's boxes of 16, a byte each.
+  INLINE void find_exponents_of_groups(const uint8_t* x, int32_t dtype, int n, uint32_t four[BATCH_COLUMNS / TILE]) {
+    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype);
+    const bool prefetches = job.from_memory && !STOCHASTIC;
+    alignas(64) uint32_t key[Grid::SIGNED ? BATCH_COLUMNS / 16 : 1];  // of a group
+    // four tiles at once: what is read in one piece should have been written in one
+    for (int i = 0; i < BATCH_COLUMNS / TILE; i += 4) {
+      U most[4] = {};
+#pragma GCC unroll 4
+      for (int t = 0; t < 4; t++) {
+        const uint8_t* const tile = x + (i + t) * tile_bytes;
+        if (i + t >= tiles) break;
+        F value[VECTORS];
+        if (prefetches) prefetch<2>((uintptr_t)tile + PAGE, tile_bytes);
+        load_columns(tile, dtype, n - (i + t) * TILE, value);
+        most[t] = Grid::SIGNED ? keys_of(value) : exponents_of(value);
+      }
+      if constexpr (Grid::SIGNED) largest_of_parts(most, key + 4 * i);
+      else largest_bytes(most, four + i);
+    }
+    if constexpr (Grid::SIGNED) {
+      uint8_t* const group = (uint8_t*)four;
+      for (int g = 0; g < BATCH_COLUMNS / 16; g += LANES) write_bytes(group + g, grid.scales_of(read<U>(key + g)));
+    }
+  }
 
   // n columns from (row, column) on, at most BATCH_COLUMNS. Boxes of 16 find their exponents here; else
   // exponent[i / box] is that of column - skipped + i. USUAL: BATCH_COLUMNS of float32 in boxes of 16, known to the compiler.
@@ -97,26 +131,8 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     const uint8_t* x = values(row, column);
     uint32_t four[BATCH_COLUMNS / TILE];  // a group's exponent in each byte
     uint8_t* const group = (uint8_t*)four;
-    alignas(64) uint32_t key[Grid::SIGNED ? BATCH_COLUMNS / 16 : 1];  // of a group
     if (box == 16) {
-      // four tiles at once: what is read in one piece should have been written in one
-      for (int i = 0; i < BATCH_COLUMNS / TILE; i += 4) {
-        U most[4] = {};
-#pragma GCC unroll 4
-        for (int t = 0; t < 4; t++) {
-          const uint8_t* const tile = x + (i + t) * tile_bytes;
-          if (i + t >= tiles) break;
-          F value[VECTORS];
-          if (from_memory && !STOCHASTIC) prefetch<2>((uintptr_t)tile + PAGE, tile_bytes);
-          load_columns(tile, dtype, n - (i + t) * TILE, value);
-          most[t] = Grid::SIGNED ? keys_of(value) : exponents_of(value);
-        }
-        if constexpr (Grid::SIGNED) largest_of_parts(most, key + 4 * i);
-        else largest_bytes(most, four + i);
-      }
-      if constexpr (Grid::SIGNED) {
-        for (int g = 0; g < BATCH_COLUMNS / 16; g += LANES) write_bytes(group + g, grid.scales_of(read<U>(key + g)));
-      }
+      find_exponents_of_groups(x, dtype, n, four);
     } else if (in_groups) {
       memset(group, job.tensor_exponent, sizeof four);
       for (int g = 0; box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / box];
@@ -129,10 +145,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         begun = column / CHUNK;
         for (int c = 0; c < BATCH_COLUMNS / CHUNK; c++) random.begin(c, begun + c);
       }
-      for (int c = 0; c * CHUNK < n; c++) {
-        if (from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * size_of(dtype)) + PAGE);
-        random.draw(c, c, row);
-      }
+      draw(row, n, x, dtype, PAGE);
     }
 
     Sink out = sink;
@@ -261,11 +274,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     for (int64_t row = bottom - 1; row >= top; row--) {  // those read last are still in the nearest cache
       const uint8_t* x = values(row, column);
       uint8_t* to = out.place(row, column);
-      if (STOCHASTIC)
-        for (int c = 0; c * CHUNK < n; c++) {
-          if (job.from_memory) prefetch_while_drawing((uintptr_t)(x + c * CHUNK * size_of(dtype)) + ahead_bytes);
-          random.draw(c, c, row);
-        }
+      if (STOCHASTIC) draw(row, n, x, dtype, ahead_bytes);
       for (int i = 0; i < n; i += TILE, x += tile_bytes, to += out.tile_stride()) {
         const Numbers& numbers = random.drawn[i / CHUNK][i % CHUNK / TILE];
         if (ordinary[i / TILE]) {

@@ -25,16 +25,16 @@ struct Magnitudes {
 
 struct CodecJob {
   const CodecDesc* desc;
-  const void* values;  // input of quantize and pack
-  void* out;           // values of quantize and unpack
-  uint8_t* codes;
-  uint8_t* exponents;  // the scales
-  uint64_t seed;
-  int32_t tensor_exponent;  // with box 0, and of SIGNED_E4M3: the one stored exponent
-  bool past_caches;         // write values with streaming stores
-  bool prefetch;            // or prefetch the cache lines they go to
-  bool from_memory;         // the input is too large to be in a cache
-  Magnitudes* found;        // of SIGNED_E4M3: what the encoder is to report, or null
+  const void* values = nullptr;  // input of quantize and pack
+  void* out = nullptr;           // values of quantize and unpack
+  uint8_t* codes = nullptr;
+  uint8_t* exponents = nullptr;  // the scales
+  uint64_t seed = 0;
+  int32_t tensor_exponent = 0;  // with box 0, and of SIGNED_E4M3: the one stored exponent
+  bool past_caches = false;     // write values with streaming stores
+  bool prefetch = false;        // or prefetch the cache lines they go to
+  bool from_memory = false;     // the input is too large to be in a cache
+  Magnitudes* found = nullptr;  // of SIGNED_E4M3: what the encoder is to report, or null
 };
 
 // One bit a value (masks.h).
@@ -42,10 +42,10 @@ struct MaskJob {
   void* values;
   uint8_t* bits;
   int32_t dtype;
-  float low, high;     // of pack: the open values lie between; NaN: no limit
-  bool nan_is_open;    // of pack
-  float closed, open;  // of unpack: the two values
-  const void* source;  // of apply: the values let through, or 0; of ReLU: its argument
+  float low = 0, high = 0;       // of pack: the open values lie between; NaN: no limit
+  bool nan_is_open = false;      // of pack
+  float closed = 0, open = 0;    // of unpack: the two values
+  const void* source = nullptr;  // of apply: the values let through, or 0; of ReLU: its argument
 };
 
 // Groups whose extents are found at a time.
@@ -85,7 +85,7 @@ extern const IsaKernels AVX2, AVX512;
 // Anonymous, so that each file has its own: they are compiled for different processors, which the linker must not mix.
 namespace {
 
-// How a job is cut into tasks: shared by the kernels, which run them, and by dispatch.cpp, which deals them out.
+// How a job is cut into tasks: shared by the kernels, which run them, and by codec.cpp, which deals them out.
 struct Tasks {
   int64_t blocks;   // of rows: single rows, or the boxes of rows
   int64_t strips;   // of columns

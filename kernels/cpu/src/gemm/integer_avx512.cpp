@@ -175,81 +175,118 @@ struct Scratch {
   int64_t bytes() const { return 4 * (elements() + a_scales() + b_scales() + b_offsets() + blocks * panels()); }
 };
 
+// Both operands' panels in scratch memory, a block of the depth after another.
+template <bool int8> class Panels {
+ public:
+  const IntegerOperand &A, &B;
+  const Scratch size;
+
+  Panels(const IntegerOperand& a, const IntegerOperand& b, uint32_t* memory)
+      : A(a), B(b), size({a.vectors, b.vectors, a.depth}, a.box, BLOCK_STEPS), a_elements_(memory),
+        b_elements_(memory + size.blocks * size.a_panels * PANEL * VECTOR_ELEMENTS),
+        a_scales_((float*)(memory + size.elements())), b_scales_(a_scales_ + size.a_scales()),
+        b_offsets_((int32_t*)(b_scales_ + size.b_scales())), runs_((PanelRuns*)(b_offsets_ + size.b_offsets())) {}
+
+  // A's panels come first.
+  void pack(int64_t panel, int64_t block) const {
+    if (panel < size.a_panels) pack_panel_of_a(panel, block);
+    else pack_panel_of_b(panel - size.a_panels, block);
+  }
+
+  // What `height` vectors of A from `top` on and panel j of B are to each other.
+  BlockOfTask block_of_task(int64_t top, int height, int64_t j, int width, int64_t block, PanelRuns run,
+                            const float* bias) const {
+    const int steps = steps_of(block), run_steps = least(run.steps, A.steps_read(steps));
+    const int64_t at = b_panel_at(block, j);
+    return {{a_elements_of(block, top), a_scales_of(block, top)},
+            {b_elements_ + at * VECTOR_ELEMENTS, b_scales_ + at * size.boxes, b_offsets_ + at * (size.boxes + 1)},
+            (int)ceil_div(steps, run.steps), {run_steps / PER_ELEMENT<int8>, run_steps / A.box}, height, width,
+            bias ? bias + j * PANEL : nullptr, block == 0};
+  }
+
+  // The runs that all of these panels have.
+  PanelRuns common_runs(int64_t top, int height, int64_t j, int64_t block) const {
+    PanelRuns run = runs_of(size.a_panels + j, block);
+    for (int64_t panel = top / PANEL; panel * PANEL < top + height; panel++) {
+      const PanelRuns& other = runs_of(panel, block);
+      run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
+    }
+    return run;
+  }
+
+ private:
+  static constexpr int BLOCK_STEPS = STEPS<int8>;
+
+  int steps_of(int64_t block) const { return least(BLOCK_STEPS, A.depth - block * BLOCK_STEPS); }
+  int box_elements() const { return A.box / PER_ELEMENT<int8>; }
+  uint32_t* a_elements_of(int64_t block, int64_t vector) const {
+    return a_elements_ + (block * size.a_panels * PANEL + vector) * VECTOR_ELEMENTS;
+  }
+  float* a_scales_of(int64_t block, int64_t vector) const {
+    const int64_t task = block * size.a_tasks + vector / TASK_ROWS;
+    return a_scales_ + task * size.boxes * TASK_ROWS + vector % TASK_ROWS;
+  }
+  int64_t b_panel_at(int64_t block, int64_t panel) const { return (panel * size.blocks + block) * PANEL; }
+  PanelRuns& runs_of(int64_t panel, int64_t block) const { return runs_[block * size.panels() + panel]; }
+
+  // Brings boxes to the exponents that they can share.
+  template <class Zeros> static PanelRuns share_exponents(const IntegerOperand& x, Exponents& exponents, Zeros zeros) {
+    if (!x.has_powers()) return {(int16_t)x.box, 0};
+    exponents.pass_over_zeros(zeros);
+    const int steps = int8 ? exponents.share(8 - x.integer_bits()) : x.box;
+    return {(int16_t)steps, exponents.template moderate<int8>()};
+  }
+
+  void pack_panel_of_a(int64_t panel, int64_t block) const {
+    const int64_t vector = panel * PANEL, k = block * BLOCK_STEPS;
+    const int steps = steps_of(block);
+    uint32_t* elements = a_elements_of(block, vector);
+    Exponents exponents(A, vector, k, steps);
+    pack_a<int8>(A, vector, k, steps, elements);
+    auto zeros = [&](int b) { return zeros_of_a(elements, b, box_elements()); };
+    runs_of(panel, block) = share_exponents(A, exponents, zeros);
+    if constexpr (int8) finish_a(exponents, elements);
+    exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
+  }
+
+  void pack_panel_of_b(int64_t panel, int64_t block) const {
+    const int64_t vector = panel * PANEL, k = block * BLOCK_STEPS, at = b_panel_at(block, panel);
+    const int steps = steps_of(block);
+    uint32_t* elements = b_elements_ + at * VECTOR_ELEMENTS;
+    Exponents exponents(B, vector, k, steps);
+    pack_b<int8>(B, vector, k, steps, elements);
+    auto zeros = [&](int b) { return zeros_of_b(elements, b, box_elements()); };
+    runs_of(size.a_panels + panel, block) = share_exponents(B, exponents, zeros);
+    if (exponents.multiplied) multiply_b<int8>(exponents, elements);
+    exponents.fill_scales(b_scales_ + at * size.boxes, PANEL);
+    if (int8)
+      fill_offsets(elements, B.steps_read(steps) / B.box, box_elements(), b_offsets_ + at * (size.boxes + 1));
+  }
+
+  uint32_t *const a_elements_, *const b_elements_;
+  float *const a_scales_, *const b_scales_;
+  int32_t* const b_offsets_;
+  PanelRuns* const runs_;
+};
+
 template <bool int8>
 void multiply(const IntegerOperand& A, const IntegerOperand& B, const float* bias, const Result& c, uint32_t* memory,
               int threads) {
-  constexpr int per_element = PER_ELEMENT<int8>, block_steps = STEPS<int8>;
-  const int64_t rows = A.vectors, columns = B.vectors, depth = A.depth;
-  const Scratch scratch({rows, columns, depth}, A.box, block_steps);
-  const int64_t boxes = scratch.boxes, blocks = scratch.blocks, a_panels = scratch.a_panels, panels = scratch.panels();
-  uint32_t *a_elements = memory, *b_elements = a_elements + blocks * a_panels * PANEL * VECTOR_ELEMENTS;
-  float *a_scales = (float*)(memory + scratch.elements()), *b_scales = a_scales + scratch.a_scales();
-  int32_t* b_offsets = (int32_t*)(b_scales + scratch.b_scales());
-  PanelRuns* runs = (PanelRuns*)(b_offsets + scratch.b_offsets());
-  auto a_elements_of = [&](int64_t block, int64_t vector) {
-    return a_elements + (block * a_panels * PANEL + vector) * VECTOR_ELEMENTS;
-  };
-  auto a_scales_of = [&](int64_t block, int64_t vector) {
-    return a_scales + (block * scratch.a_tasks + vector / TASK_ROWS) * boxes * TASK_ROWS + vector % TASK_ROWS;
-  };
-  auto b_panel_at = [&](int64_t block, int64_t panel) { return (panel * blocks + block) * PANEL; };
-  const int box_elements = A.box / per_element;
-  // For each panel in each block; A's come first.
-  auto runs_of = [&](int64_t panel, int64_t block) -> PanelRuns& { return runs[block * panels + panel]; };
-  if (rows * columns * depth < 1 << 20) threads = 1;
+  const Panels<int8> panels(A, B, memory);
+  const Scratch& size = panels.size;
+  if (A.vectors * B.vectors * A.depth < 1 << 20) threads = 1;
 
   // Neighbouring panels come one after another: across, their codes lie side by side.
-  parallel_for(blocks * panels, threads, [&](int64_t task) {
-    const int64_t panel = task % panels, block = task / panels, k = block * block_steps;
-    const int steps = least(block_steps, depth - k);
-    PanelRuns& runs = runs_of(panel, block);
-    runs = {(int16_t)A.box, 0};
-    if (panel < a_panels) {
-      const int64_t vector = panel * PANEL;
-      uint32_t* elements = a_elements_of(block, vector);
-      Exponents exponents(A, vector, k, steps);
-      pack_a<int8>(A, vector, k, steps, elements);
-      if (A.has_powers()) {
-        exponents.pass_over_zeros([&](int b) { return zeros_of_a(elements, b, box_elements); });
-        if (int8) runs.steps = (int16_t)exponents.share(8 - A.integer_bits());
-        runs.powers = exponents.moderate<int8>();
-      }
-      if constexpr (int8) finish_a(exponents, elements);
-      exponents.fill_scales(a_scales_of(block, vector), TASK_ROWS);
-      return;
-    }
-    const int64_t vector = (panel - a_panels) * PANEL, at = b_panel_at(block, panel - a_panels);
-    uint32_t* elements = b_elements + at * VECTOR_ELEMENTS;
-    Exponents exponents(B, vector, k, steps);
-    pack_b<int8>(B, vector, k, steps, elements);
-    if (B.has_powers()) {
-      exponents.pass_over_zeros([&](int b) { return zeros_of_b(elements, b, box_elements); });
-      if (int8) runs.steps = (int16_t)exponents.share(8 - B.integer_bits());
-      runs.powers = exponents.moderate<int8>();
-    }
-    if (exponents.multiplied) multiply_b<int8>(exponents, elements);
-    exponents.fill_scales(b_scales + at * boxes, PANEL);
-    if (int8) fill_offsets(elements, B.steps_read(steps) / B.box, box_elements, b_offsets + at * (boxes + 1));
-  });
+  parallel_for(size.blocks * size.panels(), threads,
+               [&](int64_t task) { panels.pack(task % size.panels(), task / size.panels()); });
 
-  parallel_for(scratch.b_panels * scratch.a_tasks, threads, [&](int64_t task) {
-    const int64_t j = task % scratch.b_panels, top = task / scratch.b_panels * TASK_ROWS;
-    const int height = least(TASK_ROWS, rows - top), width = least(PANEL, columns - j * PANEL);
-    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, height, width, columns);
-    for (int64_t block = 0; block < blocks; block++) {
-      const int steps = least(block_steps, depth - block * block_steps);
-      PanelRuns run = runs_of(a_panels + j, block);
-      for (int64_t panel = top / PANEL; panel * PANEL < top + height; panel++) {
-        const PanelRuns& other = runs_of(panel, block);
-        run = {(int16_t)least(run.steps, other.steps), (int16_t)(run.powers & other.powers)};
-      }
-      const int run_steps = least(run.steps, A.steps_read(steps));
-      const int64_t at = b_panel_at(block, j);
-      const BlockOfTask part{
-          {a_elements_of(block, top), a_scales_of(block, top)},
-          {b_elements + at * VECTOR_ELEMENTS, b_scales + at * boxes, b_offsets + at * (boxes + 1)},
-          (int)ceil_div(steps, run.steps), {run_steps / per_element, run_steps / A.box}, height, width,
-          bias ? bias + j * PANEL : nullptr, block == 0};
+  parallel_for(size.b_panels * size.a_tasks, threads, [&](int64_t task) {
+    const int64_t j = task % size.b_panels, top = task / size.b_panels * TASK_ROWS;
+    const int height = least(TASK_ROWS, A.vectors - top), width = least(PANEL, B.vectors - j * PANEL);
+    ResultTile<TASK_ROWS> tile(c, top, j * PANEL, height, width, B.vectors);
+    for (int64_t block = 0; block < size.blocks; block++) {
+      const PanelRuns run = panels.common_runs(top, height, j, block);
+      const BlockOfTask part = panels.block_of_task(top, height, j, width, block, run, bias);
       run.powers ? multiply_block<int8, true>(part, tile) : multiply_block<int8, false>(part, tile);
     }
     tile.finish();

@@ -1,0 +1,38 @@
+"""What the tests that every policy has to pass share: a small model, a plain loop, and what `remove` has to restore."""
+
+import itertools
+
+import torch
+
+from analysis.models import encoder
+from dsq.stash.policy import compatible
+
+NAMES = ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
+PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
+
+
+def small(dropout=0.0):
+    torch.manual_seed(0)
+    return encoder(blocks=2, width=32, heads=4, ffn=64, dropout=dropout)
+
+
+def train(model, steps=4, seed=3):
+    """A plain loop; the losses."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(8, 16, 32), torch.randn(8, 16, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def snapshot(model):
+    """Everything remove() must restore."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks += ("_forward_hooks_always_called", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+    return [(type(m), sorted(m.__dict__), *(list(getattr(m, h)) for h in hooks)) for m in model.modules()]

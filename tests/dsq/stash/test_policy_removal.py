@@ -1,0 +1,138 @@
+"""What a policy leaves behind: nothing, in the model, its copies, its pickles, or after a forward that broke off."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode
+
+from dsq.stash import apply, measure
+from dsq.stash.controller import Controller
+from dsq.stash.policy import applied
+from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers
+from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
+
+
+def test_a_deep_copy_keeps_the_policy():
+    model = small()
+    apply(model, "bfp")
+    twin, x = copy.deepcopy(model), torch.randn(2, 8, 32)
+    assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes
+    with pytest.raises(ValueError, match="already applied"):
+        apply(twin, "bfp")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deep_copy_is_freed_of_its_policy(name):
+    model, plain = small(), small()
+    before = snapshot(plain)
+    controller = apply(model, name)
+    twin = copy.deepcopy(model)
+    controller.remove(twin)
+    assert snapshot(twin) == before
+    assert applied(model) == {name: controller}
+    assert train(twin) == train(plain)
+    with pytest.raises(ValueError, match="copy must be a deep copy of the model, made under its policy"):
+        controller.remove(twin)
+    late = copy.deepcopy(model)
+    controller.remove()
+    assert snapshot(model) == before
+    controller.remove(late)
+    assert snapshot(late) == before
+    apply(late, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_under_a_policy_refuses_to_be_pickled_and_its_state_does_not(name):
+    model = small()
+    controller = apply(model, name)
+    with pytest.raises(TypeError, match=r"cannot be pickled: save its state_dict\(\), or call remove\(\)"):
+        pickle.dumps(model)
+    pickle.loads(pickle.dumps(model.state_dict()))
+    controller.remove()
+    assert train(pickle.loads(pickle.dumps(model))) == train(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policy_removed_inside_a_forward_ends_with_it(name):
+    model, plain = small(), small()
+    controller = apply(model, name)
+    handle = model[0].register_forward_hook(lambda *_: controller.remove())
+    model(torch.randn(8, 16, 32)).sum().backward()
+    handle.remove()
+    model.zero_grad()
+    assert innermost_hooks() is None
+    assert _get_current_function_mode() is None
+    assert not active_contexts()
+    assert snapshot(model) == snapshot(plain)
+    assert train(model) == train(plain)
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
+def test_a_forward_that_is_interrupted_is_left(names):
+    """PyTorch calls no hook after a KeyboardInterrupt: before the next forward, or by remove()."""
+    model, x = small(), torch.randn(8, 16, 32)
+    controllers = [apply(model, name) for name in names]
+    model(x).sum().backward()
+    held = measure(lambda: model(x).sum()).nbytes
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted():
+        handle = list(model.modules())[-1].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        handle.remove()
+
+    interrupted()
+    assert measure(lambda: model(x).sum()).nbytes == held
+    take_off_leftovers()
+    assert innermost_hooks() is None
+    interrupted()
+    for controller in controllers:
+        controller.remove()
+    take_off_leftovers()
+    assert innermost_hooks() is None
+    assert not active_contexts()
+
+
+def test_contexts_are_left_when_a_forward_raises_and_nest_once():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.depth = 0
+
+        def forward(self, x, depth):
+            entered.append(len(active_contexts()))
+            if depth == 0:
+                raise KeyError("inside")
+            return self(x, depth - 1)
+
+    entered, model = [], Model()
+    around_forward(Controller(model), model, lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+    with pytest.raises(KeyError):
+        model(torch.ones(1), 2)
+    assert entered == [1, 1, 1]
+    assert active_contexts() == ()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_threads_do_not_see_each_other():
+    """nn.DataParallel runs replicas in threads."""
+    model, seen = small(), []
+    apply(model, "bfp")
+
+    def work():
+        model(torch.randn(1, 4, 32)).sum().backward()
+        seen.append(active_contexts())
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [()] * 3

@@ -1,0 +1,234 @@
+"""Training under every policy: a plain loop, honest bytes, gradients, seeds and resumed runs."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dsq.stash import apply, measure
+from dsq.stash.saved_tensors.hooks import active_contexts
+from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.every_policy import NAMES, small, snapshot, train
+from tests.dsq.stash.gradients import all_gradients, error, gradient
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_work_in_a_plain_loop(name):
+    model, plain = small(), small()
+    before, keys = snapshot(model), list(model.state_dict())
+    controller = apply(model, name)
+    losses, reference = train(model), train(plain)
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(reference, rel=0.05)
+    assert name in str(controller.report())
+    assert list(model.state_dict()) == keys
+    controller.load_state_dict(copy.deepcopy(controller.state_dict()))
+    controller.remove()
+    assert snapshot(model) == before
+    controller.remove()
+    twin = copy.deepcopy(model)
+    assert train(model) == train(twin)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meter_sees_all_that_a_policy_keeps(name):
+    """Against the census of live storages: nothing hides in a closure, a cache or a cycle."""
+    model, x = small(), torch.randn(8, 16, 32)
+    apply(model, name)
+    counts = []
+    for count in (lambda fn: measure(fn).nbytes, kept_bytes):
+        train(model, steps=1)
+        counts.append(count(lambda: model(x.clone()).sum()))
+    estimates, random_states = 1024, 2 * torch.get_rng_state().nbytes if name == "checkpoint" else 0
+    assert abs(counts[0] - random_states - counts[1]) < estimates
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_leaves_nothing_behind(name):
+    model, x = small().eval(), torch.randn(2, 16, 32)
+    with torch.no_grad():
+        expected = model(x)
+        apply(model, name)
+        assert not model(x).requires_grad
+        torch.testing.assert_close(model(x), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected)
+    assert active_contexts() == ()
+    model(x).sum().backward()
+    model.requires_grad_(False)
+    assert not model(x).requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batch_may_change_its_shape(name):
+    model = small()
+    apply(model, name)
+    for batch, tokens in ((4, 16), (3, 8), (1, 1), (0, 8), (4, 16)):
+        model.zero_grad()
+        model(torch.randn(batch, tokens, 32)).square().sum().backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["bfp", "checkpoint", "selective"])  # the stochastic ones have tests of their own
+def test_neither_a_second_forward_nor_a_retained_graph_touches_the_first(name):
+    model = small()
+    apply(model, name)
+    x = torch.randn(4, 16, 32)
+    alone = gradient(model, x)
+    model.zero_grad()
+    loss = model(x).square().sum()
+    model(100 * torch.randn(4, 16, 32)).sum()
+    loss.backward(retain_graph=True)
+    assert torch.equal(all_gradients(model), alone)
+    loss.backward()
+    assert torch.equal(all_gradients(model), 2 * alone)
+
+
+#: options under which the gradient is near the true one, and how near
+NEAR = {
+    "bfloat16": ({}, 0.01),
+    "bfp": ({"bits": 8}, 0.05),
+    "checkpoint": ({}, 0),
+    "gact": ({"bits": 8, "adapt_interval": 2}, 0.05),
+    "mesa": ({}, 0.05),
+    "selective": ({}, 0),
+    "wtacrs": ({"ratio": 1.0}, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name):
+    model, x, (options, near) = small(0.1), torch.randn(8, 16, 32), NEAR[name]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        true = gradient(model, x)
+        apply(model, name, **options)
+        for _ in range(4):
+            assert error(gradient(model, x), true) <= near
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "checkpoint"])
+def test_inside_pytorchs_checkpoint(name):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = small(0.1)
+
+        def forward(self, x):
+            return checkpoint(self.inner, x + 0, use_reentrant=False)
+
+    model, x, (options, near) = Checkpointed(), torch.randn(8, 16, 32), NEAR[name]
+    true = gradient(model, x)
+    apply(model, name, **options)
+    for _ in range(3):
+        assert error(gradient(model, x), true) <= near
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "bfp", "gact", "mesa", "selective", "wtacrs"])
+def test_sparse_tensors_are_left_alone(name):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(32, 32)
+            self.register_buffer("adjacency", torch.eye(16).to_sparse())
+
+        def forward(self, x):
+            return torch.sparse.mm(self.adjacency, self.lin(x).relu())
+
+    model, x = Graph(), torch.randn(16, 32)
+    apply(model, name)
+    model(x).sum().backward()
+    torch.testing.assert_close(model.lin.bias.grad, (model.lin(x) > 0).sum(0).float())
+    assert measure(lambda: model(x).sum()).nbytes > 0
+
+
+def gradient_penalty(model, x):
+    """Gradients of a loss on a gradient."""
+    (g,) = torch.autograd.grad(model(x).pow(3).sum(), x, create_graph=True)
+    model.zero_grad()
+    g.square().sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("selective", "bfp")], ids="+".join)
+def test_second_derivatives_are_exact_or_refused(names):
+    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
+    for name in names:
+        apply(model, name)
+    if names == ("selective",):
+        pairs = zip(gradient_penalty(model, x), gradient_penalty(small(), x), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        return
+    with pytest.raises(RuntimeError, match="differentiable once: create_graph=True is not supported"):
+        gradient_penalty(model, x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_users_random_stream_is_untouched(name):
+    model, plain = small(0.1), small(0.1)
+    apply(model, name)
+    states = []
+    for one in (model, plain):
+        train(one)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+STOCHASTIC = {
+    "bfp": {"rounding": "stochastic"},
+    "gact": {"bits": 3, "adapt_interval": 2},
+    "mesa": {},
+    "wtacrs": {},
+}
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_the_seed_decides(name):
+    def draw(seed):
+        model = small()
+        apply(model, name, seed=seed, **STOCHASTIC[name])
+        return gradient(model, x)
+
+    x = torch.randn(8, 16, 32)
+    assert torch.equal(draw(0), draw(0))
+    assert not torch.equal(draw(0), draw(1))
+
+
+@pytest.mark.parametrize("broken_at", [1, 2])  # gact: between remembering a step and adapting by it, too
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_a_resumed_run_equals_an_unbroken_one(name, broken_at):
+    def new():
+        model = small(0.1)
+        return model, apply(model, name, **STOCHASTIC[name])
+
+    def step(number):
+        if name == "wtacrs":
+            controller.set_sample_ids(range(number % 2, number % 2 + 8))
+        return gradient(model, batches[number])
+
+    batches = torch.randn(4, 8, 16, 32)
+    model, controller = new()
+    for number in range(broken_at):
+        step(number)
+    saved = io.BytesIO()
+    torch.save(controller.state_dict(), saved)
+    unbroken = [step(number) for number in range(broken_at, 4)]
+    model, controller = new()
+    saved.seek(0)
+    controller.load_state_dict(torch.load(saved))
+    for number, expected in enumerate(unbroken, broken_at):
+        assert torch.equal(step(number), expected)
+
+
+@pytest.mark.parametrize("name", ["gact", "mesa", "wtacrs"])
+def test_the_state_of_another_model_is_refused(name):
+    models = nn.Linear(32, 8), nn.Linear(32, 4), nn.Linear(32, 8, bias=False)
+    same, narrow, other = (apply(model, name).state_dict() for model in models)
+    controller = apply(nn.Linear(32, 8), name)
+    with pytest.raises(ValueError, match=r"must be this model's, whose weight is \(8, 32\); the state's is \(4, 32\)$"):
+        controller.load_state_dict(narrow)
+    with pytest.raises(ValueError, match=r"whose bias is \(8,\); the state's is none$"):
+        controller.load_state_dict(other)
+    controller.load_state_dict(same)
