@@ -98,9 +98,19 @@ def by_hand(model, mesh):
         layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [bias]))
 
 
+def over_two_axes(model, mesh):
+    """By plan over one axis of a mesh, by FSDP2 over the other."""
+    mesh = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("data", "tensor"))
+    MLP_PLAN(model, mesh["tensor"])
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh["data"])
+
+
 COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
+MLP_PLAN = by_plan({"0": COLUMNS, "2": ROWS})
 PLANS = {
-    "linear": (net, by_plan({"0": COLUMNS, "2": ROWS})),
+    "linear": (net, MLP_PLAN),
+    "linear, fsdp2 too": (net, over_two_axes),
     "attention": (Attention, by_plan({"q": COLUMNS, "k": COLUMNS, "v": COLUMNS, "out": ROWS})),
     "conv1d": (gpt2_mlp, by_hand),
 }
@@ -142,6 +152,7 @@ def sequence_parallel(mesh):
     return model[1].weight.grad if mesh is None else model[1].weight.grad.full_tensor()
 
 
+OF_LINEARS = ("linear", "linear, fsdp2 too")
 LEVELS = ("[4,4,4,16]", "[16,4,4,4]", "[32,32,32,32]")
 
 
@@ -151,11 +162,10 @@ def work(rank, folder, ranks):
     losses = [validation_loss(update, rank) for update in range(UPDATES)]
     found = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
     found |= {(kind, level): tensor_parallel(ranks, kind, level) for kind in PLANS for level in LEVELS}
-    found["stash all"] = tensor_parallel(ranks, "linear", "[4,4,4,16]", stash="all")
+    found |= {(kind, "stash all"): tensor_parallel(ranks, kind, "[4,4,4,16]", stash="all") for kind in OF_LINEARS}
     mesh, share, whole = init_device_mesh("cpu", (ranks,)), tokens(0, rank, ranks), tokens(0, 0, 1)
     found["stash, MiB"] = [
-        stash_mib(*of)
-        for of in ((str, share), (shard, share), (str, whole), (partial(PLANS["linear"][1], mesh=mesh), whole))
+        stash_mib(*of) for of in ((str, share), (shard, share), (str, whole), (partial(MLP_PLAN, mesh=mesh), whole))
     ]
     found["sequence"] = sequence_parallel(mesh)
     torch.save(found, f"{folder}/{rank}.pt")
@@ -193,10 +203,11 @@ def test_tensor_parallel_layers_are_those_of_one_process(found, kind, level):
         assert max(map(error, each[kind, level], exact)) < 1e-6
 
 
-def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found):
-    exact = tensor_parallel(1, "linear", "[4,4,4,16]", stash="all")
+@pytest.mark.parametrize("kind", OF_LINEARS)
+def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kind):
+    exact = tensor_parallel(1, kind, "[4,4,4,16]", stash="all")
     for each in found:
-        assert max(map(error, each["stash all"], exact)) < 1e-6
+        assert max(map(error, each[kind, "stash all"], exact)) < 1e-6
 
 
 def test_dtensors_are_stashed_as_they_are(found):

@@ -138,8 +138,10 @@ def _record(setup: Setup, cost: Estimate, reference: Estimate) -> Record:
 
 
 #: columns of a step that are costs: those of a run are their means; rates and names have none
-_COSTS = ("dram_MB", "dram", "linears_stash_MB", "model_saved_MB")
-_COSTS += ("arithmetic", "multiplier_Tbit", "gflop", "floor_ms")
+_COSTS = (
+    *("dram_MB", "dram", "linears_stash_MB", "model_saved_MB"),
+    *("arithmetic", "multiplier_Tbit", "gflop", "floor_ms"),
+)
 
 
 def _mean_record(records: list[Record], shares: Sequence[float]) -> Record:
