@@ -82,7 +82,10 @@ class Quantizers:
 
     def seed(self) -> int | None:
         """Of one call, from torch's default generator; None rounds to nearest."""
-        return int(torch.randint(2**62, (), device="cpu")) if self.rounding == "stochastic" else None
+        if self.rounding == "nearest":
+            return None
+        seed: Any = torch.randint(2**62, (), device="cpu").item()  # int() is no node of an exported graph
+        return seed  # type: ignore[no-any-return]
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":

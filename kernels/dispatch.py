@@ -190,8 +190,8 @@ def _fake_unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim:
     return codes.new_empty(shape, dtype=dtype)
 
 
-define("quantize(Tensor x, str format, int dim, int? seed, ScalarType dtype) -> Tensor", _quantize, _fake_quantize)
-define("pack(Tensor x, str format, int dim, int? seed) -> (Tensor, Tensor)", _pack, _fake_pack)
+define("quantize(Tensor x, str format, int dim, SymInt? seed, ScalarType dtype) -> Tensor", _quantize, _fake_quantize)
+define("pack(Tensor x, str format, int dim, SymInt? seed) -> (Tensor, Tensor)", _pack, _fake_pack)
 define(
     "unpack(Tensor codes, Tensor scales, str format, SymInt[] shape, int dim, ScalarType dtype) -> Tensor",
     _unpack,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch._C._dynamo import eval_frame
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from dsq.conversion.classes import quantised_class
@@ -38,3 +39,7 @@ def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) ->
 
 
 register_module_module_registration_hook(_convert_replacement)
+# torch._dynamo.skip_code without its import, which takes a second: a compiler that makes a module while it runs would
+# trace the hook, and compiled autograd fails there
+_SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+eval_frame.set_code_exec_strategy(_convert_replacement.__code__, _SKIPPED)

@@ -125,7 +125,7 @@ def _flops(a_shape: Any, b_shape: Any, _: Any, shape: Any, bias: Any, matmul: st
 
 # b: values; or codes, with their scales and the shape of the values
 define(
-    "multiply(Tensor a, Tensor b, Tensor? scales, SymInt[]? shape, Tensor? bias, str matmul, int? seed,"
+    "multiply(Tensor a, Tensor b, Tensor? scales, SymInt[]? shape, Tensor? bias, str matmul, SymInt? seed,"
     " ScalarType dtype) -> Tensor",
     _operator,
     _fake,

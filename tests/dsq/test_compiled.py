@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 import dsq
 
 CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
+STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic")
 
 
 class SharedInput(nn.Module):
@@ -85,3 +86,41 @@ def test_an_exported_graph_gives_the_forward_and_refuses_the_backward(strict):
     assert torch.equal(exported(x), net(x))
     with pytest.raises(RuntimeError, match=r"not in a graph of torch\.export"):
         exported(x).sum().backward()
+
+
+def test_stochastic_rounding_in_one_graph_draws_what_eager_mode_draws():
+    net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), STOCHASTIC)
+    x = torch.randn(2, 16, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    found, expected = [], []
+    for function, steps in ((compiled, found), (net, expected)):
+        torch.manual_seed(1)
+        steps += [gradients(function, net, x) for _ in range(2)]
+    assert all(map(torch.equal, found[0] + found[1], expected[0] + expected[1]))
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_graph_draws_its_stochastic_rounding_anew(strict):
+    net, x = block(STOCHASTIC), torch.randn(2, 16, 32)
+    exported = torch.export.export(net, (x,), strict=strict).module()
+    torch.manual_seed(1)
+    first, second = exported(x), exported(x)
+    torch.manual_seed(1)
+    assert torch.equal(first, net(x))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("made", [SharedInput, block], ids=["plain", "converted"])
+def test_compiled_autograd(made):
+    net, x = made(), torch.randn(2, 16, 32)
+    torch._dynamo.reset()
+
+    def step(x):
+        return gradients(net, net, x)
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        found = torch.compile(step, backend="aot_eager")(x)
+    for tensor, expected in zip(found, step(x), strict=True):
+        torch.testing.assert_close(tensor, expected)
