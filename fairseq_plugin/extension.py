@@ -42,6 +42,7 @@ def extend_fairseq() -> None:
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
+    Trainer.load_checkpoint = _anew_where_fairseq_is(Trainer.load_checkpoint)
     Trainer._build_optimizer = _and_then(Trainer._build_optimizer, _follow)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
@@ -85,6 +86,17 @@ def _up_to_max_update(train_epoch: Callable) -> Callable:
         return train_epoch(cfg, trainer, *args)
 
     return up_to
+
+
+def _anew_where_fairseq_is(load_checkpoint: Callable) -> Callable:
+    """``load_checkpoint``, which begins with DSQ anew where updates count from 0: fine-tuning, --reset-optimizer."""
+
+    @functools.wraps(load_checkpoint)
+    def load(trainer: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        trainer.task.dsq_reset = reset_optimizer or getattr(trainer.task, "dsq_reset", False)
+        return load_checkpoint(trainer, filename, reset_optimizer, *args, **kwargs)
+
+    return load
 
 
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:

@@ -30,7 +30,7 @@ class DSQTask(FairseqTask):
     """What DSQ adds to a task; without --dsq-levels, nothing. Comes before the task's own class."""
 
     dsq_config: dsq.DSQConfig | None = None
-    dsq_reset = False
+    dsq_reset = False  #: the run begins with DSQ anew, whatever its checkpoint says
     dsq_save_dir = ""
     dsq_total_updates = 0  #: of the run, from the first epoch on; 0: nothing bounds it
     dsq_updates_before = 0  #: without DSQ, in the checkpoint that it began from
@@ -59,7 +59,7 @@ class DSQTask(FairseqTask):
             if not str(error):
                 raise
             raise InputError(f"the flags of --arch, such as its sizes: {error}; give others") from error
-        prepare(model, self.dsq_config, reset=self.dsq_reset, inference=from_checkpoint)
+        prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:

@@ -81,7 +81,7 @@ def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
         if name not in _FREE and value != theirs[name]:
             raise InputError(
                 f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(theirs[name])}: "
-                "give the checkpoint's, another --save-dir, or --dsq-reset to start at the first level"
+                "give the checkpoint's, another --save-dir, or --dsq-reset to begin with them anew"
             )
 
 
