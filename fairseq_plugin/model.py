@@ -48,7 +48,7 @@ def _before_load(
     model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object, reset: Callable[[], bool], inference: bool
 ) -> None:
     saved, state = state_dict.get(prefix + KEY), state_of(model)
-    if saved is None or (reset() and not inference):  # fairseq loads into copies of the model too (--store-ema)
+    if saved is None or (reset() and not inference):
         if saved is not None:
             logger.info("DSQ leaves the state of a checkpoint of %s: the run is another", _levels(saved))
             del state_dict[prefix + KEY]

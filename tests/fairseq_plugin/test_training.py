@@ -170,6 +170,15 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     assert ideal <= level["stash_bytes"] <= 1.05 * ideal
 
 
+def test_a_running_mean_of_the_weights_in_fp32(data: Path, tmp_path: Path) -> None:
+    given = ["--store-ema", "--ema-fp32", "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
+    for updates in (2, 3):
+        run("train", data, *MODEL, *given, "--max-update", updates, "--disable-validation")
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
+    assert saved["model"]["dsq._extra_state"]["scheduler"]["work"][1][0] == 2
+
+
 def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     given = [*MODEL, "--max-tokens", 400, "--update-freq", 2, "--max-epoch", 3, "--save-interval-updates", 2,
