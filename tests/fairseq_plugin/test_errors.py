@@ -9,6 +9,7 @@ import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
+from fairseq_plugin.mistakes.explained import explain
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run
 
 
@@ -65,6 +66,64 @@ def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Pa
     run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
     (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # two of the three updates were the other run's
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="workers without GPUs")
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            ["--distributed-world-size", 2],
+            "--distributed-world-size: 0 GPUs for 2 workers; on a CPU start them by torchrun",
+        ),
+        (
+            ["--distributed-init-method", "tcp://127.0.0.1:1"],
+            "--distributed-init-method: fairseq starts a worker for each",
+        ),
+        (["--ddp-backend", "fully_sharded"], "--ddp-backend: this one needs fairscale: install it, or give legacy_ddp"),
+        (["--criterion", "adaptive_loss"], "--criterion adaptive_loss needs --ddp-backend legacy_ddp"),
+    ],
+)
+def test_workers_that_there_are_not(capsys, data: Path, tmp_path: Path, given: list, line: str) -> None:
+    assert line in refusal(capsys, "train", data, *MODEL, "--max-update", 1, "--save-dir", tmp_path, *given)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "DistributedDataParallel device_ids and output_device arguments only work",
+            "--ddp-backend: on a CPU give legacy",
+        ),
+        ("Distributed package doesn't have NCCL built in", "--distributed-backend: on a CPU give gloo"),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "--distributed-backend: on a CPU give gloo"),
+    ],
+)
+def test_what_torch_says_of_workers_on_a_cpu(error: str, line: str) -> None:
+    assert str(explain(ValueError(error), "train")).startswith(line)
+
+
+def test_the_layers_of_a_convolutional_model(capsys, data: Path, tmp_path: Path) -> None:
+    given = [
+        data,
+        "--arch",
+        "fconv",
+        "--encoder-embed-dim",
+        32,
+        "--decoder-embed-dim",
+        32,
+        "--decoder-out-embed-dim",
+        32,
+    ]
+    given += ["--optimizer", "adam", "--max-tokens", 256, "--max-update", 1, "--num-workers", 0, "--cpu"]
+    given += ["--save-dir", tmp_path, "--dsq-levels", LEVELS]
+    for wrong in ("x", "3", "[(32, 3)", "[1, 2]"):
+        said = refusal(capsys, "train", *given, "--encoder-layers", wrong)
+        assert (
+            f"--encoder-layers must be the width and kernel of each layer, as in '[(512, 3)] * 20', got {wrong!r}"
+            in said
+        )
+    run("train", *given, "--encoder-layers", "[(32, 3)] * 2", "--decoder-layers", "[(32, 3)]")
 
 
 def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn) -> None:
