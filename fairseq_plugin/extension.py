@@ -127,7 +127,8 @@ def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
     if state is not None:
         _, epochs = loaded
         task = trainer.task
-        task.dsq_total_updates = total_updates(trainer.cfg.optimization, len(epochs))
+        batches = 0 if task.has_sharded_data("train") else len(epochs)
+        task.dsq_total_updates = total_updates(trainer.cfg.optimization, batches)
         task.dsq_updates_before = trainer.get_num_updates() - state.scheduler.updates
         state.set_total_updates(task.dsq_updates)
         trainer.lr_step_update()  # the learning rate may hang on it, too

@@ -26,6 +26,11 @@ def _patience(name: str, value: Any) -> None:
     whole_number(name, value, -1)
 
 
+def _validation_batch(name: str, value: Any) -> None:
+    """A whole number, or its text, as fairseq reads it where the flag is given."""
+    whole_number(name, int(value) if isinstance(value, str) and value.isdecimal() else value, 1)
+
+
 def _layers(name: str, value: Any) -> None:
     """A number of layers; of the convolutional models, whose options are texts, each layer's width and kernel."""
     if not isinstance(value, str):
@@ -89,7 +94,7 @@ _ACCEPTED: tuple[tuple[Callable[[str, Any], object], str], ...] = (
     (_data, "data"),
     (
         functools.partial(whole_number, least=1),
-        """max_tokens max_tokens_valid batch_size batch_size_valid beam nbest log_interval save_interval workers
+        """max_tokens batch_size beam nbest log_interval save_interval workers
         validate_interval update_freq encoder_embed_dim decoder_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim
         encoder_attention_heads decoder_attention_heads max_source_positions max_target_positions padding_factor
         num_shards distributed_world_size required_batch_size_multiple tokens_per_sample
@@ -115,6 +120,7 @@ _ACCEPTED: tuple[tuple[Callable[[str, Any], object], str], ...] = (
     (functools.partial(number, above=-inf, below=inf), "lenpen unkpen stop_min_lr"),
     (functools.partial(number, above=-inf, most=1), "sampling_topp"),
     (functools.partial(choice, accepted=TOKENIZER_REGISTRY), "eval_bleu_detok"),
+    (_validation_batch, "max_tokens_valid batch_size_valid"),
     (_layers, "encoder_layers decoder_layers"),
     (_patience, "patience"),
     (_betas, "adam_betas"),

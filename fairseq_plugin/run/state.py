@@ -44,7 +44,10 @@ class DSQState(nn.Module):
             return
         if not total:
             moments = ", ".join(map(str, self.config.rise_at))
-            raise InputError(f"--dsq-rise-at {moments}: must be updates where --max-update and --max-epoch are absent")
+            raise InputError(
+                f"--dsq-rise-at {moments}: must be updates where --max-update and --max-epoch are absent; "
+                "with data in several folders, whose epochs differ, give --max-update"
+            )
         self.scheduler.rise_at = quiet(self.config.scheduler, total).rise_at
         self.config = quiet(dataclasses.replace, self.config, rise_at=self.scheduler.rise_at)
 

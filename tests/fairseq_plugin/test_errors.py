@@ -61,6 +61,23 @@ def test_a_fraction_of_a_run_that_nothing_bounds(capsys, data: Path, tmp_path: P
     assert expected in refusal(capsys, "train", data, *MODEL, *given)
 
 
+def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path: Path) -> None:
+    # a run that was resumed in the second folder took the epochs for as long as those of the second
+    given = [f"{data}:{data}", *MODEL, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5, "--save-dir", tmp_path]
+    expected = "with data in several folders, whose epochs differ, give --max-update"
+    assert expected in refusal(capsys, "train", *given, "--max-epoch", 1)
+    run("train", *given, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
+    assert [level["updates"] for level in json.loads((tmp_path / "dsq_history.json").read_text())["levels"]] == [1, 1]
+
+
+def test_the_size_of_a_batch_of_the_validation(capsys, data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--max-update", 1, "--save-dir", tmp_path]
+    for flag in ("--max-tokens-valid", "--batch-size-valid"):
+        assert f"{flag} must be a whole number from 1" in refusal(capsys, "train", *given, flag, 0)
+        assert f"{flag} must be a whole number from 1" in refusal(capsys, "train", *given, flag, "x")
+    run("train", *given, "--max-tokens-valid", 100, "--batch-size-valid", 10)
+
+
 def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
     run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
