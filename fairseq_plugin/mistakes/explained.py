@@ -33,8 +33,8 @@ MISTAKES = {
     r"Exception: AdaptiveLoss is not compatible": "--criterion adaptive_loss needs --ddp-backend legacy_ddp",
     r"ValueError: DistributedDataParallel device_ids": "--ddp-backend: on a CPU give legacy_ddp",
     r"\w+: (?:Distributed package doesn't have |ProcessGroup)NCCL": "--distributed-backend: on a CPU give gloo",
-    r"ImportError: Cannot find \w+\. Please install fairscale": "--ddp-backend: this one needs fairscale: install it, "
-    "or give legacy_ddp",
+    r"ImportError: .*Please install (?:the )?fairscale": "--ddp-backend or --zero-sharding: this one needs fairscale: "
+    "install it, or give another",
     r"AssertionError: world size is (\d+) but have (\d+)": "--distributed-world-size: {1} GPUs for {0} workers; "
     "on a CPU start them by torchrun",
     r"ValueError: Cannot combine --fp16": "--fp16 and --bf16 exclude each other: give one",

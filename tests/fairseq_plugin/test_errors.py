@@ -97,7 +97,7 @@ def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Pa
             ["--distributed-init-method", "tcp://127.0.0.1:1"],
             "--distributed-init-method: fairseq starts a worker for each",
         ),
-        (["--ddp-backend", "fully_sharded"], "--ddp-backend: this one needs fairscale: install it, or give legacy_ddp"),
+        (["--ddp-backend", "fully_sharded"], "--ddp-backend or --zero-sharding: this one needs fairscale"),
         (["--criterion", "adaptive_loss"], "--criterion adaptive_loss needs --ddp-backend legacy_ddp"),
     ],
 )
@@ -118,6 +118,11 @@ def test_workers_that_there_are_not(capsys, data: Path, tmp_path: Path, given: l
 )
 def test_what_torch_says_of_workers_on_a_cpu(error: str, line: str) -> None:
     assert str(explain(ValueError(error), "train")).startswith(line)
+
+
+def test_what_fairseq_says_of_sharding_without_fairscale() -> None:
+    error = ImportError("\n\nPlease install the fairscale package:\n\n  pip install fairscale")
+    assert "--ddp-backend or --zero-sharding: this one needs fairscale" in str(explain(error, "train"))
 
 
 def test_the_layers_of_a_convolutional_model(capsys, data: Path, tmp_path: Path) -> None:
