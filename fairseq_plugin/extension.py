@@ -13,16 +13,19 @@ from typing import Any
 
 from fairseq import checkpoint_utils, options
 from fairseq.file_io import PathManager
+from fairseq.models.ema import EMA
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.trainer import Trainer
 from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
+from torch import nn
 
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, InputError, add_flags
 from fairseq_plugin.mistakes.limits import require_architecture, strict
 from fairseq_plugin.run.history import set_aside, write_history
 from fairseq_plugin.run.length import total_updates
+from fairseq_plugin.run.state import NAME
 from fairseq_plugin.tasks import DSQTask
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ def extend_fairseq() -> None:
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
+    Trainer.load_checkpoint = _anew_where_fairseq_is(Trainer.load_checkpoint)
+    EMA.__init__ = _of_a_model_without_state(EMA.__init__)
     Trainer._build_optimizer = _and_then(Trainer._build_optimizer, _follow)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
@@ -87,6 +92,33 @@ def _up_to_max_update(train_epoch: Callable) -> Callable:
     return up_to
 
 
+def _anew_where_fairseq_is(load_checkpoint: Callable) -> Callable:
+    """``load_checkpoint``, which begins with DSQ anew where updates count from 0: fine-tuning, --reset-optimizer."""
+
+    @functools.wraps(load_checkpoint)
+    def load(trainer: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        trainer.task.dsq_reset = reset_optimizer or getattr(trainer.task, "dsq_reset", False)
+        return load_checkpoint(trainer, filename, reset_optimizer, *args, **kwargs)
+
+    return load
+
+
+def _of_a_model_without_state(init: Callable) -> Callable:
+    """``EMA.__init__``, whose copy of the model has no state of DSQ: fairseq takes all of it for tensors."""
+
+    @functools.wraps(init)
+    def init_without(ema: EMA, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        state = model._modules.pop(NAME, None)
+        try:
+            init(ema, model, *args, **kwargs)
+        finally:
+            if state is not None:
+                model.add_module(NAME, state)
+        ema.model._load_state_dict_pre_hooks.clear()  # that of model.py; checkpoints of before have a state to leave
+
+    return init_without
+
+
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
     """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
     state = getattr(trainer.task, "dsq_state", None)
@@ -95,7 +127,8 @@ def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
     if state is not None:
         _, epochs = loaded
         task = trainer.task
-        task.dsq_total_updates = total_updates(trainer.cfg.optimization, len(epochs))
+        batches = 0 if task.has_sharded_data("train") else len(epochs)
+        task.dsq_total_updates = total_updates(trainer.cfg.optimization, batches)
         task.dsq_updates_before = trainer.get_num_updates() - state.scheduler.updates
         state.set_total_updates(task.dsq_updates)
         trainer.lr_step_update()  # the learning rate may hang on it, too

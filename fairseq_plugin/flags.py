@@ -128,7 +128,10 @@ class DSQFlags(FairseqDataclass):
         _DEFAULT["eval_full_precision"], None, "validate and generate in floating point, not at q0"
     )
     dsq_reset: bool = _flag(
-        False, None, "start --dsq-levels at its first level whatever DSQ state the restored checkpoint holds"
+        False,
+        None,
+        "leave the DSQ state of the restored checkpoint: begin at the first of --dsq-levels, or go on without DSQ, at "
+        "each start; --reset-optimizer and --finetune-from-model do so by themselves",
     )
     dsq_save_dir: str = II("checkpoint.save_dir")  # where dsq_history.json goes; not a flag
 

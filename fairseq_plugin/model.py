@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -14,11 +15,13 @@ from fairseq_plugin.run.state import KEY, NAME, DSQState, check_same
 logger = logging.getLogger(__name__)
 
 
-def prepare(model: nn.Module, config: dsq.DSQConfig | None, *, reset: bool = False, inference: bool = False) -> None:
+def prepare(
+    model: nn.Module, config: dsq.DSQConfig | None, *, reset: Callable[[], bool], inference: bool = False
+) -> None:
     """Convert ``model`` in place if there is a ``config``, and make it ready for checkpoints with and without DSQ.
 
     Args:
-        reset: start at the first level whatever a checkpoint says.
+        reset: asked at each load of a training: whether to leave what a checkpoint says of DSQ.
         inference: the model is built for a checkpoint (generation): without ``config`` it becomes what that holds.
     """
     if config is not None:
@@ -42,10 +45,13 @@ def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
 
 
 def _before_load(
-    model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object, reset: bool, inference: bool
+    model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object, reset: Callable[[], bool], inference: bool
 ) -> None:
     saved, state = state_dict.get(prefix + KEY), state_of(model)
-    if saved is None or (state is not None and reset):  # fairseq loads into copies of the model too (--store-ema)
+    if saved is None or (reset() and not inference):
+        if saved is not None:
+            logger.info("DSQ leaves the state of a checkpoint of %s: the run is another", _levels(saved))
+            del state_dict[prefix + KEY]
         if state is not None:
             state_dict[prefix + KEY] = state.get_extra_state()
         return
@@ -56,7 +62,7 @@ def _before_load(
     else:
         raise InputError(
             f"--dsq-levels is absent, but the checkpoint was trained with {_levels(saved)}: give these levels, "
-            "or another --save-dir"
+            "another --save-dir, or --dsq-reset to go on in floating point"
         )
     logger.info("DSQ goes on from a checkpoint of %s, trained at level %d", _levels(saved), saved["trained_level"])
 

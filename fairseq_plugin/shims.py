@@ -32,7 +32,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from fairseq import options  # noqa: E402
 from fairseq.distributed import utils as distributed_utils  # noqa: E402
-from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding  # noqa: E402
+from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding  # noqa: E402
+from fairseq.modules.adaptive_softmax import TiedHeadModule  # noqa: E402
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase  # noqa: E402
 
 FUSED_PARAMETERS = tuple(
@@ -121,7 +122,7 @@ _evaluate_literals()
 silence_deprecations()
 _after_init(TransformerEncoderLayerBase, _drop_fused_copy)
 TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy
-for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, AdaptiveSoftmax):
+for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, TiedHeadModule):
     _after_init(_module, _zero_memory)
 distributed_utils.broadcast_object = _loading_anything(distributed_utils.broadcast_object)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)

@@ -4,10 +4,11 @@ The task is the right place: fairseq asks it for the model in training and in ge
 its classification head there), and tells it of each update and each validation.
 """
 
+import contextlib
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fairseq.logging import metrics
@@ -30,7 +31,7 @@ class DSQTask(FairseqTask):
     """What DSQ adds to a task; without --dsq-levels, nothing. Comes before the task's own class."""
 
     dsq_config: dsq.DSQConfig | None = None
-    dsq_reset = False
+    dsq_reset = False  #: the run begins with DSQ anew, whatever its checkpoint says
     dsq_save_dir = ""
     dsq_total_updates = 0  #: of the run, from the first epoch on; 0: nothing bounds it
     dsq_updates_before = 0  #: without DSQ, in the checkpoint that it began from
@@ -59,7 +60,7 @@ class DSQTask(FairseqTask):
             if not str(error):
                 raise
             raise InputError(f"the flags of --arch, such as its sizes: {error}; give others") from error
-        prepare(model, self.dsq_config, reset=self.dsq_reset, inference=from_checkpoint)
+        prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:
@@ -71,13 +72,28 @@ class DSQTask(FairseqTask):
         state = self.dsq_state
         if state is None:
             return super().train_step(sample, model, *args, **kwargs)
-        if not self._described and "net_input" in sample:
+        with self._described_once(state), stash.sampled(state.stash, state.scheduler, model):
+            return super().train_step(sample, model, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _described_once(self, state: DSQState) -> Iterator[None]:
+        """Describe the model by what the criterion first calls it with, which is more than the batch's net_input."""
+        if self._described:
+            yield
+            return
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        model = self._dsq_model()
+        hook = model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+        if calls:
             self._described = True
-            workload = write_workload(self._dsq_model(), sample["net_input"], self.dsq_save_dir)
+            inputs, keywords = calls[0]
+            workload = write_workload(model, self.dsq_save_dir, *inputs, **keywords)
             cost = predicted(state.config.as_dict(), workload, self.dsq_updates)
             logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
-        with stash.sampled(state.stash, state.scheduler, model):
-            return super().train_step(sample, model, *args, **kwargs)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)

@@ -45,8 +45,10 @@ class SmallModel:
 
 def _alike(width: int, layers: int, heads: int, ffn: int) -> dict[str, Any]:
     return {
-        **{"hidden_size": width, "num_hidden_layers": layers},
-        **{"num_attention_heads": heads, "intermediate_size": ffn},
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
     }
 
 
@@ -62,8 +64,12 @@ MODELS = {
         "OPTForCausalLM",
         4,
         {
-            **{"hidden_size": 384, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_dim": 1536},
-            **{"word_embed_proj_dim": 384, "activation_function": "relu"},
+            "hidden_size": 384,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "ffn_dim": 1536,
+            "word_embed_proj_dim": 384,
+            "activation_function": "relu",
         },
     ),
     "gpt_neox": SmallModel("GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
@@ -106,7 +112,10 @@ def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
     for label, setup in SETUPS.items():
         measured, predicted = min(seconds[label]), float(evaluate(workload, setup, hardware).total.seconds)
         yield {
-            **{"model": name, "setup": label, "measured_ms": 1e3 * measured, "predicted_ms": 1e3 * predicted},
+            "model": name,
+            "setup": label,
+            "measured_ms": 1e3 * measured,
+            "predicted_ms": 1e3 * predicted,
             "off": predicted / measured - 1,
         }
 

@@ -4,6 +4,7 @@ by one operation, as a policy of dsq.stash may pack them."""
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
@@ -13,8 +14,20 @@ from costmodel.model.stash import Stash
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 
-#: in the order of tables and pictures
-CATEGORIES = ("parameters", "gradients", "optimiser", "activations", "stash", "logits", "temporary")
+
+class Category(IntEnum):
+    """What bytes are there for, in the order of tables and pictures."""
+
+    PARAMETERS = 0
+    GRADIENTS = 1
+    OPTIMISER = 2
+    ACTIVATIONS = 3
+    STASH = 4
+    LOGITS = 5
+    TEMPORARY = 6
+
+
+CATEGORIES = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
 #: what an operation's backward holds besides
@@ -25,7 +38,7 @@ _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "their sum")
 class KeptTensor:
     """A tensor that an operation keeps from the forward for the backward, as a policy may pack it."""
 
-    category: int  #: its place in CATEGORIES
+    category: Category
     bytes: float
     packed: float  #: values that are packed; 0: kept as it is
     known_by: str = ""  #: the operation's field that names it for others that keep it too; empty: none does
@@ -116,45 +129,75 @@ def _new(op: Operation, kept: KeptTensor, seen: set[tuple[object, ...]]) -> bool
     return not there
 
 
+@dataclass(frozen=True)
+class _Tensor:
+    """One of an operation's tensors, and what it takes."""
+
+    stored: Stored
+    category: Category
+    values: float
+    plain: float  #: bytes
+    size: float  #: bytes as the policy keeps it
+
+    @property
+    def packed(self) -> bool:
+        return self.size < self.plain
+
+
 def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> Alike:
     op = group.operation
-    kept: list[KeptTensor] = []
-    entering = added = made = temporary = packing = 0.0
-    for stored in tensors_of(group, setup):
-        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
-        values = plain * 8 / (float(widths[stored.width]) or 1)
-        category = _category(op, stored)
-        size = policy.keeps(op, stored, plain, values) if policy and category != "stash" else plain
-        if stored.written == BEFORE:
-            entering = entering or size
-        added += size if stored.shape == "bias" else 0  # masks are made before, or kept from step to step
-        if stored.name == "y" and not stored.kept:
-            made += plain
-        if stored.name in _DURING_BACKWARD and category != "logits":
-            temporary += plain
-        if stored.name == "log p":  # its gradient, and that of the logits
-            temporary += 2 * plain
-            made += plain  # the logits
-        if stored.kept and _needed(op, stored):
-            packed = size < plain
-            known_by = _known_by(op, stored, setup.autocast)
-            kept.append(
-                KeptTensor(CATEGORIES.index(category), size, values if packed else 0, known_by, stored.name == "stash")
-            )
-            if policy and packed:
-                temporary += plain / stored.times  # unpacked
-                made += plain
-                packing = max(packing, policy.packing_bytes(values))
-    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
-        temporary += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
-    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
-        temporary += op.M * (op.K + op.N) * float(setup.container_bits) / 8
+    tensors = list(_sized(group, setup, policy, widths))
+    kept = [tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored)]
+    packed = [tensor for tensor in kept if tensor.packed]
+    entering = next((tensor.size for tensor in tensors if tensor.stored.written == BEFORE and tensor.size), 0.0)
+    added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
+    made = _made(tensors) + sum(tensor.plain for tensor in packed)
+    temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
     if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
         made, temporary = made + entering + temporary, 0.0
+    packing = max((policy.packing_bytes(tensor.values) for tensor in packed), default=0.0) if policy else 0.0
     updated = op.trains and getattr(op, "kind", "") != "adam"
     gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
     stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0
-    return Alike(tuple(kept), entering, added, made + packing, temporary, gradients, stream)
+    keeps = tuple(_kept(op, tensor, setup) for tensor in kept)
+    return Alike(keeps, entering, added, made + packing, temporary, gradients, stream)
+
+
+def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, Bits]) -> Iterator[_Tensor]:
+    for stored in tensors_of(group, setup):
+        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
+        values = plain * 8 / (float(widths[stored.width]) or 1)
+        category = _category(group.operation, stored)
+        packs = policy is not None and category is not Category.STASH
+        size = policy.keeps(group.operation, stored, plain, values) if policy and packs else plain
+        yield _Tensor(stored, category, values, plain, size)
+
+
+def _made(tensors: list[_Tensor]) -> float:
+    """Bytes that are there while y is made: y, where nothing keeps it, and the logits."""
+    made = sum(tensor.plain for tensor in tensors if tensor.stored.name == "y" and not tensor.stored.kept)
+    return made + sum(tensor.plain for tensor in tensors if tensor.stored.name == "log p")
+
+
+def _during_backward(op: Operation, tensors: list[_Tensor], setup: Setup) -> float:
+    """Bytes that the backward holds for a while, unpacked tensors aside."""
+    bytes_ = 0.0
+    for tensor in tensors:
+        if tensor.stored.name in _DURING_BACKWARD and tensor.category is not Category.LOGITS:
+            bytes_ += tensor.plain
+        if tensor.stored.name == "log p":  # its gradient, and that of the logits
+            bytes_ += 2 * tensor.plain
+    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
+        bytes_ += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
+        bytes_ += op.M * (op.K + op.N) * float(setup.container_bits) / 8
+    return bytes_
+
+
+def _kept(op: Operation, tensor: _Tensor, setup: Setup) -> KeptTensor:
+    packed = tensor.values if tensor.packed else 0.0
+    known_by = _known_by(op, tensor.stored, setup.autocast)
+    return KeptTensor(tensor.category, tensor.size, packed, known_by, coded=tensor.stored.name == "stash")
 
 
 def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
@@ -175,9 +218,9 @@ def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:
     return "name" if stored.name == "y" else ""
 
 
-def _category(op: Operation, stored: Stored) -> str:
+def _category(op: Operation, stored: Stored) -> Category:
     if not isinstance(op, Gemm) and op.kind in LOSSES:
-        return "logits"
+        return Category.LOGITS
     if stored.name == "w" and isinstance(op, Gemm) and op.weight:
-        return "parameters"  # autocast's copy
-    return "stash" if stored.width.startswith("q") else "activations"
+        return Category.PARAMETERS  # autocast's copy
+    return Category.STASH if stored.width.startswith("q") else Category.ACTIVATIONS

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, LedgerEntry, entries_of
+from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of
 from costmodel.model.ledger import STATE_BITS
 from costmodel.model.operations import ENCODER_OUT, Gemm, Workload
 from costmodel.model.quantisation import Setup
@@ -20,7 +20,6 @@ from costmodel.model.stash import Stash
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
-_PARAMETERS, _GRADIENTS, _OPTIMISER, _ACTIVATIONS, _, _, _TEMPORARY = range(len(CATEGORIES))
 MOMENTS = 2
 Rows = npt.NDArray[np.float64]
 
@@ -88,7 +87,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     names, rows, left = _alone(workload, replace(method, name="", in_flight=1, zero=0, devices=1))
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
-    rows[:, _GRADIENTS] /= method.shared_by(2)
+    rows[:, Category.GRADIENTS] /= method.shared_by(2)
     return Memory(names, rows, float(left.sum()))
 
 
@@ -102,7 +101,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
     for index, entry in enumerate(entries):
         if method.recompute and entry.layer:
             entering[index] = 0
-            entering[index, _ACTIVATIONS] = entry.entering
+            entering[index, Category.ACTIVATIONS] = entry.entering
             if index and entry.layer == entries[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
@@ -111,7 +110,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
     rows = np.concatenate([left[1:], backward[::-1], none])
     gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
     extra = [(gradients, entry.alike.made) for entry in entries] + _beside(entries, method, gradients)
-    rows[:, _GRADIENTS], rows[:, _TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
+    rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
     return tuple(entry.op.name for entry in entries), rows, left[-1]
 
 
@@ -155,8 +154,8 @@ def state(workload: Workload, method: Method) -> Rows:
     master = workload.trained * word / method.shared_by(1 if working else 3)
     rest = workload.trained * working + (workload.parameters - workload.trained) * (working or word)
     held = np.zeros(len(CATEGORIES))
-    held[_PARAMETERS] = master + rest / method.shared_by(3)
-    held[_OPTIMISER] = workload.trained * MOMENTS * word / method.shared_by(1)
+    held[Category.PARAMETERS] = master + rest / method.shared_by(3)
+    held[Category.OPTIMISER] = workload.trained * MOMENTS * word / method.shared_by(1)
     return held
 
 

@@ -82,8 +82,10 @@ _NARROW: Fields = {"embedding_width": size("embedding_size", default=128)}
 
 def _sided(side: str) -> Fields:
     return {
-        **{"layers": size(f"{side}_layers"), "d": size("d_model"), "heads": size(f"{side}_attention_heads")},
-        **{"ffn": size(f"{side}_ffn_dim")},
+        "layers": size(f"{side}_layers"),
+        "d": size("d_model"),
+        "heads": size(f"{side}_attention_heads"),
+        "ffn": size(f"{side}_ffn_dim"),
     }
 
 
@@ -100,9 +102,16 @@ def _bart_like(extra_positions: int | None, frozen: bool = False, **more: Any) -
 
 
 _T5: Fields = {
-    **{"layers": size("num_layers"), "d": size("d_model"), "heads": size("num_heads"), "ffn": size("d_ff")},
-    **{"head_dim": size("d_kv"), "rms": True, "final_norm": True, **_UNBIASED},
-    **{"position_bias": size("relative_attention_num_buckets", default=32), "casts_late": True},
+    "layers": size("num_layers"),
+    "d": size("d_model"),
+    "heads": size("num_heads"),
+    "ffn": size("d_ff"),
+    "head_dim": size("d_kv"),
+    "rms": True,
+    "final_norm": True,
+    **_UNBIASED,
+    "position_bias": size("relative_attention_num_buckets", default=32),
+    "casts_late": True,
     "gated": lambda config: config.text("feed_forward_proj", "relu").startswith("gated"),
     "activation": lambda config: "relu" if config.text("feed_forward_proj", "relu") == "relu" else "activation",
 }

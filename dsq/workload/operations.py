@@ -50,8 +50,10 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
         (1, rows * groups, width, outputs),
         weight,
         bias if recorder.is_parameter(bias) and not transposed else None,
-        **{"weights": groups, "x_values": x.numel()},
-        **{"x_grad": x.requires_grad, "w_grad": w.requires_grad},
+        weights=groups,
+        x_values=x.numel(),
+        x_grad=x.requires_grad,
+        w_grad=w.requires_grad,
     )
 
 

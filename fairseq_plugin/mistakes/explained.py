@@ -30,6 +30,13 @@ MISTAKES = {
     f"{_DICTIONARY}",
     r"RuntimeError: (Duplicate word found .*?)\.": f"--srcdict or --tgtdict: {{0}}: {_DICTIONARY}",
     r"ValueError: (--finetune-from-model[^:]*)": "{0}",
+    r"Exception: AdaptiveLoss is not compatible": "--criterion adaptive_loss needs --ddp-backend legacy_ddp",
+    r"ValueError: DistributedDataParallel device_ids": "--ddp-backend: on a CPU give legacy_ddp",
+    r"\w+: (?:Distributed package doesn't have |ProcessGroup)NCCL": "--distributed-backend: on a CPU give gloo",
+    r"ImportError: .*Please install (?:the )?fairscale": "--ddp-backend or --zero-sharding: this one needs fairscale: "
+    "install it, or give another",
+    r"AssertionError: world size is (\d+) but have (\d+)": "--distributed-world-size: {1} GPUs for {0} workers; "
+    "on a CPU start them by torchrun",
     r"ValueError: Cannot combine --fp16": "--fp16 and --bf16 exclude each other: give one",
     r"\w+: .*Torch not compiled with CUDA enabled": "--fp16 needs a GPU; on a CPU --bf16 works, and "
     "--memory-efficient-fp16, and --fp16-no-flatten-grads",

@@ -8,10 +8,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.data.encoders import TOKENIZER_REGISTRY
 
 from dsq.arguments import choice, number, whole_number
 from dsq.command.files import check_writable
+from fairseq_plugin import literals
 from fairseq_plugin.flags import InputError
 from fairseq_plugin.mistakes.texts import check_texts
 
@@ -22,6 +24,24 @@ def _patience(name: str, value: Any) -> None:
     if value == 0:
         raise ValueError(f"{name} must be a whole number from 1, or -1 for none, got 0")
     whole_number(name, value, -1)
+
+
+def _validation_batch(name: str, value: Any) -> None:
+    """A whole number, or its text, as fairseq reads it where the flag is given."""
+    whole_number(name, int(value) if isinstance(value, str) and value.isdecimal() else value, 1)
+
+
+def _layers(name: str, value: Any) -> None:
+    """A number of layers; of the convolutional models, whose options are texts, each layer's width and kernel."""
+    if not isinstance(value, str):
+        whole_number(name, value, 1)
+        return
+    try:
+        if all(len(layer) in (2, 3) for layer in literals.evaluate(value)):
+            return
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"{name} must be the width and kernel of each layer, as in '[(512, 3)] * 20', got {value!r}")
 
 
 def _betas(name: str, value: Any) -> None:
@@ -74,10 +94,10 @@ _ACCEPTED: tuple[tuple[Callable[[str, Any], object], str], ...] = (
     (_data, "data"),
     (
         functools.partial(whole_number, least=1),
-        """max_tokens max_tokens_valid batch_size batch_size_valid beam nbest log_interval save_interval workers
+        """max_tokens batch_size beam nbest log_interval save_interval workers
         validate_interval update_freq encoder_embed_dim decoder_embed_dim encoder_ffn_embed_dim decoder_ffn_embed_dim
         encoder_attention_heads decoder_attention_heads max_source_positions max_target_positions padding_factor
-        encoder_layers decoder_layers num_shards distributed_world_size required_batch_size_multiple tokens_per_sample
+        num_shards distributed_world_size required_batch_size_multiple tokens_per_sample
         max_valid_steps""",
     ),
     (
@@ -100,6 +120,8 @@ _ACCEPTED: tuple[tuple[Callable[[str, Any], object], str], ...] = (
     (functools.partial(number, above=-inf, below=inf), "lenpen unkpen stop_min_lr"),
     (functools.partial(number, above=-inf, most=1), "sampling_topp"),
     (functools.partial(choice, accepted=TOKENIZER_REGISTRY), "eval_bleu_detok"),
+    (_validation_batch, "max_tokens_valid batch_size_valid"),
+    (_layers, "encoder_layers decoder_layers"),
     (_patience, "patience"),
     (_betas, "adam_betas"),
     (_dictionary, "optimizer_overrides model_overrides eval_bleu_args"),
@@ -172,6 +194,8 @@ def _mistakes_together(options: argparse.Namespace) -> Iterator[str]:
             yield "--optimizer is missing: give an optimizer, as --optimizer adam"
         if options.max_tokens is None and options.batch_size is None:
             yield "--max-tokens and --batch-size are missing: give the size of a batch by one of them"
+        if options.distributed_init_method and not options.distributed_no_spawn and not torch.cuda.device_count():
+            yield "--distributed-init-method: fairseq starts a worker for each GPU, and there is none: use torchrun"
         if not options.save_dir:
             yield "--save-dir must be a directory, got ''"
     if "path" in options and "beam" in options:  # of a generation

@@ -50,10 +50,13 @@ def write_history(state: DSQState, folder: str) -> None:
     _write(Path(folder) / FILE, {**history(state), "workload": WORKLOAD if described else None})
 
 
-def write_workload(model: nn.Module, inputs: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Describe a training step of ``model`` on ``inputs`` for ``dsq-cost``; the run's random numbers stay."""
+def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any) -> dict[str, Any]:
+    """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``; the run stays what it is without."""
+    weights = [(parameter, parameter.data) for parameter in model.parameters()]
     with torch.random.fork_rng():
-        workload = dsq.workload.trace(model, **inputs)
+        workload = dsq.workload.trace(model, *inputs, **keywords)
+    for parameter, data in weights:  # a forward with --quant-noise-pq replaces them
+        parameter.data = data
     _write(Path(folder) / WORKLOAD, workload)
     return workload
 

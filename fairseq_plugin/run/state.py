@@ -44,7 +44,10 @@ class DSQState(nn.Module):
             return
         if not total:
             moments = ", ".join(map(str, self.config.rise_at))
-            raise InputError(f"--dsq-rise-at {moments}: must be updates where --max-update and --max-epoch are absent")
+            raise InputError(
+                f"--dsq-rise-at {moments}: must be updates where --max-update and --max-epoch are absent; "
+                "with data in several folders, whose epochs differ, give --max-update"
+            )
         self.scheduler.rise_at = quiet(self.config.scheduler, total).rise_at
         self.config = quiet(dataclasses.replace, self.config, rise_at=self.scheduler.rise_at)
 
@@ -81,7 +84,7 @@ def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
         if name not in _FREE and value != theirs[name]:
             raise InputError(
                 f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(theirs[name])}: "
-                "give the checkpoint's, another --save-dir, or --dsq-reset to start at the first level"
+                "give the checkpoint's, another --save-dir, or --dsq-reset to begin with them anew"
             )
 
 

@@ -5,7 +5,7 @@ For a small layer separate calls cost more than their work. What lies between th
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,20 @@ from torch import Tensor
 from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, Dtypes, ForwardCall, LinearMatMuls, MatMul, Operand
 from dsq.kernels.cpu.codec import CodecKernels
-from dsq.kernels.cpu.gemm import ONEDNN, by_onednn, summed_as_integers
+from dsq.kernels.cpu.gemm import ONEDNN, by_onednn
 from dsq.kernels.cpu.library import SEED_MASK, Library
-from dsq.kernels.cpu.scratch import Arena, empty_bytes, scratch
+from dsq.kernels.cpu.matmul import KERNELS, Given, MatMulDescriber
+from dsq.kernels.cpu.scratch import empty_bytes, scratch
 
-#: a GemmKernel's name in enum GemmKernel; any other is one of PyTorch's
-_KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER"}
+
+class _Backward(NamedTuple):
+    """What one call computes."""
+
+    fields: dict[str, Any]  #: of a LinearBackwardDesc
+    room: int  #: bytes of scratch memory
+    dx_shape: tuple[int, ...]
+    dw_shape: tuple[int, ...]
+    dw_transposed: bool  #: it is computed as (K, N), as the weight is stored
 
 
 class LinearKernels:
@@ -26,6 +34,7 @@ class LinearKernels:
 
     def __init__(self, library: Library, codec: CodecKernels) -> None:
         self._library, self._codec = library, codec
+        self._describe = MatMulDescriber(library, codec).describe
 
     def forward(
         self,
@@ -36,11 +45,13 @@ class LinearKernels:
         w_shape: torch.Size,
         stochastic: bool,
     ) -> ForwardCall | None:
-        by_torch = gemm not in _KERNELS
+        by_torch = gemm not in KERNELS
         if by_torch and matmuls.output.result is not None:
             return None
         shape_TK = _matrix(x_shape)
-        output, room, _ = self._matmul(matmuls.output, gemm, dtypes, shape_TK, w_shape, stochastic)
+        output, _, room = self._describe(
+            matmuls.output, gemm, Given(shape_TK, dtypes.x), Given(w_shape, dtypes.w), dtypes.y, stochastic
+        )
         stash, code_shape, scale_shape = self._stash(matmuls.stash, shape_TK, dtypes.x, stochastic)
         desc = self._library.new("LinearForwardDesc", {"output": output} | stash)
         run = self._library.c.dsq_linear_forward
@@ -91,29 +102,11 @@ class LinearKernels:
         stochastic: bool,
     ) -> BackwardCall | None:
         wanted = (gemm for gemm, shape in zip(gemms, (w_shape, x_shape), strict=True) if shape is not None)
-        if any(gemm not in _KERNELS for gemm in wanted):
+        if any(gemm not in KERNELS for gemm in wanted):
             return None
-        shape_TN, fields, room, after = _matrix(dy_shape), dict[str, Any](), 0, 0
-        dx_shape: tuple[int, ...] = ()
-        dw_shape: tuple[int, ...] = ()
-        matmul, as_stored = matmuls.weight_gradient, False
-        if x_shape is not None:
-            assert matmul.a.format is not None
-            # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
-            # int16, codes of x are multiplied faster as b
-            as_stored = w_shape is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
-            if as_stored:
-                matmul, packed, operands = matmul.transposed(), "a", ((dtypes.x, dtypes.y, dtypes.w), x_shape, shape_TN)
-            else:
-                packed, operands = "b", ((dtypes.y, dtypes.x, dtypes.w), shape_TN, x_shape)
-            dw_shape = operands[1][1], operands[2][1]
-            fields["weight_gradient"], room, after = self._matmul(matmul, gemms[1], *operands, stochastic, packed)
-        if w_shape is not None:
-            matmul, operands = matmuls.input_gradient, ((dtypes.y, dtypes.w, dtypes.x), shape_TN, w_shape)
-            dx_shape = (*dy_shape[:-1], matmul.sizes(shape_TN, w_shape)[1])
-            # behind dw's operands: dy is quantised for both at once
-            fields["input_gradient"], more, _ = self._matmul(matmul, gemms[0], *operands, stochastic, start=after)
-            room = max(room, more)
+        fields, room, dx_shape, dw_shape, dw_transposed = self._backward(
+            matmuls, gemms, dtypes, dy_shape, w_shape, x_shape, stochastic
+        )
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
 
         def call(
@@ -132,86 +125,40 @@ class LinearKernels:
                 *(desc, dy.data_ptr(), w_address, codes_address, scales_address, dx_address, dw_address),
                 *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
-            return dx, dw.t() if as_stored and dw is not None else dw
+            return dx, dw.t() if dw_transposed and dw is not None else dw
 
         return call
 
-    def _matmul(
+    def _backward(
         self,
-        matmul: MatMul,
-        gemm: str,
-        dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-        a_shape: torch.Size,
-        b_shape: torch.Size,
+        matmuls: LinearMatMuls,
+        gemms: tuple[str, str],
+        dtypes: Dtypes,
+        dy_shape: torch.Size,
+        w_shape: torch.Size | None,
+        x_shape: torch.Size | None,
         stochastic: bool,
-        packed: str = "",
-        start: int = 0,
-    ) -> tuple[dict[str, Any], int, int]:
-        """The fields of a MatMulDesc, and where in scratch memory all that it takes ends, and its operands end.
-
-        ``dtypes``: of a, b and the result. ``packed``: which of "a" and "b" comes as codes. ``start``: the first byte.
-        """
-        arena = Arena(start)
-        a_dtype, b_dtype, dtype = dtypes
-        values = torch.bfloat16 if gemm in _KERNELS else dtype
-        a_axis, b_axis = matmul.contracted()
-        rows, columns, depth = matmul.sizes(a_shape, b_shape)
-        fields = {
-            "a": self._operand(matmul.a, a_dtype, values, a_shape, gemm, packed == "a", arena, stochastic)
-            | {"across": a_axis == 0},
-            "b": self._operand(matmul.b, b_dtype, values, b_shape, gemm, packed == "b", arena, stochastic)
-            | {"across": b_axis == 0},
-            "rows": rows,
-            "columns": columns,
-            "depth": depth,
-            "gemm": getattr(self._library.c, _KERNELS.get(gemm, "GEMM_TORCH")),
-            "result": {"out_dtype": self._library.dtypes()[dtype]},
-        }
-        operands_end = arena.size
-        if gemm == "integer":
+    ) -> _Backward:
+        shape_TN, fields, room, after = _matrix(dy_shape), dict[str, Any](), 0, 0
+        dx_shape: tuple[int, ...] = ()
+        dw_shape: tuple[int, ...] = ()
+        dw_transposed = False
+        if x_shape is not None:
+            matmul, dy, x = matmuls.weight_gradient, Given(shape_TN, dtypes.y), Given(x_shape, dtypes.x, packed=True)
             assert matmul.a.format is not None
-            fields["box"] = box = summed_as_integers(matmul.a.format.box)
-            room = self._library.c.dsq_gemm_integer_scratch(rows, columns, depth, box)
-            fields["panels_offset"] = arena.take(room)
-        elif gemm == "bfloat16":
-            room = self._library.c.dsq_gemm_bfloat16_scratch(rows, columns, depth)
-            fields["panels_offset"] = arena.take(room)
-        if matmul.result is not None:
-            layout = Layout(1, rows, columns, along_rows=False)
-            fields["result"] = self._codec.fields(matmul.result, layout, torch.float32, dtype, stochastic)
-            fields["result_seed"] = matmul.result_seed
-            fields["result_offset"] = 0 if dtype is torch.float32 else arena.take(4 * rows * columns)
-        return fields, arena.size, operands_end
-
-    def _operand(
-        self,
-        operand: Operand,
-        dtype: torch.dtype,
-        values: torch.dtype,
-        shape: torch.Size,
-        gemm: str,
-        packed: bool,
-        arena: Arena,
-        stochastic: bool,
-    ) -> dict[str, Any]:
-        """The fields of an OperandDesc but one; ``values``: what ``gemm`` multiplies, where it takes no codes."""
-        assert operand.format is not None
-        layout = Layout.of(shape, operand.axis)
-        strides = (shape[1], 1)
-        row_stride, column_stride = strides[::-1] if operand.transposed else strides
-        fields = {
-            "codec": self._codec.fields(operand.format, layout, values if packed else dtype, values, stochastic),
-            "row_stride": row_stride,
-            "column_stride": column_stride,
-            "seed": operand.seed,
-            "packed": packed,
-        }
-        if gemm != "integer":
-            fields["offset"] = arena.take(values.itemsize * shape.numel())
-        elif not packed:
-            fields["offset"] = arena.take(math.prod(layout.code_shape(operand.format.bits)))
-            fields["scales_offset"] = arena.take(math.prod(operand.format.scale_shape(layout)))
-        return fields
+            # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
+            # int16, codes of x are multiplied faster as b
+            dw_transposed = w_shape is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
+            matmul, a, b = (matmul.transposed(), x, dy) if dw_transposed else (matmul, dy, x)
+            dw_shape = a.shape[1], b.shape[1]
+            fields["weight_gradient"], after, room = self._describe(matmul, gemms[1], a, b, dtypes.w, stochastic)
+        if w_shape is not None:
+            matmul, dy, w = matmuls.input_gradient, Given(shape_TN, dtypes.y), Given(w_shape, dtypes.w)
+            dx_shape = (*dy_shape[:-1], matmul.sizes(shape_TN, w_shape)[1])
+            # behind dw's operands: dy is quantised for both at once
+            described = self._describe(matmul, gemms[0], dy, w, dtypes.x, stochastic, start=after)
+            fields["input_gradient"], room = described.fields, max(room, described.end)
+        return _Backward(fields, room, dx_shape, dw_shape, dw_transposed)
 
 
 def _multiply_by(

@@ -9,6 +9,7 @@ import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
+from fairseq_plugin.mistakes.explained import explain
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run
 
 
@@ -60,11 +61,91 @@ def test_a_fraction_of_a_run_that_nothing_bounds(capsys, data: Path, tmp_path: P
     assert expected in refusal(capsys, "train", data, *MODEL, *given)
 
 
+def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path: Path) -> None:
+    # a run that was resumed in the second folder took the epochs for as long as those of the second
+    given = [f"{data}:{data}", *MODEL, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5, "--save-dir", tmp_path]
+    expected = "with data in several folders, whose epochs differ, give --max-update"
+    assert expected in refusal(capsys, "train", *given, "--max-epoch", 1)
+    run("train", *given, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
+    assert [level["updates"] for level in json.loads((tmp_path / "dsq_history.json").read_text())["levels"]] == [1, 1]
+
+
+def test_the_size_of_a_batch_of_the_validation(capsys, data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--max-update", 1, "--save-dir", tmp_path]
+    for flag in ("--max-tokens-valid", "--batch-size-valid"):
+        assert f"{flag} must be a whole number from 1" in refusal(capsys, "train", *given, flag, 0)
+        assert f"{flag} must be a whole number from 1" in refusal(capsys, "train", *given, flag, "x")
+    run("train", *given, "--max-tokens-valid", 100, "--batch-size-valid", 10)
+
+
 def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
     run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
     (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # two of the three updates were the other run's
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="workers without GPUs")
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            ["--distributed-world-size", 2],
+            "--distributed-world-size: 0 GPUs for 2 workers; on a CPU start them by torchrun",
+        ),
+        (
+            ["--distributed-init-method", "tcp://127.0.0.1:1"],
+            "--distributed-init-method: fairseq starts a worker for each",
+        ),
+        (["--ddp-backend", "fully_sharded"], "--ddp-backend or --zero-sharding: this one needs fairscale"),
+        (["--criterion", "adaptive_loss"], "--criterion adaptive_loss needs --ddp-backend legacy_ddp"),
+    ],
+)
+def test_workers_that_there_are_not(capsys, data: Path, tmp_path: Path, given: list, line: str) -> None:
+    assert line in refusal(capsys, "train", data, *MODEL, "--max-update", 1, "--save-dir", tmp_path, *given)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "DistributedDataParallel device_ids and output_device arguments only work",
+            "--ddp-backend: on a CPU give legacy",
+        ),
+        ("Distributed package doesn't have NCCL built in", "--distributed-backend: on a CPU give gloo"),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "--distributed-backend: on a CPU give gloo"),
+    ],
+)
+def test_what_torch_says_of_workers_on_a_cpu(error: str, line: str) -> None:
+    assert str(explain(ValueError(error), "train")).startswith(line)
+
+
+def test_what_fairseq_says_of_sharding_without_fairscale() -> None:
+    error = ImportError("\n\nPlease install the fairscale package:\n\n  pip install fairscale")
+    assert "--ddp-backend or --zero-sharding: this one needs fairscale" in str(explain(error, "train"))
+
+
+def test_the_layers_of_a_convolutional_model(capsys, data: Path, tmp_path: Path) -> None:
+    given = [
+        data,
+        "--arch",
+        "fconv",
+        "--encoder-embed-dim",
+        32,
+        "--decoder-embed-dim",
+        32,
+        "--decoder-out-embed-dim",
+        32,
+    ]
+    given += ["--optimizer", "adam", "--max-tokens", 256, "--max-update", 1, "--num-workers", 0, "--cpu"]
+    given += ["--save-dir", tmp_path, "--dsq-levels", LEVELS]
+    for wrong in ("x", "3", "[(32, 3)", "[1, 2]"):
+        said = refusal(capsys, "train", *given, "--encoder-layers", wrong)
+        assert (
+            f"--encoder-layers must be the width and kernel of each layer, as in '[(512, 3)] * 20', got {wrong!r}"
+            in said
+        )
+    run("train", *given, "--encoder-layers", "[(32, 3)] * 2", "--decoder-layers", "[(32, 3)]")
 
 
 def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn) -> None:

@@ -49,6 +49,9 @@ def test_sentence_prediction(sentences: Path, tmp_path: Path, monkeypatch: pytes
     first, second = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
     assert (first["updates"], second["updates"]) == (2, 1)
     assert first["linears_called"] == 2 * 6 + 2  # two layers, and dense and out_proj of the head
+    described = {entry["name"] for entry in json.loads((tmp_path / "dsq_workload.json").read_text())["operations"]}
+    assert "classification_heads.sentence_classification_head.out_proj" in described
+    assert not any("lm_head" in name for name in described)  # which is no part of this training
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"]["dsq._extra_state"]
     assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)
 

@@ -16,6 +16,8 @@ from fairseq_plugin import checkpoints, commands
 from fairseq_plugin.flags import InputError
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run, start
 
+from fairseq import checkpoint_utils  # isort: skip  # after the plugin's shims
+
 
 def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
     path, draw = tmp_path / "checkpoint.pt", random.Random(0)
@@ -110,6 +112,43 @@ def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
     before = contents(tmp_path)
     run("train", *given)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]])
+def test_a_run_that_counts_its_updates_anew_begins_with_dsq_anew(data: Path, trained: Path, tmp_path, flags) -> None:
+    given = [data, *MODEL, "--disable-validation", "--save-dir", tmp_path]
+    levels = ["--dsq-levels", "[4,4,4,16] [8,4,4,16]", "--dsq-rise-at", 0.5]  # other levels than the checkpoint's
+    run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 4, *levels)
+    assert [level["updates"] for level in json.loads((tmp_path / "dsq_history.json").read_text())["levels"]] == [2, 2]
+    if flags == ["--finetune-from-model"]:  # the same command again goes on
+        run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 6, *levels)
+        levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+        assert [level["updates"] for level in levels] == [2, 4]
+
+
+@pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--dsq-reset", "--restore-file"]])
+def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, tmp_path: Path, flags) -> None:
+    given = [*MODEL, "--disable-validation", "--max-update", 3, "--lr", 0, "--save-dir", tmp_path]
+    run("train", data, *given, *flags, trained / "checkpoint_last.pt")
+    before, after = (torch.load(it / "checkpoint_last.pt", weights_only=True)["model"] for it in (trained, tmp_path))
+    assert before.keys() - after.keys() == {"dsq._extra_state"}
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
+
+
+def test_a_reset_is_of_the_training_alone(data: Path, trained: Path, tmp_path: Path) -> None:
+    given = [
+        "--restore-file",
+        trained / "checkpoint_last.pt",
+        "--dsq-reset",
+        "--dsq-levels",
+        LEVELS,
+        "--dsq-rise-at",
+        1,
+    ]
+    run("train", data, *MODEL, "--disable-validation", "--max-update", 4, "--save-dir", tmp_path, *given)
+    # as fairseq-validate and the Python interface load it: the task has the flags of the training
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
+    assert model.dsq.trained_level == 1
 
 
 def test_records_of_an_earlier_run_are_set_aside(data: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
 from dsq import linear
 from fairseq_plugin import literals, shims, startup
@@ -41,6 +42,14 @@ def test_a_checkpoint_with_the_dead_parameters_loads(data: Path) -> None:
     for layer in ("encoder.layers.0.", "encoder.layers.1."):
         old.update({layer + name: torch.zeros(1) for name in shims.FUSED_PARAMETERS})
     model.load_state_dict(old, strict=True)
+
+
+def test_adaptive_layers_have_no_uninitialised_memory() -> None:
+    inputs = AdaptiveInput(24, 1, 8, 4.0, 8, [10, 24])
+    AdaptiveSoftmax(24, 8, [10], dropout=0.0)
+    tied = AdaptiveSoftmax(24, 8, [10], dropout=0.0, adaptive_inputs=inputs)
+    assert not inputs._float_tensor
+    assert not tied.head._float_tensor
 
 
 def test_padding_changes_nothing_after_loading(data: Path) -> None:

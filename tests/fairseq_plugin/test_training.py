@@ -111,6 +111,25 @@ def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
     return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
 
 
+def test_describing_the_model_changes_no_weight(data: Path, tmp_path: Path) -> None:
+    noise = ["--quant-noise-pq", 0.5]  # each forward of a training replaces the weights
+    given = [*MODEL, *noise, "--max-update", 3, "--save-interval-updates", 2, "--disable-validation", "--lr", 0]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run("train", data, *given, "--save-dir", whole, "--dsq-levels", LEVELS)
+    resumed.mkdir()
+    (whole / "checkpoint_1_2.pt").rename(resumed / "checkpoint_last.pt")
+    run("train", data, *given, "--save-dir", resumed, "--dsq-levels", LEVELS)
+    ends = [torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"] for folder in (whole, resumed)]
+    assert all(torch.equal(a, b) for a, b in zip(*map(dict.values, ends), strict=True) if isinstance(a, torch.Tensor))
+
+
+def test_a_criterion_that_gives_the_model_more_than_the_batch_has(data: Path, tmp_path: Path) -> None:
+    model = ["--arch", "nonautoregressive_transformer", "--task", "translation_lev", "--criterion", "nat_loss"]
+    given = [*MODEL, *model, "--noise", "full_mask", "--max-update", 1, "--disable-validation", "--no-save"]
+    run("train", data, *given, "--save-dir", tmp_path, "--dsq-levels", LEVELS)
+    assert json.loads((tmp_path / "dsq_workload.json").read_text())["name"] == "NATransformerModel"
+
+
 def test_history(trained: tuple[Path, str]) -> None:
     record = json.loads((trained[0] / "dsq_history.json").read_text())
     assert record["format"] == "snvint"
@@ -168,6 +187,15 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     assert (level["updates"], level["linears_called"]) == (2, LINEARS)
     ideal = level["stash_bytes_fp32"] * 4.5 / 32
     assert ideal <= level["stash_bytes"] <= 1.05 * ideal
+
+
+def test_a_running_mean_of_the_weights_in_fp32(data: Path, tmp_path: Path) -> None:
+    given = ["--store-ema", "--ema-fp32", "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
+    for updates in (2, 3):
+        run("train", data, *MODEL, *given, "--max-update", updates, "--disable-validation")
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
+    assert saved["model"]["dsq._extra_state"]["scheduler"]["work"][1][0] == 2
 
 
 def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tmp_path: Path, caplog) -> None:

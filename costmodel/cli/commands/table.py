@@ -48,19 +48,33 @@ def run(arguments: argparse.Namespace) -> Answer:
 #: column -> (attribute of the entry, format spec; None: not shown to people)
 Columns = dict[str, tuple[str, str | None]]
 _STATIC: Columns = {
-    **{"dataset": ("row.dataset", ""), "setup": ("row.setup", "")},
-    **{"arith_paper": ("row.arithmetic", ".2f"), "arith_ours": ("arithmetic", ".4f")},
-    **{"arith_off": ("arithmetic_relative", "+.1%"), "arith_fits": ("arithmetic_role", "")},
-    **{"dram_paper": ("row.dram", ".2f"), "dram_ours": ("dram", ".4f")},
-    **{"dram_off": ("dram_relative", "+.1%"), "dram_fits": ("dram_role", "")},
+    "dataset": ("row.dataset", ""),
+    "setup": ("row.setup", ""),
+    "arith_paper": ("row.arithmetic", ".2f"),
+    "arith_ours": ("arithmetic", ".4f"),
+    "arith_off": ("arithmetic_relative", "+.1%"),
+    "arith_fits": ("arithmetic_role", ""),
+    "dram_paper": ("row.dram", ".2f"),
+    "dram_ours": ("dram", ".4f"),
+    "dram_off": ("dram_relative", "+.1%"),
+    "dram_fits": ("dram_role", ""),
     # for --json and --csv
-    **{"method": ("row.method", None), "precision": ("row.precision", None), "verdict": ("verdict", None)},
-    **{"arith_residual": ("arithmetic_residual", None), "dram_residual": ("dram_residual", None)},
+    "method": ("row.method", None),
+    "precision": ("row.precision", None),
+    "verdict": ("verdict", None),
+    "arith_residual": ("arithmetic_residual", None),
+    "dram_residual": ("dram_residual", None),
 }
 _BOUND: Columns = {
-    **{"class": ("cls", ""), "flop_per_byte": ("intensity", ".1f"), "ridge": ("ridge", ".1f"), "bound": ("bound", "")},
-    **{"bound_paper": ("published_bound", ""), "latency_paper": ("published_share", ".2%"), "ours": ("share", ".2%")},
-    **{"with_adam": ("share_with_update", ".2%"), "by_module": ("share_by_module", ".2%")},
+    "class": ("cls", ""),
+    "flop_per_byte": ("intensity", ".1f"),
+    "ridge": ("ridge", ".1f"),
+    "bound": ("bound", ""),
+    "bound_paper": ("published_bound", ""),
+    "latency_paper": ("published_share", ".2%"),
+    "ours": ("share", ".2%"),
+    "with_adam": ("share_with_update", ".2%"),
+    "by_module": ("share_by_module", ".2%"),
 }
 
 
@@ -80,11 +94,16 @@ _FIT_SHOWN |= {"share_alone": ".1%", "share_best": ".1%", "ours": ".4f", "off": 
 def _fit(fit: tables.Fit) -> list[Record]:
     return [
         {
-            **{"dataset": fit.row.dataset, "column": name, "published": column.published},
-            **{"level_1": column.first, "level_2": column.second},
-            **{"share_alone": column.share, "share_best": fit.share},
-            **{"ours": column.at(fit.share), "residual": column.at(fit.share) - column.published},
-            **{"off": column.at(fit.share) / column.published - 1},
+            "dataset": fit.row.dataset,
+            "column": name,
+            "published": column.published,
+            "level_1": column.first,
+            "level_2": column.second,
+            "share_alone": column.share,
+            "share_best": fit.share,
+            "ours": column.at(fit.share),
+            "residual": column.at(fit.share) - column.published,
+            "off": column.at(fit.share) / column.published - 1,
         }
         for name, column in (("arithmetic", fit.arithmetic), ("dram", fit.dram))
     ]

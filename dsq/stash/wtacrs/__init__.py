@@ -58,6 +58,8 @@ def attach(
         sample_dim: dimension of a linear's input along which the samples of a batch lie, for ``set_sample_ids``: 1 in
             (tokens, batch, features) models. nn.MultiheadAttention knows its own.
         seed: of the policy's own random numbers; a rank of a process group adds its number.
+    Raises:
+        TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
     """
     number("ratio", ratio, above=0, most=1)
     flag("products", products)

@@ -152,8 +152,9 @@ def test_statistics_of_norms_and_log_probabilities_are_fp32():
         kind: sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values()) for kind in ("norm", "loss", "loss of fp32")
     }
     assert moved == {
-        **{"norm": 5 * 200 * 2 + 2 * 2 * 10 * 4, "loss": 4 * 200 * 2},
-        **{"loss of fp32": 2 * 200 * 2 + 2 * 200 * 4},
+        "norm": 5 * 200 * 2 + 2 * 2 * 10 * 4,
+        "loss": 4 * 200 * 2,
+        "loss of fp32": 2 * 200 * 2 + 2 * 200 * 4,
     }
 
 

@@ -25,7 +25,10 @@ GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 SIDES = {
     **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
     **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    **{"d_model": 32, "encoder_ffn_dim": 80, "decoder_ffn_dim": 48, "pad_token_id": 1},
+    "d_model": 32,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 1,
 }
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
 T5 = {"num_layers": 2, "d_model": 32, "num_heads": 4, "d_ff": 80, "d_kv": 6, "pad_token_id": 0}

@@ -59,11 +59,21 @@ def test_every_term_of_the_formula():
     kept = a_layer(build(GPT))
     scores = A * S * S * B
     terms = {
-        **{"norm0.x": 2 * SBH, "norm1.x": 2 * SBH},
-        **{"self_attn.q_proj.x": 2 * SBH, "self_attn.scores.x": 2 * SBH, "self_attn.scores.w": 2 * SBH},
-        **{"self_attn.softmax.y": 2 * scores, "self_attn.dropout.mask": scores, "self_attn.context.x": 2 * scores},
-        **{"self_attn.context.w": 2 * SBH, "self_attn.out_proj.x": 2 * SBH, "self_attn.out_dropout.mask": SBH},
-        **{"fc1.x": 2 * SBH, "activation.x": 8 * SBH, "fc2.x": 8 * SBH, "mlp.out_dropout.mask": SBH},
+        "norm0.x": 2 * SBH,
+        "norm1.x": 2 * SBH,
+        "self_attn.q_proj.x": 2 * SBH,
+        "self_attn.scores.x": 2 * SBH,
+        "self_attn.scores.w": 2 * SBH,
+        "self_attn.softmax.y": 2 * scores,
+        "self_attn.dropout.mask": scores,
+        "self_attn.context.x": 2 * scores,
+        "self_attn.context.w": 2 * SBH,
+        "self_attn.out_proj.x": 2 * SBH,
+        "self_attn.out_dropout.mask": SBH,
+        "fc1.x": 2 * SBH,
+        "activation.x": 8 * SBH,
+        "fc2.x": 8 * SBH,
+        "mlp.out_dropout.mask": SBH,
     }
     assert kept == terms
     assert sum(kept.values()) == SBH * (34 + 5 * A * S / H)

@@ -16,7 +16,11 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 SIDES = {
     **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
     **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    **{"d_model": 32, "encoder_ffn_dim": 80, "decoder_ffn_dim": 48, "pad_token_id": 1, "vocab_size": 60},
+    "d_model": 32,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 1,
+    "vocab_size": 60,
 }
 IDS = {"input_ids": torch.ones(2, 12, dtype=torch.long)}
 
