@@ -8,21 +8,30 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backw
 
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed (boundaries.py)
 
-Start reading in policy.py and controller.py, then bfloat16/ (a whole policy in one file), then saved_tensors/ (the
-mechanism).
+Start reading in table/ (what is kept of each operation), then codes.py (how), interception.py (when), and bfloat16.py
+(a whole policy in one file).
 """
 
 import importlib
-import pkgutil
 
 from dsq.stash.boundaries import packed_checkpoint
 from dsq.stash.controller import Controller, Summary
+from dsq.stash.interception import suspended
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import apply, policies, register
 
-# A policy registers itself when its folder is imported: adding one is adding a folder here.
-for _folder in pkgutil.iter_modules(__path__):
-    if _folder.ispkg:
-        importlib.import_module(f"{__name__}.{_folder.name}")
+for _policy in ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs"):  # which registers it
+    importlib.import_module(f"{__name__}.{_policy}")
 
-__all__ = ["Controller", "Held", "Report", "Summary", "apply", "measure", "packed_checkpoint", "policies", "register"]
+__all__ = [
+    "Controller",
+    "Held",
+    "Report",
+    "Summary",
+    "apply",
+    "measure",
+    "packed_checkpoint",
+    "policies",
+    "register",
+    "suspended",
+]

@@ -8,22 +8,22 @@ lower peak, and finds the segments by itself.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.packing import pack
-from dsq.stash.saved_tensors.forms import Saved
-from dsq.stash.saved_tensors.forward_stash import CodedView, SharedCode
-from dsq.stash.saved_tensors.hooks import op_hooks
-from dsq.stash.saved_tensors.memory_order import MemoryOrder, span
-from dsq.stash.saved_tensors.storages import StorageCache, is_plain, storage_key, weak
+from dsq.packing import Packed, pack
+from dsq.stash.hooks import innermost_hooks, refuse_create_graph
+from dsq.stash.memory_order import MemoryOrder, span
+from dsq.stash.storages import StorageCache, is_plain, storage_key, weak
 
 FOUR_BITS = format_class(DEFAULT)(4)
 #: an input of many segments (the encoder's output, to a decoder's blocks) is packed once
-_made: StorageCache[SharedCode] = StorageCache()
+_made: StorageCache[Packed] = StorageCache()
 
 
 def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FOUR_BITS, **kwargs: Any) -> Any:
@@ -43,23 +43,44 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
     layout = _rank_and_width(next((x for x in args if isinstance(x, Tensor)), None))
 
-    def pack_one(x: Tensor) -> Saved | None:
-        wanted = x.is_floating_point() and x.grad_fn is not None and is_plain(x) and fmt.packs
-        return _packed(x, fmt) if wanted and _rank_and_width(x) == layout else None
+    outer_pack, outer_unpack = innermost_hooks() or (_itself, _itself)
 
-    with op_hooks(pack_one):
+    def pack_one(x: Tensor) -> Any:
+        wanted = x.is_floating_point() and x.grad_fn is not None and is_plain(x) and fmt.packs
+        return _packed(x, fmt) if wanted and _rank_and_width(x) == layout else outer_pack(x)
+
+    def unpack_one(kept: Any) -> Tensor:
+        return kept.get() if isinstance(kept, _Boundary) else outer_unpack(kept)
+
+    with saved_tensors_hooks(pack_one, unpack_one):
         return checkpoint(function, *args, **{"use_reentrant": False, **kwargs})
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
 
 
 def _rank_and_width(x: Tensor | None) -> tuple[int, ...]:
     return () if x is None or not x.dim() else (x.dim(), x.shape[-1])
 
 
-def _packed(x: Tensor, fmt: Format) -> CodedView:
+@dataclass(eq=False, slots=True)
+class _Boundary:
+    """A packed input, as one segment saw it."""
+
+    packed: Packed
+    order: MemoryOrder
+
+    def get(self) -> Tensor:
+        refuse_create_graph()
+        return self.order.restore(self.packed.unpack())
+
+
+def _packed(x: Tensor, fmt: Format) -> _Boundary:
     order, values = MemoryOrder.of(x)
     key = (*storage_key(x), *span(values), fmt)
     found = _made.get(key)
     if found is None:
-        found = SharedCode(pack(values.reshape(-1), fmt))
+        found = pack(values.reshape(-1), fmt)
         _made.put(key, found, weak(x))
-    return CodedView(found, order, x.dtype)
+    return _Boundary(found, order)

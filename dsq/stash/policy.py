@@ -3,23 +3,20 @@
     @register("bfloat16", composes_with=("checkpoint",))
     def attach(model: nn.Module, *, smallest: int = 256) -> Controller: ...
 
-A policy is a folder of dsq/stash/ (all of them are imported, which registers them): its __init__.py holds that one
-function, controller.py what it keeps between steps. The keyword-only parameters ARE the policy's options: `apply`
+A policy is a file or a folder of dsq/stash/, named in its __init__.py (importing it registers it). The keyword-only parameters ARE the policy's options: `apply`
 derives names, defaults and the error messages from the signature, so they are written once. attach changes a model by
-helpers of saved_tensors/, which put what remove() takes back on the controller. No policy imports another's folder.
+helpers (intercept, swap_classes), which put what remove() takes back on the controller. No policy imports another's folder.
 
-Three mechanisms exist, from the inside out:
-    ops      a rule around one op's saved tensors: saved_tensors/rules/ (selective; the exact masks of bfp and gact)
-    modules  a module's class or forward replaced in place: saved_tensors/class_swap.py (wtacrs, checkpoint)
-    model    saved-tensor hooks while the model's forward runs: saved_tensors/hooks.py (bfp, gact, mesa)
-A tensor that an inner mechanism keeps through `ctx.save_for_backward` (or a rule passes on) reaches the next one
-outwards, so policies compose by being applied one after another, IN ANY ORDER:
+Two mechanisms exist:
+    model    a mode while the model's forward runs: interception.py. It runs the rows of the table (bfp, mesa, gact,
+             bfloat16), which differ in their codec alone, or other rules (selective)
+    modules  a module's class or forward replaced in place: class_swap.py (wtacrs, checkpoint)
+Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
     apply(model, "gact", format="snvint")                   GACT's bits for a block format: an option, not a pair
-What a policy keeps already packed (uint8 codes, 1-bit masks, a dsq.Packed on ctx) is never packed again: hook policies
-touch floating tensors only. Pairs that no policy names in `composes_with` are refused: two quantisers of one stash
+Pairs that no policy names in `composes_with` are refused: two quantisers of one stash
 make no sense.
 """
 

@@ -21,7 +21,7 @@ from dsq.stash.checkpoint.controller import Checkpointing
 from dsq.stash.checkpoint.segment import checkpointed
 from dsq.stash.controller import Controller
 from dsq.stash.policy import register
-from dsq.stash.saved_tensors.class_swap import set_attribute
+from dsq.stash.class_swap import set_attribute
 
 
 @register("checkpoint", composes_with=("selective", "wtacrs", "mesa", "bfp", "gact"))

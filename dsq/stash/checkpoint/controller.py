@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.controller import Controller, Summary
-from dsq.stash.saved_tensors.hooks import in_backward
-from dsq.stash.saved_tensors.storages import parameter_storages, storages_of, weak
+from dsq.stash.hooks import in_backward
+from dsq.stash.storages import parameter_storages, storages_of, weak
 
 
 class SegmentCount:

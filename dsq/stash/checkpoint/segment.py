@@ -11,7 +11,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dsq.stash.checkpoint.controller import SegmentCount
-from dsq.stash.saved_tensors.hooks import Active, active_contexts, reenter, refuse_create_graph
+from dsq.stash.hooks import refuse_create_graph
+from dsq.stash.interception import ForwardPolicy, again, entered_now
 
 
 def checkpointed(count: SegmentCount, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -21,7 +22,7 @@ def checkpointed(count: SegmentCount, module: nn.Module, *args: Any, **kwargs: A
     if not torch.is_grad_enabled() or not (parameters or any(t.requires_grad for t in tensors)):
         return type(module).forward(module, *args, **kwargs)
     _check_no_cache(module, (*args, *kwargs.values()))
-    segment = _Segment(module, rest, spec, active_contexts(), _Ambient.now(tensors))
+    segment = _Segment(module, rest, spec, entered_now(), _Ambient.now(tensors))
     count.note(tensors, segment.ambient.nbytes)
     outputs = _Checkpoint.apply(segment, len(tensors), *tensors, *parameters)  # type: ignore[no-untyped-call]
     return _with_tensors(outputs, segment.output_rest, segment.output_spec)
@@ -99,7 +100,7 @@ class _Segment:
     module: nn.Module
     rest: list[Any]  #: of the arguments
     spec: TreeSpec
-    contexts: tuple[Active, ...]
+    policies: tuple[tuple[ForwardPolicy, nn.Module], ...]  #: and the models in whose forward they were
     ambient: _Ambient
     output_rest: Any = None
     output_spec: Any = None
@@ -116,7 +117,7 @@ class _Segment:
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         buffers_aside = _reparametrize_module(self.module, buffers)
         # the copies first: policies ask for the model's buffers when they are entered
-        with torch.enable_grad(), self.ambient.again(), buffers_aside, reenter(self.contexts):
+        with torch.enable_grad(), self.ambient.again(), buffers_aside, again(self.policies):
             return self.call(tensors)
 
 

@@ -11,10 +11,8 @@ and PyTorch's random streams as they were; but the user's hooks on modules, tens
 the forward draws from other random streams (Python's random, NumPy's) is drawn again. It takes about L backwards and
 twice the stash, every adapt_interval steps.
 
-Saved tensors are told apart by their order in the forward. Weights, integers, statistics and tensors that need no
-gradient stay exact, and a tensor saved twice is encoded once. What the loss saves, between the forward and its
-backward, is outside of the steps that can be run again, and the most sensitive there is (section 6.1): it gets 8 bits,
-or stays exact where it is small, and the model's tensors share what the budget has left.
+What each operation keeps is the table's (dsq/stash/table). Coded tensors are told apart by their order in the forward.
+What the loss keeps stays exact: it is the most sensitive there is (section 6.1).
 
 Beyond the paper, masks of the ReLU family and of dropout take one bit, exact, on top of the average, and max-pool's
 indices their narrowest integers. In the paper a ReLU shares the code of the next layer's input, which rounds small
@@ -31,15 +29,13 @@ from dsq.stash.controller import Controller
 from dsq.stash.gact.bit_plan import BitPlan
 from dsq.stash.gact.codecs import CODE_FAMILIES
 from dsq.stash.gact.controller import Gact
+from dsq.stash.interception import intercept
 from dsq.stash.policy import apply, register
-from dsq.stash.saved_tensors.compiled_graphs.blocks import around_compiled_blocks
-from dsq.stash.saved_tensors.hooks import around_forward
-from dsq.stash.saved_tensors.window import take_off_before_steps
 
 LEVELS = ("L1", "L2", "CB1", "CB2")
 
 
-@register("gact", composes_with=("checkpoint",), compiled="blocks")
+@register("gact", composes_with=("checkpoint", "selective"))
 def attach(
     model: nn.Module,
     *,
@@ -54,7 +50,7 @@ def attach(
 
     Args:
         bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit; block formats 0.5). Until c_l was
-            measured the model's tensors have the widest code within it, and the loss's 8 bits come on top, too.
+            measured all tensors have the widest code within it.
         level: L1: adaptive bits. L2: and the codes swapped to host memory, fetched ahead in the backward. CB1: L1 and
             activation checkpointing (the policy "checkpoint"; recomputed tensors are coded too, uniformly). CB2: CB1
             and nn.MultiheadAttention through scaled_dot_product_attention (it then returns no weights); attention
@@ -78,14 +74,7 @@ def attach(
     # first: it refuses a model without blocks, which must then be left as it was
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), codec), adapt_interval, seed, level == "L2", swap_dir)
-    around_forward(controller, model, controller.context)
-    around_compiled_blocks(controller, model)
-    controller.until_removed(
-        model.register_forward_pre_hook(controller.before, prepend=True, with_kwargs=True),
-        model.register_forward_hook(controller.after),
-    )
-    controller.undo.callback(controller.window.take_off)
-    take_off_before_steps(controller)
+    intercept(controller, model)
     if checkpointing is not None:
         controller.until_removed(checkpointing)
     if level == "CB2":

@@ -9,12 +9,7 @@ from typing import Any
 from dsq.stash.gact.codecs import EXACT, CodeFamily
 
 
-@dataclass(frozen=True)
-class SavedSizes:
-    """Values of each tensor that one kind of input makes the model save, in order, and of those its loss saves."""
-
-    model: tuple[int, ...]
-    loss: tuple[int, ...]
+Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,9 @@ class BitPlan:
     bits: float
     codec: CodeFamily
     measured: dict[int, Sensitivities] = field(default_factory=dict)
-    layouts: dict[str, SavedSizes] = field(default_factory=dict)
+    layouts: dict[str, Sizes] = field(default_factory=dict)
     #: allocations by layout, and what they were made of
-    _allocated: dict[SavedSizes, tuple[Sensitivities, tuple[int, ...]]] = field(default_factory=dict)
+    _allocated: dict[Sizes, tuple[Sensitivities, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def uniform(self) -> int:
@@ -47,46 +42,35 @@ class BitPlan:
 
     def complete(self) -> bool:
         """Whether the sensitivities of all known layouts were measured."""
-        return all(len(layout.model) in self.measured for layout in self.layouts.values())
+        return all(len(sizes) in self.measured for sizes in self.layouts.values())
 
-    def allocation(self, layout: SavedSizes | None) -> tuple[int, ...] | None:
-        """Bits of each of the model's tensors, within the average over these and the loss's. None: unknown."""
-        measured = None if layout is None else self.measured.get(len(layout.model))
-        if layout is None or measured is None:
+    def allocation(self, sizes: Sizes | None) -> tuple[int, ...] | None:
+        """Bits of each tensor, within the average. None: unknown."""
+        measured = None if sizes is None else self.measured.get(len(sizes))
+        if sizes is None or measured is None:
             return None
-        made_of, bits = self._allocated.get(layout, (None, ()))
+        made_of, bits = self._allocated.get(sizes, (None, ()))
         if made_of is not measured:
-            bits = self._allocate(layout, measured)
-            self._allocated[layout] = measured, bits
+            # c_l is a sum over the tensor's values: a longer batch scales it
+            c = [c * d / max(size, 1) for c, d, size in zip(measured.c, sizes, measured.sizes, strict=True)]
+            bits = allocate(c, sizes, self.bits * sum(sizes), (*self.codec.widths, EXACT), self.factor)
+            self._allocated[sizes] = measured, bits
         return bits
 
-    def _allocate(self, layout: SavedSizes, measured: Sensitivities) -> tuple[int, ...]:
-        total = sum(layout.model)
-        budget = self.bits * (total + sum(layout.loss)) - sum(d * self.loss_bits(d, total) for d in layout.loss)
-        # c_l is a sum over the tensor's values: a longer batch scales it
-        c = [c * d / max(size, 1) for c, d, size in zip(measured.c, layout.model, measured.sizes, strict=True)]
-        return allocate(c, layout.model, budget, (*self.codec.widths, EXACT), self.factor)
-
-    def loss_bits(self, size: int, total: int) -> int:
-        """Bits of a tensor of `size` values that the loss saves, beside `total` of the model's."""
-        if size <= total / 1000:
-            return EXACT
-        return self.codec.widths[-1] if size <= total / 10 else self.uniform
-
-    def variance(self, layout: SavedSizes) -> float:
-        """V(b) of equation 5 at the allocation of a measured layout."""
-        measured, bits = self.measured[len(layout.model)], self.allocation(layout) or ()
+    def variance(self, sizes: Sizes) -> float:
+        """V(b) of equation 5 at the allocation of measured sizes."""
+        measured, bits = self.measured[len(sizes)], self.allocation(sizes) or ()
         return sum(c * self.factor(b) for c, b in zip(measured.c, bits, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "measured": {count: asdict(measured) for count, measured in self.measured.items()},
-            "layouts": {key: asdict(layout) for key, layout in self.layouts.items()},
+            "layouts": dict(self.layouts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.measured = {count: Sensitivities(**measured) for count, measured in state["measured"].items()}
-        self.layouts = {key: SavedSizes(**layout) for key, layout in state["layouts"].items()}
+        self.layouts = {key: tuple(sizes) for key, sizes in state["layouts"].items()}
 
 
 def allocate(

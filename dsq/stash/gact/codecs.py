@@ -1,18 +1,23 @@
 """The codes that GACT can allocate bits of: GACT's own per-group quantiser, or a block format."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
-from dsq.packing import pack, quantize
-from dsq.stash.saved_tensors.affine import pack_groups
-from dsq.stash.saved_tensors.forward_stash import Code
+from dsq.kernels.affine import affine_pack, affine_unpack
+from dsq.kernels.backend import AffineCodes, Groups
+from dsq.kernels.dispatch import pack, unpack
+from dsq.packing import quantize
+from dsq.stash.codes import Decode
 
+Code = tuple[tuple[Tensor, ...], Decode]
+_GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
 
 
@@ -29,7 +34,18 @@ class CodeFamily:
 
 
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
-    return pack_groups(values_N, bits, group=256, seed=seed)
+    """GACT's quantiser (appendix A.4): q = floor((x - low) / step + u), step = (max - min) / (2^b - 1), by groups."""
+    groups = Groups(_GROUP, -(-values_N.numel() // _GROUP))
+    return tuple(affine_pack(values_N, bits, groups, None, seed)), _UnpackAffine(bits, groups, values_N.numel())
+
+
+class _UnpackAffine(NamedTuple):
+    bits: int
+    groups: Groups
+    count: int
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
 
 
 def _boxes(name: str) -> CodeFamily:
@@ -37,9 +53,17 @@ def _boxes(name: str) -> CodeFamily:
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
     def encode(values_N: Tensor, bits: int, seed: int) -> Code:
-        return pack(values_N, formats[bits], rounding="stochastic", seed=seed)
+        return pack(values_N, formats[bits], 0, seed), _UnpackBoxes(formats[bits], values_N.numel())
 
     return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
+
+
+class _UnpackBoxes(NamedTuple):
+    fmt: Format
+    count: int
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return unpack(codes[0], codes[1], self.fmt, (self.count,), 0, dtype)
 
 
 @cache

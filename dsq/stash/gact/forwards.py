@@ -1,19 +1,20 @@
 """What GACT does with the saved tensors of one forward: in training, when it is run again, and in a recomputation.
 
-encode() is the encoder of a ForwardStash, which holds its run; no run holds a stash (the cycle would keep it).
+Each is the codec of a Stash (dsq/stash/codes.py).
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dsq.stash.gact.bit_plan import BitPlan, SavedSizes
-from dsq.stash.gact.codecs import EXACT
+from dsq.stash.codes import Decode, Kept
+from dsq.stash.gact.bit_plan import BitPlan
+from dsq.stash.gact.codecs import EXACT, Code
 from dsq.stash.gact.offload import Offload
-from dsq.stash.saved_tensors.forward_stash import Code
-from dsq.stash.saved_tensors.memory_order import MemoryOrder
+from dsq.stash.memory_order import MemoryOrder
 
 
 def seed_of(*parts: int | str) -> int:
@@ -22,7 +23,7 @@ def seed_of(*parts: int | str) -> int:
 
 
 class TrainingForward:
-    """A forward of the training loop, then its loss."""
+    """A forward of the training loop."""
 
     def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int], offload: Offload | None) -> None:
         self.plan, self.key, self.seed, self.offload = plan, key, seed, offload
@@ -30,22 +31,15 @@ class TrainingForward:
         self.planned = plan.allocation(self.expected)
         self.sizes: list[int] = []
         self.bits: list[int] = []
-        self.model_tensors: int | None = None  #: how many are the model's, once its forward is over
-
-    def model_done(self) -> None:
-        """What is saved from now on is the loss's."""
-        self.model_tensors = len(self.sizes)
 
     def learn(self) -> None:
-        """The backward begins: note what this kind of input makes the model and its loss save."""
-        self.plan.layouts[self.key] = SavedSizes(
-            tuple(self.sizes[: self.model_tensors]), tuple(self.sizes[self.model_tensors :])
-        )
+        """The forward is over: note what this kind of input makes the model save."""
+        self.plan.layouts[self.key] = tuple(self.sizes)
 
     def average_bits(self) -> float:
         return sum(b * d for b, d in zip(self.bits, self.sizes, strict=True)) / max(sum(self.sizes), 1)
 
-    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         index, size = len(self.sizes), values.numel()
         bits = self._bits(index, size)
         self.sizes.append(size)
@@ -56,28 +50,23 @@ class TrainingForward:
         return code if self.offload is None else self.offload(code)
 
     def _bits(self, index: int, size: int) -> int:
-        if self.model_tensors is not None:
-            return self.plan.loss_bits(size, sum(self.sizes[: self.model_tensors]))
         if self.planned is None or self.expected is None:
             return self.plan.uniform
         # another list of tensors than this input made before: its bits are not this tensor's
-        as_expected = index < len(self.planned) and self.expected.model[index] == size
+        as_expected = index < len(self.planned) and self.expected[index] == size
         return self.planned[index] if as_expected else self.plan.uniform
 
 
-@dataclass
+@dataclass(eq=False)
 class Dual:
-    """Two codes of one tensor, made with two seeds; the backward reads one of them."""
+    """Reads one of two codes of a tensor, made with two seeds."""
 
-    codes: tuple[Code, Code]
+    decode: tuple[Decode, Decode]
+    split: int  #: how many tensors the first code has
     second: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        return sum(code.nbytes for code in self.codes)
-
-    def unpack(self, dtype: torch.dtype) -> Tensor:
-        return self.codes[self.second].unpack(dtype)
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return self.decode[self.second](codes[self.split :] if self.second else codes[: self.split], dtype)
 
 
 class ReplayedForward:
@@ -88,14 +77,14 @@ class ReplayedForward:
         self.duals: list[Dual] = []
         self.sizes: list[int] = []
 
-    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code:
         self.sizes.append(values.numel())
         index, flat = len(self.sizes), values.reshape(-1)
         first, second = (
             self.codec.encode(flat, self.width, seed_of(*self.seed, "replay", index, which)) for which in (0, 1)
         )
-        self.duals.append(Dual((first, second)))
-        return self.duals[-1]
+        self.duals.append(Dual((first[1], second[1]), len(first[0])))
+        return (*first[0], *second[0]), self.duals[-1]
 
 
 class RecomputedForward:
@@ -105,6 +94,6 @@ class RecomputedForward:
         self.codec, self.width, self.seed, self.segment = plan.codec, plan.uniform, seed, segment
         self.count = 0
 
-    def encode(self, tensor: Tensor, order: MemoryOrder, values: Tensor) -> Code:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code:
         self.count += 1
         return self.codec.encode(values.reshape(-1), self.width, seed_of(*self.seed, self.segment, self.count))

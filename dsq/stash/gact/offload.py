@@ -7,35 +7,34 @@ CPU: to unlinked files mapped into memory, whose pages the system writes out and
 
 import os
 import tempfile
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from dsq.stash.saved_tensors.forward_stash import Code
+from dsq.stash.codes import Decode
+from dsq.stash.gact.codecs import Code
 
 
 @dataclass(eq=False)
 class Offloaded:
-    """A code whose tensors were moved out; it is a code itself."""
+    """Reads a code whose tensors were moved out."""
 
-    shell: Any  #: the code, with empty tensors in place of those moved
-    slots: dict[str, "FileSlot | CudaSlot"]
-    before: Self | None  #: the one saved before: the backward will ask for it next
-    nbytes: int
+    decode: Decode
+    slots: "list[FileSlot | CudaSlot]"
+    before: "Offloaded | None"  #: the one saved before: the backward will ask for it next
 
-    def unpack(self, dtype: torch.dtype) -> Tensor:
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         self.fetch()
         if self.before is not None:
             self.before.fetch()
-        code: Code = replace(self.shell, **{name: slot.take() for name, slot in self.slots.items()})
-        return code.unpack(dtype)
+        return self.decode([slot.take() for slot in self.slots], dtype)
 
     def fetch(self) -> None:
         """Start to bring the tensors back."""
-        for slot in self.slots.values():
+        for slot in self.slots:
             slot.fetch()
 
 
@@ -47,35 +46,35 @@ class Offload:
         self.nbytes = 0  #: moved out
         self.last: ref[Offloaded] | None = None  #: weak: the stash is its graph's
 
-    def __call__(self, code: Code) -> Offloaded:
-        slots: dict[str, FileSlot | CudaSlot] = {}
-        for field in fields(code):  # type: ignore[arg-type]
-            value = getattr(code, field.name)
-            if isinstance(value, Tensor) and value.numel():
-                slots[field.name] = CudaSlot(value) if value.is_cuda else FileSlot(value, self.directory)
-        shell = replace(code, **{name: torch.empty(0) for name in slots})  # type: ignore[type-var]
-        moved = Offloaded(shell, slots, None if self.last is None else self.last(), code.nbytes)
+    def __call__(self, code: Code) -> Code:
+        tensors, decode = code
+        self.nbytes += sum(tensor.nbytes for tensor in tensors)
+        slots: list[FileSlot | CudaSlot]
+        if tensors[0].is_cuda:
+            slots = [CudaSlot(tensor) for tensor in tensors]
+        else:
+            slots = [FileSlot(tensor, self.directory) for tensor in tensors]
+        moved = Offloaded(decode, slots, None if self.last is None else self.last())
         self.last = ref(moved)
-        self.nbytes += code.nbytes
-        return moved
+        return tuple(slot.held for slot in slots), moved
 
 
 class FileSlot:
-    """A file mapped into memory; reading it brings a tensor back."""
+    """A file mapped into memory (``held``, which autograd saves); reading it brings a tensor back."""
 
     def __init__(self, tensor: Tensor, directory: str | None) -> None:
         handle, path = tempfile.mkstemp(prefix="dsq-stash-", dir=directory)
         os.close(handle)
-        self.mapped = torch.from_file(path, shared=True, size=tensor.nbytes, dtype=torch.uint8)
+        self.held = torch.from_file(path, shared=True, size=tensor.nbytes, dtype=torch.uint8)
         os.unlink(path)
         self.dtype, self.shape = tensor.dtype, tensor.shape
-        self.mapped.copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        self.held.copy_(tensor.contiguous().view(-1).view(torch.uint8))
 
     def fetch(self) -> None:
         pass  # the system reads pages as they are touched
 
     def take(self) -> Tensor:
-        return self.mapped.view(self.dtype).view(self.shape)
+        return self.held.view(self.dtype).view(self.shape)
 
 
 _STREAMS: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
@@ -88,15 +87,15 @@ def _stream(device: torch.device, direction: str) -> torch.cuda.Stream:
 
 
 class CudaSlot:
-    """Pinned host memory for a tensor."""
+    """Pinned host memory (``held``, which autograd saves) for a tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         out = _stream(tensor.device, "out")
         self.device = tensor.device
-        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self.held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         out.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(out):
-            self.host.copy_(tensor, non_blocking=True)
+            self.held.copy_(tensor, non_blocking=True)
             tensor.record_stream(out)  # its memory is not given away before the copy is done
             self.left = out.record_event()
         self.back: tuple[Tensor, torch.cuda.Event] | None = None
@@ -107,7 +106,7 @@ class CudaSlot:
             inward = _stream(self.device, "in")
             inward.wait_event(self.left)
             with torch.cuda.stream(inward):
-                self.back = self.host.to(self.device, non_blocking=True), inward.record_event()
+                self.back = self.held.to(self.device, non_blocking=True), inward.record_event()
 
     def take(self) -> Tensor:
         """The tensor on its own device, after a fetch."""

@@ -12,7 +12,7 @@ from dsq.packing import quantize
 from dsq.stash.meter.graph import GraphMeter
 from dsq.stash.meter.module_runs import next_node
 from dsq.stash.policy import applied
-from dsq.stash.saved_tensors.storages import parameter_storages
+from dsq.stash.storages import parameter_storages
 
 
 class Observation:

@@ -11,8 +11,8 @@ Such a mask is given up as soon as another op keeps the same memory: the ReLU th
 from torch import nn
 
 from dsq.stash.controller import Controller
+from dsq.stash.interception import intercept
 from dsq.stash.policy import register
-from dsq.stash.saved_tensors.hooks import around_forward
 from dsq.stash.selective.controller import Selective
 
 
@@ -20,5 +20,5 @@ from dsq.stash.selective.controller import Selective
 def attach(model: nn.Module) -> Controller:
     """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
     controller = Selective(model)
-    around_forward(controller, model, controller.context)
+    intercept(controller, model)
     return controller

@@ -7,16 +7,17 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.controller import Controller, Summary
-from dsq.stash.saved_tensors.forms import Dropped, Hooks, Kept, Outer, Saved, get, pass_on
-from dsq.stash.saved_tensors.hooks import in_backward, innermost_hooks
-from dsq.stash.saved_tensors.masks import TwoValued
-from dsq.stash.saved_tensors.rules.function_mode import PackOne, Rules
-from dsq.stash.saved_tensors.storages import StorageCache, is_plain, parameter_storages, storage_key
+from dsq.stash.controller import Summary
+from dsq.stash.selective.forms import Dropped, Kept, Outer, Saved, get, pass_on
+from dsq.stash.hooks import Hooks, in_backward, innermost_hooks
+from dsq.stash.interception import ForwardPolicy, TablePolicy, forward_policies
+from dsq.stash.masks import TwoValued
+from dsq.stash.selective.function_mode import PackOne, Rules
+from dsq.stash.storages import StorageCache, is_plain, parameter_storages, storage_key
 from dsq.stash.selective.layer_rules import LAYER_RULES
 
 
@@ -127,16 +128,19 @@ class SelectiveForward:
         return Summary(name, (), sum(raw.values()), sum(kept.values()) + sum(few_bits), details)
 
 
-class Selective(Controller):
+class Selective(ForwardPolicy):
     """The latest training forward."""
 
     latest: Summary | None = None
 
     @contextmanager
-    def context(self) -> Iterator[None]:
-        """What is entered around the model's forward."""
-        forward = SelectiveForward(parameter_storages(self.model), innermost_hooks())
-        with saved_tensors_hooks(forward.keep, get), Rules(LAYER_RULES, forward.pack_by_rule):
+    def around(self, module: nn.Module) -> Iterator[None]:
+        if any(isinstance(policy, TablePolicy) for policy in forward_policies(module)):
+            yield  # whose rows keep no more than the leaves need, and that in fewer bits
+            return
+        forward = SelectiveForward(parameter_storages(self.model, module), innermost_hooks())
+        hooks = forward.keep, get
+        with saved_tensors_hooks(*hooks), Rules(LAYER_RULES, forward.pack_by_rule, hooks):
             yield
         if not in_backward():  # where it is a recomputation
             self.latest = forward.summary(self.name)

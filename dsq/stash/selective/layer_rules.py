@@ -25,9 +25,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.saved_tensors.forms import Dropped, Saved
-from dsq.stash.saved_tensors.rules.few_bits import FEW_BITS
-from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, RuleTable, needs
+from dsq.stash.selective.forms import Dropped, Saved
+from dsq.stash.selective.few_bits import FEW_BITS
+from dsq.stash.selective.function_mode import Call, PackOne, RuleTable, needs
 
 
 def _drop(x: Tensor, w: Any, keep_x: bool, keep_w: bool, any_size: bool) -> PackOne | None:

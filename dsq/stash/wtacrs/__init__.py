@@ -14,21 +14,18 @@ What the paper leaves open, and our choice:
 - A cached norm counts as at least a tenth of the batch's mean (sampling.NORM_FLOOR): last epoch's zero may be wrong.
 """
 
-from functools import partial
-
 import torch
 from torch import nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.linear import Quantised
+from dsq.stash.interception import intercept
 from dsq.stash.policy import register
-from dsq.stash.saved_tensors.class_swap import set_attribute, swap_classes
-from dsq.stash.saved_tensors.hooks import around_forward
+from dsq.stash.class_swap import set_attribute, swap_classes
 from dsq.stash.wtacrs.controller import WTACRS
 from dsq.stash.wtacrs.row_samples import RowSampler
 from dsq.stash.wtacrs.sampled_attention import SampledAttention
 from dsq.stash.wtacrs.sampled_linear import SampledLinear, Site
-from dsq.stash.wtacrs.sampled_matmul import SampledProducts
 
 
 @register("wtacrs", composes_with=("bfp", "checkpoint"))
@@ -78,7 +75,7 @@ def attach(
     controller.until_removed(model.register_forward_pre_hook(controller.start, prepend=True))
     controller.until_removed(model.register_forward_hook(controller.end, always_call=True))
     if products:
-        around_forward(controller, model, partial(SampledProducts, controller.sampler))
+        intercept(controller, model)
     return controller
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.controller import Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.interception import ForwardPolicy
 from dsq.stash.wtacrs.row_samples import RowSampler, Tally
+from dsq.stash.wtacrs.sampled_matmul import SampledProducts
 
 
 @dataclass(eq=False)
-class WTACRS(Controller):
+class WTACRS(ForwardPolicy):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
     sampler: RowSampler = field(kw_only=True)
@@ -26,6 +28,9 @@ class WTACRS(Controller):
         not integers in one dimension.
         """
         self.sampler.cache.start_batch(ids)
+
+    def around(self, module: nn.Module) -> SampledProducts:
+        return SampledProducts(self.sampler)
 
     def start(self, module: nn.Module, args: Any) -> None:
         """Before a forward of the model: a training one is counted afresh."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.stash.saved_tensors.storages import StorageCache, storage_key, weak
+from dsq.stash.storages import StorageCache, storage_key, weak
 from dsq.stash.wtacrs.norm_cache import NormCache
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
@@ -35,33 +35,8 @@ class Tokens:
         return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).reshape(self.samples(), -1).mean(1)
 
 
-def activation(kept: Tensor) -> Tensor:
-    """``kept`` marked as needing a gradient: hook policies take a saved tensor that needs none for a statistic.
-
-    As the output of a node that holds nothing. A leaf would be kept beside whatever a hook makes of it, by the node
-    that accumulates its gradient.
-    """
-    if kept.requires_grad:
-        return kept
-    with torch.enable_grad():
-        marked: Tensor = _Marked.apply(kept, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
-    return marked
-
-
-class _Marked(torch.autograd.Function):
-    """A tensor that needs a gradient because the second one, empty, does; no gradient is ever asked of it."""
-
-    @staticmethod
-    def forward(ctx: Any, kept: Tensor, empty: Tensor) -> Tensor:
-        return kept
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        raise AssertionError("rows kept for a weight gradient were asked for a gradient of their own")
-
-
 def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
-    """Row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k): no stash policy rounds it."""
+    """Row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k)."""
     return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
 
 
@@ -75,7 +50,7 @@ class RowSample:
     """One draw of rows, open to further layers until its activation is gone, or the model's forward is over.
 
     The graph holds it (each layer's node does) and the sampler refers to it weakly: it dies with its graph. While open
-    it holds the rows, so that a stash policy's hooks see one live tensor for q, k and v, and pack it once.
+    it holds the rows, so that a stash policy codes one live tensor for q, k and v.
     """
 
     leader: str  #: the layer under whose name the samples' gradient norms are cached
@@ -146,7 +121,7 @@ class RowSampler:
         h_norm_T = torch.linalg.vector_norm(h_TK, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
         p_T = probabilities(h_norm_T, None if norms_B is None else tokens.spread(norms_B))
         rows_k, scale_k = sample_rows(p_T, k, self.uniform(x.device, k))
-        h_kK = activation(h_TK.index_select(0, rows_k).to(dtype))
+        h_kK = h_TK.index_select(0, rows_k).to(dtype)
         index_2k = index_of(rows_k, scale_k)
 
         tally = self.tally

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsq.stash.saved_tensors.multi_head_forward import multi_head_attention_forward
+from dsq.stash.multi_head_forward import multi_head_attention_forward
 from dsq.stash.wtacrs.row_samples import Tokens
 from dsq.stash.wtacrs.sampled_linear import Site, sampled_linear
 

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsq.stash.controller import SharedByCopies
-from dsq.stash.saved_tensors.hooks import refuse_create_graph
+from dsq.stash.codes import exact_form, keep, kept
+from dsq.stash.interception import form_now
+from dsq.stash.table.products import LINEAR
 from dsq.stash.wtacrs.row_samples import RowSampler, Tokens, scales_of
 from dsq.stash.wtacrs.sampling import budget
 
@@ -69,15 +71,15 @@ class _SampledLinear(torch.autograd.Function):
         z = F.linear(x, w_NK, bias)
         sample = sampler.sample(x, z.dtype, reader, tokens)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
-        ctx.save_for_backward(w_NK if ctx.needs_input_grad[0] else None, sample.rows, sample.index)
+        w = exact_form(w_NK) if ctx.needs_input_grad[0] else None
+        keep(ctx, w, form_now(sample.rows, LINEAR), exact_form(sample.index))
         ctx.sampler, ctx.sample, ctx.reader, ctx.tokens = sampler, sample, reader, tokens
         ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
         return z
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_create_graph()
-        w_NK, h_kK, index_2k = ctx.saved_tensors
+        w_NK, h_kK, index_2k = kept(ctx)
         x_dtype, w_dtype, bias_dtype = ctx.dtypes
         ctx.sample.close()
         dz_TN = dz.reshape(-1, dz.shape[-1])

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dsq.stash.saved_tensors.hooks import refuse_create_graph, rules_may_act
-from dsq.stash.wtacrs.row_samples import RowSampler, activation, index_of, scales_of
+from dsq.stash.codes import exact_form, keep, kept
+from dsq.stash.hooks import innermost_hooks
+from dsq.stash.interception import form_now
+from dsq.stash.table.products import PRODUCT
+from dsq.stash.wtacrs.row_samples import RowSampler, index_of, scales_of
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm")
@@ -33,7 +36,7 @@ class SampledProducts(TorchFunctionMode):
         self.sampler = sampler
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if not kwargs and getattr(func, "__name__", "") in _PRODUCTS and rules_may_act() and _fits(*args):
+        if not kwargs and getattr(func, "__name__", "") in _PRODUCTS and _fits(*args) and innermost_hooks() is None:
             return _SampledMatmul.apply(*args, self.sampler)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
@@ -57,14 +60,14 @@ class _SampledMatmul(torch.autograd.Function):
         o = a @ b
         a_kC, rows_2k = _keep(a, o.dtype, sampler)
         b_kC, cols_2k = _keep(b.transpose(-2, -1), o.dtype, sampler)
-        ctx.save_for_backward(a_kC, rows_2k, b_kC, cols_2k)
+        forms = (None if x is None else exact_form(x) for x in (rows_2k, cols_2k))
+        keep(ctx, form_now(a_kC, PRODUCT), form_now(b_kC, PRODUCT), *forms)
         ctx.dtypes = a.dtype, b.dtype
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_create_graph()
-        a_kC, rows_2k, b_kC, cols_2k = ctx.saved_tensors
+        a_kC, b_kC, rows_2k, cols_2k = kept(ctx)
         a_dtype, b_dtype = ctx.dtypes
         da = db = None
         if ctx.needs_input_grad[0]:
@@ -81,10 +84,10 @@ def _keep(x: Tensor, dtype: torch.dtype, sampler: RowSampler) -> tuple[Tensor, T
     rows = x.shape[-2]
     k = budget(rows, sampler.ratio)
     if k >= rows or type(x.grad_fn).__name__ == "SoftmaxBackward0":
-        return activation(x.to(dtype)), None
+        return x.to(dtype), None
     p_T = probabilities(torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)))
     rows_k, scale_k = sample_rows(p_T, k, sampler.uniform(x.device, *x.shape[:-2], k))
-    kept = activation(_take(x, rows_k).to(dtype))
+    kept = _take(x, rows_k).to(dtype)
     index = index_of(rows_k, scale_k)
     sampler.tally.products += 1
     sampler.tally.raw_bytes += x.numel() * dtype.itemsize

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Self
 
 import torch
@@ -51,6 +52,11 @@ class MemoryOrder:
     def restore(self, values: Tensor) -> Tensor:
         """The tensor's shape around its values in memory order, given contiguous, in any shape."""
         return values.as_strided(self.shape, self._strides)
+
+    @property
+    def count(self) -> int:
+        """Distinct values."""
+        return prod(self.sizes)
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:

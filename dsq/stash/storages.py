@@ -10,7 +10,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
-from dsq.stash.saved_tensors.hooks import active_contexts
 
 Key = tuple[Hashable, ...]
 Value = TypeVar("Value")
@@ -78,13 +77,12 @@ def storages_of(tree: Any) -> set[int]:
     return {leaf.untyped_storage()._cdata for leaf in leaves}
 
 
-def parameter_storages(model: nn.Module) -> set[int]:
+def parameter_storages(*models: nn.Module) -> set[int]:
     """Storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never data_ptr).
 
-    Those of the module that is running are among them: it may be a deep copy of the model, whose hooks it carries. To
-    be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
+    To be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
     """
-    left, seen = [model, *(context.module for context in active_contexts())], set()
+    left, seen = list(models), set[nn.Module]()
     found = set()
     while left:  # half the time of modules(), which also names them
         module = left.pop()

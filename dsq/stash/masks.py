@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsq.kernels.backend import FLOATS
 from dsq.kernels.masks import pack_mask, unpack_mask
-from dsq.stash.saved_tensors.memory_order import MemoryOrder
+from dsq.stash.memory_order import MemoryOrder
 
 
 @dataclass(frozen=True)

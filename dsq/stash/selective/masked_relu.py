@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from dsq.kernels.backend import FLOATS
 from dsq.kernels.masks import apply_mask, relu, unpack_mask
-from dsq.stash.saved_tensors.masks import Mask, TwoValued
-from dsq.stash.saved_tensors.memory_order import MemoryOrder
-from dsq.stash.saved_tensors.rules.function_mode import Call, Replacement
+from dsq.stash.masks import Mask, TwoValued
+from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.selective.function_mode import Call, Replacement
 
 _IN_PLACE = (torch.relu_, Tensor.relu_)  # F.relu_ is torch's
 RELUS = frozenset((F.relu, torch.relu, Tensor.relu, *_IN_PLACE))

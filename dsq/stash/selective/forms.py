@@ -13,10 +13,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from dsq.stash.saved_tensors.memory_order import MemoryOrder
-
-Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
-
+from dsq.stash.hooks import Hooks
 
 class Saved(Protocol):
     """A saved tensor in some form. One that is the mask of a ReLU's result has mask_bits besides: the bits (uint8), or
@@ -51,42 +48,6 @@ class Kept:
                 f"was saved (version {self.tensor._version}, saved at {self.version})"
             )
         return self.tensor
-
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Copied:
-    """The values of a slice, kept for themselves: the slice would keep all of the memory that it is cut from."""
-
-    values: Tensor  #: (N,), in memory order
-    order: MemoryOrder
-
-    @classmethod
-    def of(cls, order: MemoryOrder, values: Tensor) -> Self:
-        """Copy the values that MemoryOrder.of gave."""
-        return cls(values.clone(memory_format=torch.contiguous_format).view(-1), order)
-
-    def get(self) -> Tensor:
-        return self.order.restore(self.values)
-
-
-@dataclass(eq=False, slots=True)
-class Recast:
-    """A parameter in another type, or a view of that (autocast's copy): cast again in the backward."""
-
-    weight: Kept
-    dtype: torch.dtype
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, weight: Tensor, cast: Tensor) -> Self:
-        """``cast``: a view of ``weight.to(cast.dtype)``."""
-        return cls(Kept.of(weight), cast.dtype, cast.shape, cast.stride(), int(cast.storage_offset()))
-
-    def get(self) -> Tensor:
-        """The view of a new cast; RuntimeError when the parameter was modified in place after it was saved."""
-        return self.weight.get().to(self.dtype).as_strided(self.shape, self.stride, self.offset)
 
 
 @dataclass(frozen=True)

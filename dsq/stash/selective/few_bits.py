@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.saved_tensors.forms import Dropped, Narrow, Saved
-from dsq.stash.saved_tensors.masks import Mask, TwoValued, one_bit
-from dsq.stash.saved_tensors.rules.function_mode import Call, PackOne, Replacement, Rule, RuleTable, needs
-from dsq.stash.saved_tensors.rules.masked_relu import RELUS, masked_relu
-from dsq.stash.saved_tensors.rules.singular import SINGULAR
+from dsq.stash.selective.forms import Dropped, Narrow, Saved
+from dsq.stash.masks import Mask, TwoValued, one_bit
+from dsq.stash.selective.function_mode import Call, PackOne, Replacement, Rule, RuleTable, needs
+from dsq.stash.selective.masked_relu import RELUS, masked_relu
 
 
 def sides(closed: float = 0.0, open: float = 1.0, **limits: Any) -> PackOne:
@@ -168,12 +167,4 @@ POOLING: RuleTable = {
         average_pool,
     ),
 }
-#: Quantising policies keep these exact too: a code shared with the next layer would round a ReLU's small outputs to
-#: zero, and lose their gradient.
-FEW_BITS = {**RELU_FAMILY, **MASKS, **POOLING, **SINGULAR}
-#: Functions whose saved tensors quantising policies keep exact: they are small, or are what a gradient is most
-#: sensitive to (GACT, section 6.1: a loss).
-SENSITIVE: tuple[Callable[..., Any], ...] = (
-    *(torch.rsqrt, Tensor.rsqrt, torch.logsumexp, Tensor.logsumexp),
-    *(F.cross_entropy, F.nll_loss, F.log_softmax, torch.log_softmax, Tensor.log_softmax),
-)
+FEW_BITS = {**RELU_FAMILY, **MASKS, **POOLING}

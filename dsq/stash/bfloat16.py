@@ -1,0 +1,40 @@
+"""Float32 tensors of the table's operations kept in bfloat16: half the bytes, 8 bits of significand."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dsq.arguments import whole_number
+from dsq.stash.codes import Decode, Kept
+from dsq.stash.controller import Controller
+from dsq.stash.interception import TablePolicy, intercept
+from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.policy import register
+
+
+@register("bfloat16", composes_with=("checkpoint",))
+def attach(model: nn.Module, *, smallest: int = 256) -> Controller:
+    """Keep float32 tensors of at least ``smallest`` values in bfloat16. Raises ValueError for ``smallest`` under 0."""
+    controller = Bfloat16(model)
+    controller.smallest = whole_number("smallest", smallest, 0)
+    intercept(controller, model)  # controller.remove() takes it back
+    return controller
+
+
+class Bfloat16(TablePolicy):
+    """Its own codec: nothing is kept between steps."""
+
+    smallest: int
+
+    def codec(self, module: nn.Module) -> "Bfloat16":
+        return self
+
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+        if values.dtype != torch.float32 or values.numel() < self.smallest:
+            return None
+        return (values.contiguous().to(torch.bfloat16),), _widen
+
+
+def _widen(codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return codes[0].to(dtype)

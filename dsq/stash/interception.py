@@ -1,0 +1,249 @@
+"""The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
+
+The model's class is set to a subclass of itself whose ``__call__`` enters the mode; copies and replicas of the model
+carry it. The mode looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it
+is. torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import SavedTensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import _checkpoint_hook
+
+from dsq.stash.codes import Codec, Form, Kept, Stash, exact_form
+from dsq.stash.controller import APPLIED, Controller, Summary
+from dsq.stash.hooks import in_backward, innermost_hooks
+from dsq.stash.multi_head_forward import multi_head_attention_forward
+from dsq.stash.table import TABLE
+
+
+class Interception(TorchFunctionMode):
+    """The rows of the table in place of the functions, for one forward."""
+
+    def __init__(self, stash: Stash) -> None:
+        super().__init__()
+        self.stash = stash
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
+            with self:
+                return multi_head_attention_forward(*args, **kwargs)
+        row = TABLE.get(func)
+        if row is None or types or "out" in kwargs or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            self._follow_checkpoints()
+        return row(self.stash, *args, **kwargs)
+
+    def _follow_checkpoints(self) -> None:
+        """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
+        top = innermost_hooks()
+        pack = None if top is None else top[0]
+        segment = pack.__closure__[0].cell_contents if getattr(pack, "__code__", None) is _PACK else None
+        if segment is not self.stash.segment:
+            if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
+                self.stash.enter_segment(None)
+                segment.recompute_fn = _UnderPolicies(segment.recompute_fn, entered_now())
+                segment.get_inputs = _Inputs.of(segment.saved_args, self.stash)
+                segment.saved_args = []
+            self.stash.enter_segment(segment)
+
+
+_BOUNDARY = Kept("other")
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a checkpoint's segment: hidden states, the first tensor and those of its rank, in codes."""
+
+    kept: list[Any]  #: values, SavedTensors, or pairs of a Form and whether a gradient is wanted
+
+    @classmethod
+    def of(cls, saved: list[Any], stash: Stash) -> "_Inputs":
+        kept: list[Any] = []
+        rank = None
+        for argument in saved:
+            x = argument.unpack() if isinstance(argument, SavedTensor) else None
+            if x is not None and rank is None:
+                rank = x.dim()
+            coded = x is not None and x.grad_fn is not None and x.dim() == rank
+            kept.append((stash.code(x, _BOUNDARY), x.requires_grad) if coded else argument)
+        return cls(kept)
+
+    def __call__(self) -> list[Any]:
+        return [self._value(item) for item in self.kept]
+
+    def _value(self, item: Any) -> Any:
+        if isinstance(item, SavedTensor):
+            return item.unpack()
+        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], Form):
+            form, wanted = item
+            return form.make(form.tensors).requires_grad_(wanted)
+        return item
+
+
+@dataclass(frozen=True)
+class _UnderPolicies:
+    """A checkpoint's recomputation, under the policies of its forward."""
+
+    run: Callable[..., Any]
+    entered: "tuple[tuple[ForwardPolicy, nn.Module], ...]"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with again(self.entered):
+            return self.run(*args, **kwargs)
+
+
+#: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
+_PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
+
+
+class ForwardPolicy(Controller):
+    """A policy that acts while a model's forward runs. Subclasses say what is entered around it."""
+
+    def around(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
+        recomputation of a part of one."""
+        raise NotImplementedError
+
+    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once."""
+        if not torch.is_grad_enabled() or self.is_entered():
+            return run(*args, **kwargs)
+        with self.entered(module):
+            return run(*args, **kwargs)
+
+    def is_entered(self) -> bool:
+        """Whether this thread is inside of a forward under the policy."""
+        return any(policy is self for policy, _ in _RUNNING.entered)
+
+    @contextmanager
+    def entered(self, module: nn.Module) -> Iterator[None]:
+        """``around``, noted for checkpoints that are called inside."""
+        _RUNNING.entered.append((self, module))
+        try:
+            with self.around(module):
+                yield
+        finally:
+            _RUNNING.entered.pop()
+
+
+class TablePolicy(ForwardPolicy):
+    """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
+
+    latest: Stash | None = None  #: of the latest training forward
+
+    def codec(self, module: nn.Module) -> Codec:
+        """The codec of the forward that begins."""
+        raise NotImplementedError
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        recomputing = in_backward()
+        stash = Stash(self.codec(module), recomputing)
+        if not recomputing:
+            self.latest = stash
+        _RUNNING.stashes.append(stash)
+        try:
+            with Interception(stash):
+                yield
+        finally:
+            _RUNNING.stashes.pop()
+            stash.forget()
+
+    def report(self) -> Summary:
+        """Bytes of the latest training forward."""
+        if self.latest is None:
+            return Summary(self.name)
+        return Summary(self.name, (), self.latest.raw_bytes, self.latest.kept_bytes, self.details())
+
+    def details(self) -> tuple[str, ...]:
+        """The lines of the policy's own in its report."""
+        return ()
+
+
+class _Running(threading.local):
+    """Per thread (nn.DataParallel): the policies in whose forward it is, outermost first, and whose forward."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[ForwardPolicy, nn.Module]] = []
+        self.stashes: list[Stash] = []
+
+
+_RUNNING = _Running()
+
+
+def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
+    """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
+    own = type(model)
+    controller.undo.callback(_restore_class, model, controller)
+    if not hasattr(own, "_dsq_plain"):
+        object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
+
+
+def _restore_class(model: nn.Module, controller: ForwardPolicy) -> None:
+    others = [p for p in forward_policies(model) if p is not controller]
+    if not others and "_dsq_plain" in vars(type(model)):  # else FSDP made a class of ours, which does nothing now
+        object.__setattr__(model, "__class__", type(model)._dsq_plain)
+
+
+def forward_policies(model: nn.Module) -> list[ForwardPolicy]:
+    """Those applied to the model, the first applied first."""
+    return [policy for policy in model.__dict__.get(APPLIED, {}).values() if isinstance(policy, ForwardPolicy)]
+
+
+def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run: Callable[..., Any] = partial(own.__call__, self)
+        for policy in forward_policies(self):
+            run = partial(_call, policy, self, run)
+        return run(*args, **kwargs)
+
+    names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    return type(own.__name__, (own,), names)
+
+
+def _call(policy: ForwardPolicy, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return policy.call(module, run, args, kwargs)
+
+
+@contextmanager
+def again(entered: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
+    """What a checkpoint enters around its recomputation: the policies that were entered around its forward."""
+    with ExitStack() as stack:
+        for policy, module in entered:
+            if all(policy is not running for running, _ in _RUNNING.entered):
+                stack.enter_context(policy.entered(module))
+        yield
+
+
+def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
+    """The policies in whose forward this thread is, and the models."""
+    return tuple(_RUNNING.entered)
+
+
+def form_now(x: Tensor, word: Kept) -> Form:
+    """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
+    functions of other policies."""
+    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
+
+
+@contextmanager
+def suspended(model: nn.Module) -> Iterator[None]:
+    """Let the model run as if no policy that acts on its forward were applied."""
+    noted = [(policy, model) for policy in forward_policies(model)]
+    _RUNNING.entered.extend(noted)
+    try:
+        yield
+    finally:
+        del _RUNNING.entered[len(_RUNNING.entered) - len(noted) :]

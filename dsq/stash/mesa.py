@@ -1,0 +1,220 @@
+"""Mesa (Pan et al., 2021): the activations of a transformer kept in 8 bits, attention's by head.
+
+    alpha <- lambda alpha + (1 - lambda)(max X - min X)    beta <- lambda beta + (1 - lambda) min X    (equations 6, 7)
+    kept: q = clip(round((x - beta) 255 / alpha), 0, 255), rounded stochastically                      (3, 4)
+    in the backward: q alpha / 255 + beta                                                               (5)
+
+A group is a head for queries, keys, values and attention maps; elsewhere the channels are cut into as many groups as
+there are heads. The ranges are updated in the training forward before its tensors are quantised, and the range used
+is kept with the codes. The forward itself is exact. What each operation keeps is the table's (dsq/stash/table): layer
+norm its normalised input beside the exact deviation where the paper keeps the input; attention in one call q, k and v.
+"""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dsq.arguments import choice, number, whole_number
+from dsq.kernels.affine import affine_pack, affine_unpack
+from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.operators import define
+from dsq.packing import Rounding
+from dsq.stash.codes import Decode, Kept, Kind
+from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
+from dsq.stash.interception import TablePolicy, intercept
+from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.policy import register
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+BITS = 8
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+_DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
+
+
+@register("mesa", composes_with=("checkpoint",), compiled="model")
+def attach(
+    model: nn.Module,
+    *,
+    kinds: Collection[str] = KINDS,
+    decay: float = 0.9,
+    groups: int | None = None,
+    rounding: Rounding = "stochastic",
+    seed: int = 0,
+) -> Controller:
+    """Keep in 8 bits what the operations of `kinds` save while the model's forward runs.
+
+    Args:
+        kinds: any of matmul, softmax, gelu, layernorm, conv, linear, batchnorm, other (the paper's table 7 switches
+            them on alone). An operation outside of `kinds` keeps what it saves exact.
+        decay: lambda of the running ranges, 0 <= lambda < 1; the first forward copies its ranges.
+        groups: heads and channel groups; None: the number of heads that most modules name (num_heads, nhead, ...), or
+            8. A tensor with an axis of heads shows them itself.
+    Raises:
+        ValueError: an option out of range.
+    """
+    if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
+        raise ValueError(f"kinds must be a sequence of {', '.join(KINDS)}, got {kinds!r}")
+    for kind in kinds:
+        choice("kinds", kind, KINDS)
+    number("decay", decay, least=0, below=1)
+    groups = None if groups is None else whole_number("groups", groups, 1)
+    choice("rounding", rounding, get_args(Rounding))
+    ranges = RunningRanges(decay, rounding, whole_number("seed", seed))
+    controller = Mesa(model, frozenset(kinds), ranges, groups or _most_named_heads(model))
+    intercept(controller, model)
+    return controller
+
+
+def _most_named_heads(model: nn.Module) -> int:
+    named = (getattr(module, name, None) for module in model.modules() for name in _HEADS)
+    heads = Counter(value for value in named if isinstance(value, int) and value > 0)
+    return heads.most_common(1)[0][0] if heads else _DEFAULT_GROUPS
+
+
+@dataclass
+class RunningRanges:
+    """Ranges by tensor, and the count of codes made. The range that a tensor was coded in is kept with its codes: a later
+    forward moves the running one."""
+
+    decay: float
+    rounding: Rounding
+    seed: int
+    count: int = 0  #: seeds the rounding, with `seed`
+    alpha_beta: dict[str, Tensor] = field(default_factory=dict)  #: (2, groups); NaN until a finite tensor was seen
+
+    def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
+        """Update the range of `key` by `values`, and code them in it."""
+        ranges, dtype = self.alpha_beta.get(key), torch.promote_types(values.dtype, torch.float32)
+        if ranges is None or ranges.shape[1] != groups.number:
+            ranges = torch.full((2, groups.number), math.nan, dtype=dtype, device=values.device)
+        self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
+        seed = None if self.rounding == "nearest" else self.seed + self.count
+        self.count += 1
+        return affine_pack(values, BITS, groups, Running(ranges, self.decay), seed)
+
+
+class Mesa(TablePolicy):
+    """Running ranges."""
+
+    def __init__(self, model: nn.Module, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
+        super().__init__(model)
+        self.kinds, self.ranges, self.heads = kinds, ranges, heads
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        with super().around(module), _graphs_ask(self._codec):
+            yield
+
+    def codec(self, module: nn.Module) -> "RangeCodec":
+        self._codec = RangeCodec(self.kinds, self.ranges, self.heads)
+        return self._codec
+
+    def details(self) -> tuple[str, ...]:
+        return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
+
+    def state_dict(self) -> dict[str, Any]:
+        ranges = {key: value.clone() for key, value in self.ranges.alpha_beta.items()}
+        return {"parameters": parameter_shapes(self.model), "ranges": ranges, "count": self.ranges.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self.name, state, ("parameters", "ranges", "count"))
+        check_parameters(self.name, self.model, state["parameters"])
+        self.ranges.alpha_beta = {key: value.clone() for key, value in state["ranges"].items()}
+        self.ranges.count = state["count"]
+
+
+class RangeCodec:
+    """8 bits in groups along an axis, in ranges told apart by the kind of operation, the width and the turn."""
+
+    def __init__(self, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
+        self.kinds, self.ranges, self.heads = kinds, ranges, heads
+        self.turns: Counter[str] = Counter()
+
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+        if kept.kind not in self.kinds:
+            return None
+        groups, width = self._groups(order, kept.axis)
+        key = f"{kept.kind}:{width}"
+        if torch.compiler.is_compiling():
+            codes, ranges = torch.ops.dsq.pack_in_range(values, *groups, key)
+            count = values.numel()
+            return (codes, ranges), lambda saved, dtype: torch.ops.dsq.unpack_in_range(*saved, *groups, count, dtype)
+        return self.pack(key, values.contiguous(), groups), _Unpack(groups, values.numel())
+
+    def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
+        """Code the values in the next range of that key."""
+        turn = self.turns[key]
+        self.turns[key] += 1
+        return self.ranges.pack(f"{key}:{turn}", values, groups)
+
+    def _groups(self, order: MemoryOrder, axis: int) -> tuple[Groups, int]:
+        """The groups of values in memory order, and the size of the axis along which they lie."""
+        dims = len(order.shape)
+        by_head = axis == -3 and dims >= 3
+        axis = max(axis, -dims) % dims
+        position = order.axes.index(axis)
+        size = order.sizes[position]
+        if by_head and dims == 3:  # (batch heads, rows, columns), as bmm has it
+            number, inner = math.gcd(size, self.heads), 1
+        elif by_head:
+            number, inner = size, 1
+        else:
+            number = math.gcd(size, self.heads)
+            inner = size // number
+        return Groups(inner * math.prod(order.sizes[position + 1 :]), number), size
+
+
+class _Unpack(NamedTuple):
+    groups: Groups
+    count: int
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return affine_unpack(AffineCodes(*codes), BITS, self.groups, self.count, dtype)
+
+
+_coding = threading.local()  #: .codec: of the forward whose compiled graphs run
+
+
+@contextmanager
+def _graphs_ask(codec: RangeCodec) -> Iterator[None]:
+    before, _coding.codec = getattr(_coding, "codec", None), codec
+    try:
+        yield
+    finally:
+        _coding.codec = before
+
+
+def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
+    codec, groups = getattr(_coding, "codec", None), Groups(run, number)
+    if codec is None:  # a block called by itself: a tensor's own range serves
+        return RunningRanges(0.0, "nearest", 0).pack(key, values.contiguous(), groups)
+    return codec.pack(key, values.contiguous(), groups)
+
+
+def _unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
+    return affine_unpack(AffineCodes(codes, ranges), BITS, Groups(run, number), count, dtype)
+
+
+def _fake_pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return values.new_empty(values.numel(), dtype=torch.uint8), values.new_empty((2, number), dtype=wide)
+
+
+def _fake_unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
+    return codes.new_empty(count, dtype=dtype)
+
+
+# an operator asks the codec of the forward that runs: ranges are no part of a graph
+define("pack_in_range(Tensor values, SymInt run, int number, str key) -> (Tensor, Tensor)", _pack, _fake_pack)
+define(
+    "unpack_in_range(Tensor codes, Tensor ranges, SymInt run, int number, SymInt count, ScalarType dtype) -> Tensor",
+    _unpack,
+    _fake_unpack,
+)

@@ -1,0 +1,97 @@
+"""The table: a row an operation, which says what of its arguments and results is kept, in which form and bits.
+
+An allow list. What has no row stays exact, as PyTorch keeps it: a policy codes only what an operation is known to bear.
+A row is a function with PyTorch's own signature behind the stash of the forward, and an autograd function of a dozen
+lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of what it makes of them. Two principles:
+
+1.  What is unpacked is a state that the operation could have been in. Then its backward is the exact gradient at a
+    point nearby, and what cancels in exact arithmetic still cancels. Rows of a softmax are divided by their sums;
+    attention in one call makes its result and its logarithms of sums again from the rounded q, k and v.
+2.  What can be made again, value by value, from what is kept already is not kept. A norm keeps x^, of which the input
+    of the linear layer behind it is made; an activation its input, of which its result is.
+
+    operation                             kept                                      made again of it
+    linear, dsq.functional.linear, addmm  x                                         x of another layer that reads it
+    matmul, bmm, @                        both operands
+    convolution                           x
+    softmax                               its result, in MORE bits                  rows that sum to 1
+    attention in one call                 q, k, v, in MORE bits                     its result, its sums
+    layer, RMS, batch and group norm      x^, and 1 / deviation exact               its result
+    GELU, SiLU, tanh, ... , x ** 2, GLU   x                                         its result
+    product of two tensors                both; a broadcast one exact               its result
+    ReLU, leaky ReLU, ReLU6, hardtanh     a bit a value                             its result, where x is kept
+    dropout                               a bit a value                             its result, where x is kept
+    max-pool; average pool                places in 16 or 32 bits; nothing
+    index_select, x[index]                the index                                 its result, where x is kept
+
+Rows that were measured say so beside their bits. No row, by evidence: losses and log-softmax (the gradient is most
+sensitive to them: GACT, section 6.1), what divides or compares (norms, amax, log), sin and cos of large arguments.
+docs/extending.md shows how to add a row.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.linear import linear
+from dsq.stash.table import attention, masks, norms, pointwise, products, shapes
+
+Row = Callable[..., Any]
+aten = torch.ops.aten
+
+
+def _rows() -> dict[Callable[..., Any], Row]:
+    activation = pointwise.activation
+    by_row: dict[Row, tuple[Any, ...]] = {
+        products.plain_linear: (F.linear,),
+        products.quantised_linear: (linear,),
+        products.addmm: (torch.addmm,),
+        products.matmul: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+        products.reversed_matmul: (Tensor.__rmatmul__,),
+        attention.softmax: (F.softmax,),
+        attention.torch_softmax: (torch.softmax, Tensor.softmax),
+        attention.safe_softmax: (aten._safe_softmax,),
+        attention.fused: (F.scaled_dot_product_attention,),
+        norms.layer_norm: (F.layer_norm,),
+        norms.rms_norm: (F.rms_norm,),
+        norms.batch_norm: (F.batch_norm,),
+        norms.group_norm: (F.group_norm,),
+        pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
+        pointwise.square: (torch.square, Tensor.square),
+        pointwise.power: (torch.pow, Tensor.pow, Tensor.__pow__),
+        pointwise.glu: (F.glu,),
+        masks.relu: (F.relu, torch.relu, Tensor.relu),
+        masks.relu_in_place: (torch.relu_, Tensor.relu_),
+        masks.leaky_relu: (F.leaky_relu,),
+        masks.relu6: (F.relu6,),
+        masks.hardtanh: (F.hardtanh,),
+        masks.dropout: (F.dropout,),
+        masks.torch_dropout: (torch.dropout,),
+        masks.native_dropout: (torch.native_dropout,),
+        masks.max_pool2d: (F.max_pool2d, torch.max_pool2d),
+        masks.avg_pool2d: (F.avg_pool2d,),
+        masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
+        shapes.index_select: (torch.index_select, Tensor.index_select),
+        shapes.getitem: (Tensor.__getitem__,),
+        activation(F.gelu, pointwise.gelu_backward, "approximate", approximate="none"): (F.gelu,),
+        activation(F.silu, aten.silu_backward, "inplace", inplace=False): (F.silu,),
+        activation(F.mish, aten.mish_backward, "inplace", inplace=False): (F.mish,),
+        activation(torch.tanh, pointwise.tanh_backward): (F.tanh, torch.tanh, Tensor.tanh),
+        activation(torch.sigmoid, pointwise.sigmoid_backward): (F.sigmoid, torch.sigmoid, Tensor.sigmoid),
+        activation(F.elu, pointwise.elu_backward, "alpha", "inplace", alpha=1.0, inplace=False): (F.elu,),
+        activation(F.selu, pointwise.selu_backward, "inplace", inplace=False): (F.selu,),
+        activation(F.softplus, pointwise.softplus_backward, "beta", "threshold", beta=1.0, threshold=20.0): (
+            F.softplus,
+        ),
+    }
+    for dimensions in (1, 2, 3):
+        for transposed in (False, True):
+            name = f"conv{'_transpose' if transposed else ''}{dimensions}d"
+            by_row[products.convolution(dimensions, transposed)] = (getattr(F, name), getattr(torch, name))
+    return {function: row for row, functions in by_row.items() for function in functions}
+
+
+TABLE = _rows()

@@ -1,0 +1,227 @@
+"""Rows of what needs a bit a value or less: the ReLU family, dropout, pooling. Their gradients are PyTorch's own.
+
+A ReLU's input is not kept, and its result is made again by whoever kept what it was made of (a norm's x^).
+"""
+
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.kernels.masks import apply_mask
+from dsq.kernels.masks import relu as masked_relu
+from dsq.stash.codes import Stash, keep, kept
+from dsq.stash.memory_order import MemoryOrder
+
+aten = torch.ops.aten
+_compiling = torch.compiler.is_compiling
+
+
+def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
+    """F.relu, torch.relu and their forms in place."""
+    if not input.requires_grad or input.numel() == 0 or (inplace and (input.is_leaf or input._is_view())):
+        return torch.relu_(input) if inplace else torch.relu(input)
+    return ReLU.apply(stash, input, inplace)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relu_in_place(stash: Stash, input: Tensor) -> Tensor:
+    """torch.relu_."""
+    return relu(stash, input, True)
+
+
+class ReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, in_place: bool) -> Tensor:
+        source = None if in_place else stash.find(x)
+        before = stash.find(x) if in_place else source
+        if in_place:
+            ctx.mark_dirty(x)
+        if x.is_contiguous() and not _compiling():
+            y, bits = masked_relu(x, in_place)
+            mask = stash.mask(bits, MemoryOrder.contiguous(y.shape), y.dtype)
+            ctx.contiguous = True
+        else:
+            y = torch.relu_(x) if in_place else torch.relu(x)
+            mask = stash.bits(y)
+            ctx.contiguous = False
+        keep(ctx, mask)
+        stash.derive(x if in_place else y, (before, mask), _masked)
+        return x if in_place else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
+        if ctx.contiguous and not torch.is_grad_enabled():
+            return None, apply_mask(ctx.saved_tensors[0], dy), None
+        (mask,) = kept(ctx)
+        return None, aten.threshold_backward(dy, mask, 0), None
+
+
+def _masked(x: Tensor, mask: Tensor) -> Tensor:
+    return x.relu() * mask
+
+
+def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """F.leaky_relu: the sign of x."""
+    if inplace or not input.requires_grad:
+        return F.leaky_relu(input, negative_slope, inplace)
+    return Sided.apply(stash, input, F.leaky_relu, (negative_slope,), (0.0, nan), negative_slope)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
+    """F.relu6: whether x lies between 0 and 6."""
+    return hardtanh(stash, input, 0.0, 6.0, inplace)
+
+
+def hardtanh(
+    stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Tensor:
+    """F.hardtanh: whether x lies between the limits."""
+    if inplace or not input.requires_grad:
+        return F.hardtanh(input, min_val, max_val, inplace)
+    return Sided.apply(stash, input, F.hardtanh, (min_val, max_val), (min_val, max_val), 0.0)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Sided(torch.autograd.Function):
+    """dx = dy between the limits, and ``slope`` dy outside."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, stash: Stash, x: Tensor, function: Any, options: Any, limits: tuple[float, float], slope: float
+    ) -> Tensor:
+        y: Tensor = function(x, *options)
+        mask = stash.bits(x, *limits, nan_is_open=False)
+        keep(ctx, mask)
+        stash.derive(y, (stash.find(x),), lambda x: function(x, *options))
+        ctx.slope = slope
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (mask,) = kept(ctx)
+        mask = mask.to(dy.dtype)
+        factor = mask if ctx.slope == 0 else mask + (1 - mask) * ctx.slope
+        return None, dy * factor, None, None, None, None
+
+
+def dropout(
+    stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    """F.dropout, with PyTorch's own random numbers."""
+    if not training or inplace or not input.requires_grad or not 0 < p < 1:
+        return F.dropout(input, p, training, inplace)
+    return Dropout.apply(stash, input, p)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:
+    """torch.dropout."""
+    return dropout(stash, input, p, train)
+
+
+def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """torch.native_dropout, of whose mask nobody asks for a gradient."""
+    if not train or not input.requires_grad or not 0 < p < 1:
+        return torch.native_dropout(input, p, train)
+    y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
+    return y, y.detach() != 0
+
+
+class Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, p: float) -> Tensor:
+        if x.device.type == "cpu" and not _compiling():  # as F.dropout draws there
+            noise = torch.empty_like(x).bernoulli_(1 - p)
+            mask = stash.bits(noise)
+            y = x * noise.div_(1 - p)
+        else:
+            y, kept_values = torch.native_dropout(x, p, True)
+            mask = stash.bits(kept_values)
+        keep(ctx, mask)
+        stash.derive(y, (stash.find(x), mask), lambda x, mask: x * (mask.to(x.dtype) / (1 - p)))
+        ctx.p = p
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
+        (mask,) = kept(ctx)
+        return None, dy * (mask.to(dy.dtype) / (1 - ctx.p)), None
+
+
+def max_pool2d(
+    stash: Stash,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """F.max_pool2d: the places of the largest values, in the narrowest integers."""
+    options = (kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)
+    if return_indices or not input.requires_grad or input.dim() != 4:
+        named = {"ceil_mode": ceil_mode, "return_indices": return_indices}
+        return F.max_pool2d(input, kernel_size, stride, padding, dilation, **named)
+    return MaxPool2d.apply(stash, input, *options)  # type: ignore[no-untyped-call]
+
+
+class MaxPool2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, *options: Any) -> Tensor:
+        pairs = tuple([o, o] if isinstance(o, int) and not isinstance(o, bool) else o for o in options)
+        y, places = aten.max_pool2d_with_indices(x, *pairs)
+        narrow = torch.int16 if x.shape[-2] * x.shape[-1] < 2**15 else torch.int32
+        keep(ctx, stash.exact(places.to(narrow)))
+        ctx.options, ctx.shape, ctx.stride = pairs, x.shape, x.stride()
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = kept(ctx)
+        unread = dy.new_empty(1).expand(ctx.shape) if not _compiling() else dy.new_zeros(ctx.shape)
+        dx = aten.max_pool2d_with_indices_backward(dy, unread, *ctx.options, places.long())
+        return None, dx, *[None] * 5
+
+
+def avg_pool2d(
+    stash: Stash,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """F.avg_pool2d: nothing but the shape of x."""
+    options = (kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
+    if not input.requires_grad:
+        return F.avg_pool2d(input, *options)
+    pairs = tuple([o, o] if type(o) is int and i < 3 else o for i, o in enumerate(options))
+    return Shaped.apply(stash, input, aten.avg_pool2d, aten.avg_pool2d_backward, pairs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor:
+    """F.adaptive_avg_pool2d: nothing but the shape of x."""
+    if not input.requires_grad or input.dim() != 4:
+        return F.adaptive_avg_pool2d(input, output_size)
+    size = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
+    size = [own if given is None else given for own, given in zip(input.shape[-2:], size, strict=True)]
+    gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731
+    if size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing
+        return F.adaptive_avg_pool2d(input, size)
+    return Shaped.apply(stash, input, aten._adaptive_avg_pool2d, gradient, (size,))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Shaped(torch.autograd.Function):
+    """An operation whose gradient reads the shape of x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, function: Any, gradient: Any, options: tuple[Any, ...]) -> Tensor:
+        ctx.shape, ctx.gradient, ctx.options = x.shape, gradient, options
+        return function(x, *options)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return None, ctx.gradient(dy.contiguous(), dy.new_empty(ctx.shape), *ctx.options), None, None, None

@@ -1,0 +1,201 @@
+"""Rows of the products: linear layers, matrix products, convolutions.
+
+An operand is kept where the other one wants a gradient. Rounding an operand moves the other's gradient by the mean of
+many rounding errors: these are what low bits are safest for (DSQ, section 3). Shape suffixes: K in-, N out-features.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls
+from dsq.kernels.dispatch import pack, plain, unpack
+from dsq.linear import Quantizers, linear
+from dsq.ops import linear_passes
+from dsq.stash.codes import Form, Kept, Stash, keep, kept
+
+LINEAR = Kept("linear")
+PRODUCT = Kept("matmul", axis=-3)
+CONVOLUTION = Kept("conv", axis=1)
+
+
+def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear: keeps x where the weight wants a gradient."""
+    if not (weight.requires_grad and input.dim() > 1 and weight.dim() == 2):
+        return F.linear(input, weight, bias)
+    return Linear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
+        keep(ctx, stash.code(x, LINEAR), stash.exact(w_NK) if ctx.needs_input_grad[1] else None)
+        ctx.biased = bias is not None
+        y = F.linear(x, w_NK, bias)
+        return torch.ops.aten._unsafe_view(y, y.shape)  # not a view: fairseq's attention scales it in place
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor | None]:
+        x, w_NK = kept(ctx)
+        dy_TN, x_TK = dy.flatten(0, -2), x.flatten(0, -2).to(dy.dtype)
+        dx = None if w_NK is None else dy @ w_NK.to(dy.dtype)
+        return None, dx, dy_TN.t() @ x_TK, dy_TN.sum(0) if ctx.biased else None
+
+
+def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """torch.addmm(bias, x, w), as transformers' Conv1D calls it."""
+    if beta != 1 or alpha != 1 or not mat2.requires_grad or input.dim() != 1:
+        return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
+    return plain_linear(stash, mat1, mat2.t(), input)
+
+
+def quantised_linear(
+    stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any
+) -> Tensor:
+    """dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
+    quantizers = Quantizers.of(precision)
+    # TODO-free path: what the function refuses, and what keeps nothing, is the function's own
+    if not (weight.requires_grad and quantizers.q1.packs and plain(x, weight, bias)):
+        return linear(x, weight, bias, quantizers)
+    return QuantisedLinear.apply(stash, x, weight, bias, quantizers.matmuls, quantizers.seed())  # type: ignore[no-any-return, no-untyped-call]
+
+
+class QuantisedLinear(torch.autograd.Function):
+    """dsq.linear's function with its stash in the table's: three ways to keep x, by what is kept already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
+    ) -> Tensor:
+        w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
+        codes, form = stash.find_linear(x, matmuls.stash), None
+        if codes is None:
+            form = stash.find(x)
+        y, fresh = linear_passes.forward(matmuls, x, w_NK, bias, seed, stashing=codes is None and form is None)
+        ctx.as_codes = form is None
+        ctx.shape = linear_passes.matrix(x).shape
+        if isinstance(fresh, Codes):
+            codes = (fresh.codes, fresh.scales)
+            stash.put_linear(x, matmuls.stash, Form(codes, _decoder(matmuls, ctx.shape, x.dtype)))
+        keep(ctx, w, form if codes is None else Form(codes, _both))
+        ctx.matmuls, ctx.seed, ctx.dtypes, ctx.biased = matmuls, seed, Dtypes(x.dtype, w_NK.dtype, y.dtype), bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        w_NK, x1 = kept(ctx)
+        matmuls = ctx.matmuls
+        if ctx.as_codes:
+            x1 = Codes(*x1, ctx.shape)
+        else:
+            matmuls = _read_wide(matmuls)
+            operand = matmuls.weight_gradient.b
+            x1 = linear_passes.matrix(x1)
+            x1 = Codes(*pack(x1, operand.format, operand.axis), x1.shape)
+        dx, dw_NK = linear_passes.backward(matmuls, ctx.dtypes, dy, w_NK, x1, ctx.seed)
+        return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
+
+
+def _both(tensors: Any) -> Any:
+    return tensors
+
+
+def _decoder(matmuls: LinearMatMuls, shape: torch.Size, dtype: torch.dtype) -> Any:
+    operand = matmuls.stash
+    return lambda codes: unpack(codes[0], codes[1], operand.format, shape, operand.axis, dtype)
+
+
+_WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
+
+
+def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
+    operand = matmuls.weight_gradient.b
+    assert operand.format is not None
+    wide = replace(operand, format=operand.format.at(max(_WIDE, operand.format.bits)))
+    return matmuls._replace(weight_gradient=replace(matmuls.weight_gradient, b=wide))
+
+
+def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
+    """torch.matmul, bmm and @ of two activations, or of one and a weight."""
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
+        return torch.matmul(input, other)
+    return MatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def reversed_matmul(stash: Stash, other: Tensor, input: Tensor) -> Tensor:
+    """``other.__rmatmul__(input)``."""
+    return matmul(stash, input, other)
+
+
+class MatMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor) -> Tensor:
+        a_wanted, b_wanted = ctx.needs_input_grad[1:]
+        keep(ctx, *(operand(stash, x, PRODUCT, other) for x, other in ((a, b_wanted), (b, a_wanted))))
+        ctx.shapes = a.shape, b.shape
+        return torch.matmul(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        a, b = kept(ctx)
+        da = None if b is None else (dy @ b.mT.to(dy.dtype)).sum_to_size(ctx.shapes[0])
+        db = None if a is None else (a.mT.to(dy.dtype) @ dy).sum_to_size(ctx.shapes[1])
+        return None, da, db
+
+
+def operand(stash: Stash, x: Tensor, kept: Kept, wanted: bool) -> Form | None:
+    """How one factor of a product is kept for the other's gradient: exact where no gradient flows through it (a mask,
+    an adjacency, a table of rotations)."""
+    if not wanted:
+        return None
+    return stash.code(x, kept) if x.requires_grad else stash.exact(x)
+
+
+def convolution(dimensions: int, transposed: bool) -> Any:
+    """The row of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
+    function = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
+
+    def convolve(
+        stash: Stash,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        *rest: Any,
+        **named: Any,
+    ) -> Tensor:
+        names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
+        options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
+        if not weight.requires_grad or input.dim() != dimensions + 2 or isinstance(padding, str):
+            return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
+        tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
+        geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])
+        return Convolution.apply(stash, input, weight, bias, geometry)  # type: ignore[no-any-return, no-untyped-call]
+
+    return convolve
+
+
+def _tuple(value: Any, count: int) -> list[int]:
+    return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
+
+
+class Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, geometry: Any) -> Tensor:
+        keep(ctx, stash.code(x, CONVOLUTION), stash.exact(w))
+        ctx.geometry, ctx.biased = geometry, bias is not None
+        return torch.convolution(x, w, bias, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = kept(ctx)
+        wanted = [ctx.needs_input_grad[1], True, ctx.biased]
+        sizes = [dy.shape[1]] if ctx.biased else None
+        gradients = torch.ops.aten.convolution_backward(
+            dy, x.to(dy.dtype), w.to(dy.dtype), sizes, *ctx.geometry, wanted
+        )
+        return None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None
