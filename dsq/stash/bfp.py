@@ -18,11 +18,12 @@ from dsq.kernels.dispatch import pack, unpack
 from dsq.linear import Quantised
 from dsq.packing import Rounding
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.codes import Decode, Kept
+from dsq.stash.codes import Decode, Kept, What
 from dsq.stash.controller import Controller, check_keys
 from dsq.stash.interception import TablePolicy, intercept
 from dsq.stash.memory_order import MemoryOrder
 from dsq.stash.policy import register
+from dsq.stash.table.bits import MORE
 
 #: bits of what no linear layer reads, whatever its q1: with 3 the generated corpus lost 2 BLEU, with 4 none
 LEAST = 4
@@ -71,6 +72,8 @@ def attach(
 class Bfp(TablePolicy):
     """The format now, and the count of forwards: it seeds stochastic rounding."""
 
+    more: Mapping[What, int] = MORE  #: bits over q1, by what is kept
+
     def __init__(
         self,
         model: nn.Module,
@@ -111,7 +114,7 @@ class Bfp(TablePolicy):
         self.forwards += 1
         self._format = self.format_now()
         seed = None if self.rounding == "nearest" else (self.seed << 36) + (self.forwards << 16)
-        return BoxCodec(self._format, seed)
+        return BoxCodec(self._format, seed, self.more)
 
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)
@@ -128,10 +131,10 @@ class Bfp(TablePolicy):
 class BoxCodec:
     """Codes in boxes of neighbours; ``seed`` None rounds to nearest."""
 
-    def __init__(self, fmt: Format, seed: int | None) -> None:
-        self.formats = {more: _wider(fmt, more) for more in range(_MOST)}
+    def __init__(self, fmt: Format, seed: int | None, more: Mapping[What, int] = MORE) -> None:
+        self.formats = {what: _wider(fmt, more.get(what, 0)) for what in get_args(What)}
         #: as operators take them, for compilers, which cannot cache what str() needs
-        self.texts = {more: str(wider) for more, wider in self.formats.items()}
+        self.texts = {what: str(wider) for what, wider in self.formats.items()}
         self.packs, self.seed, self.turns = fmt.packs, seed, count(1)
 
     def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
@@ -139,12 +142,12 @@ class BoxCodec:
             return None
         if torch.compiler.is_compiling():
             return self._encode_traced(values, kept)
-        fmt = self.formats[kept.more]
+        fmt = self.formats[kept.what]
         seed = None if self.seed is None else self.seed + next(self.turns)
         return pack(values.reshape(-1), fmt, 0, seed), _Unpack(fmt, (values.numel(),))
 
     def _encode_traced(self, values: Tensor, kept: Kept) -> tuple[tuple[Tensor, ...], Decode]:
-        text, sizes = self.texts[kept.more], (values.numel(),)
+        text, sizes = self.texts[kept.what], (values.numel(),)
         seed = None if self.seed is None else torch.randint(2**62, (), device="cpu").item()
         codes = torch.ops.dsq.pack(values.reshape(-1), text, 0, seed)
         return codes, lambda saved, dtype: torch.ops.dsq.unpack(*saved, text, sizes, 0, dtype)

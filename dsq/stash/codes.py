@@ -28,6 +28,9 @@ from dsq.stash.storages import storage_key, weak
 FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
 Kind = Literal["matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other"]
+What = Literal[
+    "linear", "product", "convolution", "softmax", "attention", "norm", "activation", "factor", "boundary"
+]
 
 _compiling = torch.compiler.is_compiling
 
@@ -36,8 +39,8 @@ _compiling = torch.compiler.is_compiling
 class Kept:
     """A row's word on one tensor that an operation keeps."""
 
+    what: What  #: it is: what dsq/stash/table/bits.py gives bits to
     kind: Kind  #: of operation: what Mesa's table 7 switches on alone
-    more: int = 0  #: bits over the policy's own (dsq/stash/bfp.py), from the error of the gradient
     axis: int = -1  #: along which Mesa's groups lie: heads (-3), channels
 
 
@@ -311,7 +314,7 @@ def _between(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
 
 
 def _pack_bits(mask: Tensor) -> Tensor:
-    flat = mask.reshape(-1)
+    flat = mask.reshape(-1).to(torch.int32)
     flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
     return (flat << torch.arange(8, device=mask.device)).sum(-1).to(torch.uint8)
 

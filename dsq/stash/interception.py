@@ -38,8 +38,10 @@ class Interception(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
             with self:
                 return multi_head_attention_forward(*args, **kwargs)
+        if func is Tensor.unflatten:  # a Python method that a compiler does not trace under a mode
+            func = torch.unflatten
         row = TABLE.get(func)
-        if row is None or types or "out" in kwargs or not torch.is_grad_enabled():
+        if row is None or not torch.is_grad_enabled() or "out" in kwargs or not _PLAIN.issuperset(types):
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
             self._follow_checkpoints()
@@ -59,7 +61,7 @@ class Interception(TorchFunctionMode):
             self.stash.enter_segment(segment)
 
 
-_BOUNDARY = Kept("other")
+BOUNDARY = Kept("boundary", "other")  #: a hidden state that a checkpoint keeps
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class _Inputs:
             if x is not None and rank is None:
                 rank = x.dim()
             coded = x is not None and x.grad_fn is not None and x.dim() == rank
-            kept.append((stash.code(x, _BOUNDARY), x.requires_grad) if coded else argument)
+            kept.append((stash.code(x, BOUNDARY), x.requires_grad) if coded else argument)
         return cls(kept)
 
     def __call__(self) -> list[Any]:
@@ -104,12 +106,16 @@ class _UnderPolicies:
             return self.run(*args, **kwargs)
 
 
+#: what rows take: other tensors (DTensor) have operations of their own
+_PLAIN = frozenset((Tensor, nn.Parameter))
 #: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
 _PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
 
 
 class ForwardPolicy(Controller):
     """A policy that acts while a model's forward runs. Subclasses say what is entered around it."""
+
+    intercepts = False  #: whether it does: ``intercept`` was called
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
@@ -186,6 +192,7 @@ _RUNNING = _Running()
 def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
     own = type(model)
+    controller.intercepts = True
     controller.undo.callback(_restore_class, model, controller)
     if not hasattr(own, "_dsq_plain"):
         object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
@@ -199,7 +206,8 @@ def _restore_class(model: nn.Module, controller: ForwardPolicy) -> None:
 
 def forward_policies(model: nn.Module) -> list[ForwardPolicy]:
     """Those applied to the model, the first applied first."""
-    return [policy for policy in model.__dict__.get(APPLIED, {}).values() if isinstance(policy, ForwardPolicy)]
+    policies = model.__dict__.get(APPLIED, {}).values()
+    return [policy for policy in policies if isinstance(policy, ForwardPolicy) and policy.intercepts]
 
 
 def _intercepted(own: type[nn.Module]) -> type[nn.Module]:

@@ -11,8 +11,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dsq.stash.checkpoint.controller import SegmentCount
+from dsq.stash.codes import exact_form, keep, kept
 from dsq.stash.hooks import refuse_create_graph
-from dsq.stash.interception import ForwardPolicy, again, entered_now
+from dsq.stash.interception import BOUNDARY, ForwardPolicy, again, entered_now, form_now
 
 
 def checkpointed(count: SegmentCount, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ class _Checkpoint(torch.autograd.Function):
     def forward(ctx: Any, segment: _Segment, count: int, *inputs: Tensor) -> Any:
         ctx.segment, ctx.parameters = segment, inputs[count:]
         ctx.wanted = [t.requires_grad for t in inputs[:count]]
-        ctx.save_for_backward(*inputs[:count])
+        keep(ctx, *(form_now(t, BOUNDARY) if t.requires_grad else exact_form(t) for t in inputs[:count]))
         ctx.set_materialize_grads(False)  # no zeros for an output that nobody used (attention's weights)
         versions = [t._version for t in inputs[:count]]
         outputs = segment.call(inputs[:count])
@@ -143,7 +144,7 @@ class _Checkpoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         refuse_create_graph()
-        tensors = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, ctx.wanted, strict=True)]
+        tensors = [t.detach().requires_grad_(w) for t, w in zip(kept(ctx), ctx.wanted, strict=True)]
         outputs = ctx.segment.recompute(tensors)
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
         leaves = [t for t in (*tensors, *ctx.parameters) if t.requires_grad]

@@ -14,8 +14,8 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     linear, dsq.functional.linear, addmm  x                                         x of another layer that reads it
     matmul, bmm, @                        both operands
     convolution                           x
-    softmax                               its result, in MORE bits                  rows that sum to 1
-    attention in one call                 q, k, v, in MORE bits                     its result, its sums
+    softmax                               its result, in more bits                  rows that sum to 1
+    attention in one call                 q, k, v, in more bits                     its result, its sums
     layer, RMS, batch and group norm      x^, and 1 / deviation exact               its result
     GELU, SiLU, tanh, ... , x ** 2, GLU   x                                         its result
     product of two tensors                both; a broadcast one exact               its result
@@ -24,7 +24,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     max-pool; average pool                places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
 
-Rows that were measured say so beside their bits. No row, by evidence: losses and log-softmax (the gradient is most
+What is worth more bits stands in bits.py. No row, by evidence: losses and log-softmax (the gradient is most
 sensitive to them: GACT, section 6.1), what divides or compares (norms, amax, log), sin and cos of large arguments.
 docs/extending.md shows how to add a row.
 """

@@ -5,9 +5,6 @@ Both follow the first principle of the table. A softmax is kept by its result, w
 made again of the rounded q and k in the backward. Kept exact beside rounded q and k, as PyTorch's backward wants them,
 exp(q k - lse) would not sum to 1, and the gradient of a peaked attention grows without bound (a factor of 20,000 at 4
 bits and logits of standard deviation 36).
-
-Attention is where few bits hurt a gradient most, the more the longer a model has trained: MORE bits are worth their
-bytes there (docs/stash-policies.md).
 """
 
 from math import sqrt
@@ -19,9 +16,8 @@ from torch.nn import functional as F
 
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
-MORE = 2
-SOFTMAX = Kept("softmax", MORE, axis=-3)
-QUERIES = KEYS = VALUES = Kept("matmul", MORE, axis=-3)
+SOFTMAX = Kept("softmax", "softmax", axis=-3)
+OPERAND = Kept("attention", "matmul", axis=-3)  #: q, k or v
 
 
 def softmax(
@@ -97,7 +93,7 @@ class Attention(torch.autograd.Function):
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
         random = stash.exact(_random_state(q.device)) if options[0] else None
-        forms = (stash.code(q, QUERIES), stash.code(k, KEYS), stash.code(v, VALUES))
+        forms = (stash.code(q, OPERAND), stash.code(k, OPERAND), stash.code(v, OPERAND))
         keep(ctx, *forms, None if mask is None else stash.exact(mask), random)
         ctx.options = options
         return _attend(q, k, v, mask, options)
@@ -147,7 +143,7 @@ class TracedAttention(torch.autograd.Function):
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
         dropout, _, _, gqa = options
-        forms = (stash.code(q, QUERIES), stash.code(k, KEYS), stash.code(v, VALUES))
+        forms = (stash.code(q, OPERAND), stash.code(k, OPERAND), stash.code(v, OPERAND))
         noise = None
         if dropout:
             heads = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if gqa else k

@@ -21,8 +21,12 @@ _compiling = torch.compiler.is_compiling
 
 def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
     """F.relu, torch.relu and their forms in place."""
-    if not input.requires_grad or input.numel() == 0 or (inplace and (input.is_leaf or input._is_view())):
+    if not input.requires_grad or input.numel() == 0:
         return torch.relu_(input) if inplace else torch.relu(input)
+    if inplace and _compiling():  # which makes no copy of it
+        return input.copy_(ReLU.apply(stash, input, False))  # type: ignore[no-untyped-call]
+    if inplace and (input.is_leaf or input._is_view()):
+        return torch.relu_(input)
     return ReLU.apply(stash, input, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -130,10 +134,10 @@ def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) ->
 class Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, p: float) -> Tensor:
-        if x.device.type == "cpu" and not _compiling():  # as F.dropout draws there
+        if x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
             mask = stash.bits(noise)
-            y = x * noise.div_(1 - p)
+            y = x * (noise / (1 - p))
         else:
             y, kept_values = torch.native_dropout(x, p, True)
             mask = stash.bits(kept_values)

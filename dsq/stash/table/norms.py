@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
-LAYER = Kept("layernorm")
-GROUP = Kept("other", axis=1)
-BATCH = Kept("batchnorm", axis=1)
+LAYER = Kept("norm", "layernorm")
+GROUP = Kept("norm", "other", axis=1)
+BATCH = Kept("norm", "batchnorm", axis=1)
 
 
 def layer_norm(
@@ -90,8 +90,13 @@ def _keep_unit(
 def _unit(rounded: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
     """``rounded`` with the mean and the deviation that x^ has: 1 but where ``eps`` counts."""
     centred = rounded - rounded.mean(axes, keepdim=True)
-    variance = (centred * centred).mean(axes, keepdim=True)
-    return centred.mul_((variance + eps * inverse.to(variance.dtype) ** 2).rsqrt())
+    return centred.mul_(_again(centred, inverse, axes, eps))
+
+
+def _again(centred: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    """1 / deviation of the rows of x^ itself, where ``inverse`` was that of x."""
+    square = (centred * centred).mean(axes, keepdim=True)
+    return (square + eps * inverse.to(square.dtype) ** 2).rsqrt()
 
 
 def _exact(stash: Stash, *parameters: Tensor | None) -> list[Form]:
@@ -123,8 +128,11 @@ class RMSNorm(torch.autograd.Function):
         eps = torch.finfo(y.dtype).eps if eps is None else eps
         wide = x.float() if x.dtype.itemsize < 4 else x
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
-        unit = stash.code((wide * inverse).to(y.dtype), LAYER)
-        keep(ctx, unit, stash.exact(inverse), None if weight is None else stash.exact(weight))
+        deviations = stash.exact(inverse)
+        unit = stash.restored(
+            (wide * inverse).to(y.dtype), LAYER, lambda u, inverse: u * _again(u, inverse, axes, eps), deviations
+        )
+        keep(ctx, unit, deviations, None if weight is None else stash.exact(weight))
         stash.derive(y, (unit, *_exact(stash, weight)), _scaled)
         ctx.axes, ctx.shape = axes, shape
         return y
@@ -133,9 +141,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         unit, inverse, weight = kept(ctx)
         g = dy if weight is None else dy * weight
-        # x^ is of root mean square 1, rounded or not
-        squares = unit.square().mean(ctx.axes, keepdim=True).clamp(min=1e-12)
-        dx = inverse * (g - unit * ((g * unit).mean(ctx.axes, keepdim=True) / squares))
+        dx = inverse * (g - unit * (g * unit).mean(ctx.axes, keepdim=True))
         dw = None if weight is None else (dy * unit).sum_to_size(ctx.shape)
         return None, dx.to(dy.dtype), None, dw, None
 

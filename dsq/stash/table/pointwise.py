@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
-ACTIVATION = Kept("gelu", 2)
-OTHER = Kept("other")
+ACTIVATION = Kept("activation", "gelu")
+FACTOR = Kept("factor", "other")
 
 aten = torch.ops.aten
 #: (y, dy, x, options) -> dx, by what is kept of an activation: its input
@@ -126,7 +126,7 @@ class Mul(torch.autograd.Function):
 def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Form | None:
     if not wanted:
         return None
-    return stash.code(x, OTHER) if x.requires_grad and x.shape == y.shape else stash.exact(x)
+    return stash.code(x, FACTOR) if x.requires_grad and x.shape == y.shape else stash.exact(x)
 
 
 def square(stash: Stash, input: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from dsq.linear import Quantizers, linear
 from dsq.ops import linear_passes
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
-LINEAR = Kept("linear")
-PRODUCT = Kept("matmul", axis=-3)
-CONVOLUTION = Kept("conv", axis=1)
+LINEAR = Kept("linear", "linear")
+PRODUCT = Kept("product", "matmul", axis=-3)
+CONVOLUTION = Kept("convolution", "conv", axis=1)
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
