@@ -19,10 +19,22 @@ from dsq.stash.boundaries import packed_checkpoint
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import apply, policies, register
+from dsq.stash.suspension import suspended
 
 # A policy registers itself when its folder is imported: adding one is adding a folder here.
 for _folder in pkgutil.iter_modules(__path__):
     if _folder.ispkg:
         importlib.import_module(f"{__name__}.{_folder.name}")
 
-__all__ = ["Controller", "Held", "Report", "Summary", "apply", "measure", "packed_checkpoint", "policies", "register"]
+__all__ = [
+    "Controller",
+    "Held",
+    "Report",
+    "Summary",
+    "apply",
+    "measure",
+    "packed_checkpoint",
+    "policies",
+    "register",
+    "suspended",
+]
