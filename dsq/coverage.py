@@ -87,8 +87,8 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
 
     The model runs at most ten times as it is and eight times as it was before conversion, with its backward where
     anything needs a gradient. The backward begins at ``loss(result)`` where that is given, else at ``result.loss``
-    (transformers), else at the sum of the result's tensors; the gradient that is compared (dsq/gradient_check.py)
-    begins at their sum with fixed random weights in its place, which is none that a norm layer stops.
+    (transformers), else at the sum of the result's tensors. For the gradient that is compared (dsq/gradient_check.py)
+    fixed random weights enter that sum, because the gradient of a plain sum ends at a norm layer.
     Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
     positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
 
@@ -104,11 +104,6 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         result = model(*inputs, **keywords)
         return _loss(result, total) if loss is None else loss(result)
 
-    def backward_of_random_weights() -> None:
-        start = run(_randomly_weighted)
-        assert start is not None
-        start.backward()
-
     layers = converted(model)
     with undisturbed(model):
         uncalled, forward, backward = _counted(layers, run, list(model.parameters()))
@@ -120,7 +115,7 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
             plain_bytes = measure(run).nbytes
     seconds = _best_seconds(model, run)
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
-    gradient = compare(model, backward_of_random_weights) if trained else None
+    gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
     left = unquantised(model)
     return Coverage(forward, backward, len(layers), uncalled, left, stash_bytes, plain_bytes, *seconds, gradient)
 
@@ -200,6 +195,6 @@ def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:
 
 
 def _randomly_weighted(t: Tensor) -> Tensor:
-    """A sum whose gradient no norm layer stops, as it does that of the plain sum."""
+    """The sum of ``t`` times fixed random weights."""
     torch.manual_seed(0)
     return (t * torch.randn_like(t)).sum()

@@ -66,4 +66,4 @@ FINE = Limits(error=0.45, of_policies=0.06, cosine=0.6, ratio=3.0)
 #: [4,3,3,8] (error to .60, cosine .45) trains and loses a little; [2,2,2,2] (2.0, 0, ratio 7) does not
 USABLE = Limits(error=0.8, of_policies=0.8, cosine=0.3, ratio=10.0)
 #: share of the gradient under which a parameter is not judged: rounding noise, as in the bias of attention's keys
-FLOOR = 1e-3
+FLOOR = 1e-4

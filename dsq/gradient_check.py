@@ -4,8 +4,7 @@
     error = |q - g| / |g|    of_policies = |q - p| / |p|    cosine = <q, g> / (|q| |g|)    ratio = |q| / |g|
 
 Without quantisation, every converted layer has 32 bits and every stash policy is suspended. All passes see the same
-random numbers; compiled blocks run eagerly, because compiled code draws another dropout. A policy that samples
-("wtacrs") gives noise that averages out over updates: one batch cannot tell it from damage.
+random numbers.
 """
 
 import math
@@ -92,23 +91,23 @@ class GradientCheck:
         return found + [str(p) for p in self.parameters if p.beyond(limits)][:1]
 
 
-def compare(model: nn.Module, backward: Callable[[], object]) -> GradientCheck:
-    """Compare the gradients that ``backward``, a forward and backward of ``model``, leaves in ``.grad``.
+def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
+    """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
 
-    Runs it twice, three times where a model has converted layers and stash policies. Needs the memory of a plain step
-    and one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are as before at the end.
+    The loss is run twice, three times where the model has converted layers and stash policies. That takes the memory of
+    a plain step and one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are restored.
     """
     layers = list(converted(model).values())
     policies = any(module.__dict__.get(APPLIED) for module in model.modules())
     with suspended(model), at_32_bits(layers):
-        exact = gradients(model, backward)
-    own = gradients(model, backward)
+        exact = gradients(model, loss)
+    own = gradients(model, loss)
     error, parameters = _compared(exact, own)
     of_policies = error if policies else 0.0
     if policies and layers:
         del exact
         with suspended(model):
-            of_policies = _compared(gradients(model, backward), own)[0]
+            of_policies = _compared(gradients(model, loss), own)[0]
     return GradientCheck(error, of_policies, parameters)
 
 
@@ -143,11 +142,9 @@ def _figures(norm: float, gg: float, qq: float, gq: float, dd: float) -> tuple[f
     share = _over(math.sqrt(gg), norm) if math.isfinite(gg) else math.nan
     if not math.isfinite(gg + qq):
         return share, math.nan, math.nan, math.nan
-    if gg == qq == 0:
-        return 0.0, 0.0, 1.0, 1.0
-    cosine = gq / math.sqrt(gg * qq) if gg * qq else 0.0
-    return share, _over(dd**0.5, gg**0.5), cosine, _over(qq**0.5, gg**0.5)
+    cosine = gq / math.sqrt(gg * qq) if gg * qq else float(gg == qq)
+    return share, _over(dd**0.5, gg**0.5), cosine, _over(qq**0.5, gg**0.5, both_zero=1.0)
 
 
-def _over(a: float, b: float) -> float:
-    return a / b if b else (math.inf if a else 0.0)
+def _over(a: float, b: float, both_zero: float = 0.0) -> float:
+    return a / b if b else (math.inf if a else both_zero)

@@ -142,24 +142,22 @@ class DynamicPrecision:
         return self.scheduler.restarted(update, self._total_updates, self._before)
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
-        """Compare the gradient of ``loss()`` with the unquantised one, once in ``every`` updates that are recorded.
+        """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
 
-        Call it at each update; it does nothing, and returns None, until a comparison is due. The first call compares.
-        A comparison takes the time of two or three steps on what ``loss`` runs, a micro-batch, and the memory of a
-        plain step on it and one more set of gradients. Nothing of the training changes (dsq/gradient_check.py). Where
-        gradients are averaged over processes, every process must call it. Warns where the grade is not "fine";
-        ``metrics`` has the latest figures.
+        Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
+        recorded since; else it does nothing and returns None. A comparison takes the time of two or three steps on what
+        ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
+        training does not change. Warns where the grade is not "fine".
 
         Args:
             loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.
-            every: updates between two comparisons.
         """
         every, updates = whole_number("every", every, 1), self.scheduler.updates
         if self._check is not None and updates < self._checked_at + every:
             return None
         self._observation.paused = True
         try:
-            self._check = compare(self.model, lambda: loss().backward())
+            self._check = compare(self.model, loss)
         finally:
             self._observation.paused = False
         self._checked_at = updates

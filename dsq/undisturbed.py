@@ -59,14 +59,13 @@ def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
             table.update(before)
 
 
-def gradients(model: nn.Module, backward: Callable[[], object]) -> dict[str, Tensor]:
-    """What ``backward`` leaves in ``.grad``, by parameter; ``model`` is as before at the end.
-
-    Compiled blocks run eagerly: compiled code draws another dropout.
-    """
+def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, Tensor]:
+    """The gradients of ``loss()`` by parameter. Compiled blocks run eagerly: compiled code draws another dropout."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with undisturbed(model), run_eagerly(), without_gradients(list(parameters.values())):
-        backward()
+        start = loss()
+        assert start is not None
+        start.backward()
         given = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         return {name: g.clone() if g._is_view() else g for name, g in given.items()}  # views of DDP's buckets
 

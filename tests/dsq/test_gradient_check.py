@@ -21,8 +21,8 @@ def blocks(dropout=0.1):
     return nn.Sequential(*layers, nn.Linear(32, 32))
 
 
-def backward_of(net, x):
-    return lambda: F.cross_entropy(net(x).flatten(0, 1), torch.arange(96) % 32).backward()
+def loss_of(net, x):
+    return lambda: F.cross_entropy(net(x).flatten(0, 1), torch.arange(96) % 32)
 
 
 X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
@@ -34,7 +34,7 @@ def test_an_exact_model_has_its_own_gradient(convert):
     net = blocks(dropout=0.3)
     if convert:
         dsq.convert(net, dsq.DSQConfig("[32,32,32,32]"))
-    found = compare(net, backward_of(net, X))
+    found = compare(net, loss_of(net, X))
     assert (found.error, found.of_policies, found.grade) == (0, 0, "fine")
     assert found.cosine == pytest.approx(1, abs=1e-12)
     assert {p.name for p in found.parameters} == {name for name, _ in net.named_parameters()}
@@ -47,7 +47,7 @@ def test_eight_bits_are_fine_and_two_are_not(rounding):
     for levels in ("[8,8,8,8]", "[2,2,2,2]"):
         torch.manual_seed(0)
         net = dsq.convert(blocks(), dsq.DSQConfig(levels, rounding=rounding))
-        found = compare(net, backward_of(net, X))
+        found = compare(net, loss_of(net, X))
         grades[levels] = found.grade
         assert found.of_policies == 0
         errors = [p.error for p in found.parameters if p.judged]
@@ -65,7 +65,7 @@ def test_policies_are_suspended_and_go_on_as_if_nothing_had_been(policy):
         optimizer, seen = torch.optim.SGD(net.parameters(), 0.1), []
         for update in range(4):
             if check and update == 2:
-                found.append(compare(net, backward_of(net, X)))
+                found.append(compare(net, loss_of(net, X)))
             optimizer.zero_grad()
             loss = net(X).square().sum()
             loss.backward()
@@ -82,9 +82,9 @@ def test_policies_are_suspended_and_go_on_as_if_nothing_had_been(policy):
 
 def test_of_policies_is_what_the_policies_add():
     net = dsq.convert(blocks(), dsq.DSQConfig("[8,4,4,8]"))
-    linears = compare(net, backward_of(net, X))
+    linears = compare(net, loss_of(net, X))
     dsq.stash.apply(net, "bfp", bits=8)
-    both = compare(net, backward_of(net, X))
+    both = compare(net, loss_of(net, X))
     assert linears.of_policies == 0 < both.of_policies < 0.1 * linears.error
     assert both.error == pytest.approx(linears.error, rel=0.05)
 
@@ -106,7 +106,7 @@ def test_nothing_of_the_training_changes():
     quantizers, policies = net.linear.quantizers, dict(dsq.stash.policy.applied(net))
     hooks = list(net._forward_pre_hooks), list(net._forward_hooks)
     state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    found = compare(net, backward_of(net, X))
+    found = compare(net, loss_of(net, X))
     assert {p.name for p in found.parameters} == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
@@ -116,7 +116,7 @@ def test_nothing_of_the_training_changes():
     assert not fired
     assert (net.linear.quantizers, dsq.stash.policy.applied(net)) == (quantizers, policies)
     assert (list(net._forward_pre_hooks), list(net._forward_hooks)) == hooks
-    backward_of(net, X)()
+    loss_of(net, X)().backward()
     assert len(fired) == 1
 
 
@@ -127,7 +127,7 @@ def test_a_copy_of_a_model_under_a_policy_is_suspended_too():
     with dsq.stash.suspended(copied):
         copied(X).sum().backward()
     assert dsq.stash.policy.applied(net)["bfp"].report().raw_bytes == 0
-    assert compare(copied, backward_of(copied, X)).of_policies > 0.005
+    assert compare(copied, loss_of(copied, X)).of_policies > 0.005
 
 
 class Broken(torch.autograd.Function):
@@ -176,7 +176,7 @@ class Changed(nn.Module):
 def test_a_gradient_that_is_wrong_is_condemned(change, words):
     """A parameter with a fifth of the norm is enough."""
     net, x = Changed(change, scale=0.2), torch.randn(64, 512)
-    found = compare(net, lambda: net(x).square().sum().backward())
+    found = compare(net, lambda: net(x).square().sum())
     assert found.parameters[0].name == "first"
     assert re.search(words, found.verdict)
     assert "\n" not in found.verdict
@@ -184,7 +184,7 @@ def test_a_gradient_that_is_wrong_is_condemned(change, words):
 
 def test_a_gradient_that_is_not_finite_anyway_is_called_so():
     net = nn.Linear(8, 1)
-    found = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum().backward())
+    found = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum())
     assert found.verdict.endswith("is not finite without quantisation either")
 
 
@@ -204,7 +204,7 @@ def test_parameters_whose_gradient_is_rounding_noise_are_not_judged():
     net = Attention()
     for levels in ("[8,8,8,8]", "[8,4,4,8]"):
         model = dsq.convert(copy.deepcopy(net), dsq.DSQConfig(levels, stash="all"))
-        found = compare(model, backward_of(model, 3 * X))
+        found = compare(model, loss_of(model, 3 * X))
         by_name = {p.name: p for p in found.parameters}
         assert by_name["k.bias"].share < 1e-6
         assert by_name["k.bias"].error > 10
@@ -221,7 +221,7 @@ def test_a_gradient_that_quantisation_stops_is_condemned():
             return self.layer(x * (first + self.second))
 
     net, x = Stopped(None), torch.randn(64, 512)
-    found = compare(net, lambda: net(x).square().sum().backward())
+    found = compare(net, lambda: net(x).square().sum())
     assert (found.parameters[0].name, found.parameters[0].cosine, found.grade) == ("first", 0, "broken")
 
 
@@ -267,7 +267,7 @@ def test_report_shows_the_gradient():
 def test_blocks_compiled_are_compared_at_the_same_dropout():
     net = dsq.convert(blocks(dropout=0.3), dsq.DSQConfig("[32,32,32,32]"))
     net[0].compile(backend="aot_eager")
-    assert compare(net, backward_of(net, X)).error < 1e-6
+    assert compare(net, loss_of(net, X)).error < 1e-6
     torch.compiler.reset()
 
 
