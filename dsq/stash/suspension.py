@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from dsq.stash.controller import APPLIED
+from dsq.stash.saved_tensors.hooks import take_off_leftovers
 
 
 @contextmanager
@@ -19,6 +20,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
 
     Compiled blocks pack in their graphs: let them run eagerly (``dsq.stash.compiled.run_eagerly``).
     """
+    take_off_leftovers()
     hooks, swapped = set[int](), list[tuple[nn.Module, type[nn.Module]]]()
     for owner in model.modules():
         for controller in owner.__dict__.get(APPLIED, {}).values():
