@@ -1,7 +1,6 @@
 """How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsq.command.table import table
 from dsq.conversion import as_plain, converted
+from dsq.gradient_check import GradientCheck, compare
 from dsq.layers.unquantised import Unquantised, unquantised
 from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
+from dsq.undisturbed import undisturbed, without_gradients
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows
 ROUNDS = 3
@@ -52,10 +53,11 @@ class Coverage:
     plain_stash_bytes: int | None  #: the same before conversion
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
     plain_seconds: float  #: the same before conversion
+    gradient: GradientCheck | None  #: against the unquantised one; None: no parameter needs one
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
-        return asdict(self)
+        return asdict(self) | {"gradient": self.gradient and self.gradient.as_dict()}
 
     def __str__(self) -> str:
         rows = [
@@ -70,6 +72,7 @@ class Coverage:
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
         before, after = 1e3 * self.plain_seconds, 1e3 * self.seconds
         lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
+        lines += [] if self.gradient is None else [str(self.gradient)]
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.forward.plain.get("aten.bmm"):
@@ -79,33 +82,42 @@ class Coverage:
         return "\n".join(lines)
 
 
-def report(model: nn.Module, *inputs: Any, **keywords: Any) -> Coverage:
-    """Run ``model(*inputs, **keywords)`` and say how much of it is quantised.
+def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any) -> Coverage:
+    """Run ``model(*inputs, **keywords)`` and say how much of it is quantised, and how far that moves its gradient.
 
-    The model runs eight times as it is and seven as it was before conversion, with its backward where anything needs a
-    gradient: of ``loss`` of the result where it has one (transformers), else of the sum of its tensors.
+    The model runs at most ten times as it is and eight times as it was before conversion, with its backward where
+    anything needs a gradient. The backward begins at ``loss(result)`` where that is given, else at ``result.loss``
+    (transformers), else at the sum of the result's tensors. For the gradient that is compared (dsq/gradient_check.py)
+    fixed random weights enter that sum, because the gradient of a plain sum ends at a norm layer.
     Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
     positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
 
-    Raises TypeError where ``model`` is no module.
+    Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
-    def run() -> Tensor | None:
-        return _loss(model(*inputs, **keywords))
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of the model's result, got {type(loss).__name__}")
+
+    def run(total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor | None:
+        result = model(*inputs, **keywords)
+        return _loss(result, total) if loss is None else loss(result)
 
     layers = converted(model)
-    with _undisturbed(model):
+    with undisturbed(model):
         uncalled, forward, backward = _counted(layers, run, list(model.parameters()))
     stash_bytes = plain_bytes = None
     if backward is not None:
-        with _undisturbed(model):
+        with undisturbed(model):
             stash_bytes = measure(run).nbytes
-        with _undisturbed(model), as_plain(model):
+        with undisturbed(model), as_plain(model):
             plain_bytes = measure(run).nbytes
     seconds = _best_seconds(model, run)
-    return Coverage(forward, backward, len(layers), uncalled, unquantised(model), stash_bytes, plain_bytes, *seconds)
+    trained = backward is not None and any(p.requires_grad for p in model.parameters())
+    gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
+    left = unquantised(model)
+    return Coverage(forward, backward, len(layers), uncalled, left, stash_bytes, plain_bytes, *seconds, gradient)
 
 
 def _counted(
@@ -120,7 +132,7 @@ def _counted(
                 loss = run()
             forward, backward = _flops(counter), None
             if loss is not None and loss.requires_grad:
-                with _without_gradients(parameters), _counter() as counter:
+                with without_gradients(parameters), _counter() as counter:
                     loss.backward()
                 backward = _flops(counter)
     finally:
@@ -143,7 +155,7 @@ def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
     """Seconds of the second of two runs: in the first kernels are chosen and code is compiled."""
     parameters = list(model.parameters())
     for _ in range(2):
-        with _undisturbed(model), _without_gradients(parameters):
+        with undisturbed(model), without_gradients(parameters):
             start = wall_clock()
             loss = run()
             if loss is not None and loss.requires_grad:
@@ -173,36 +185,16 @@ def _others(flops: Flops) -> str:
     return ", ".join(f"{op.removeprefix('aten.')} {n / total:.1%}" for op, n in flops.plain.items() if n) or "none"
 
 
-def _loss(result: Any) -> Tensor | None:
+def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:
     """What the backward begins at."""
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, Tensor):
         return loss
     floats = [t for t in reachable(result, []) if isinstance(t, Tensor) and t.is_floating_point() and t.requires_grad]
-    return sum((t.float().sum() for t in floats), torch.zeros(())) if floats else None
+    return sum((total(t.float()) for t in floats), torch.zeros(())) if floats else None
 
 
-@contextmanager
-def _without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Parameters whose ``.grad`` is put back after (the counter cannot see torch.autograd.grad)."""
-    before = [p.grad for p in parameters]
-    try:
-        for p in parameters:
-            p.grad = None
-        yield
-    finally:
-        for p, gradient in zip(parameters, before, strict=True):
-            p.grad = gradient
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Buffers and the state of the random numbers, put back."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+def _randomly_weighted(t: Tensor) -> Tensor:
+    """The sum of ``t`` times fixed random weights."""
+    torch.manual_seed(0)
+    return (t * torch.randn_like(t)).sum()

@@ -9,6 +9,7 @@ accelerate: ``accelerator.register_for_checkpointing(dynamic)``. A loop that hol
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
+from dsq.gradient_check import GradientCheck, compare
 from dsq.scheduler import PrecisionScheduler, updates_left
 from dsq.stash.meter.observation import Observation
 
@@ -89,6 +91,8 @@ class DynamicPrecision:
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
         self._observation = Observation(model)
+        self._check: GradientCheck | None = None
+        self._checked_at = 0  #: the update of it
         self._followed = False  #: by a schedule of the learning rate
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
@@ -137,9 +141,40 @@ class DynamicPrecision:
             raise ValueError(f"lr_scheduler must be stepped once an update for lr_at_rise='restart', {got}")
         return self.scheduler.restarted(update, self._total_updates, self._before)
 
+    def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
+        """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
+
+        Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
+        recorded since; else it does nothing and returns None. A comparison takes the time of two or three steps on what
+        ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
+        training does not change. Warns where the grade is not "fine".
+
+        Args:
+            loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.
+        """
+        every, updates = whole_number("every", every, 1), self.scheduler.updates
+        if self._check is not None and updates < self._checked_at + every:
+            return None
+        self._observation.paused = True
+        try:
+            self._check = compare(self.model, loss)
+        finally:
+            self._observation.paused = False
+        self._checked_at = updates
+        if self._check.grade != "fine":
+            warnings.warn(f"at update {updates}: {self._check.verdict}", stacklevel=2)
+        return self._check
+
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw."""
+        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw.
+
+        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_policies" and "dsq/gradient_cosine", the
+        worst of a parameter.
+        """
         found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
+        if (check := self._check) is not None:
+            found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
+            found["gradient_error_of_policies"] = check.of_policies
         return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
 
     def state_dict(self) -> dict[str, Any]:

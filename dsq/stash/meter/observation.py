@@ -18,6 +18,8 @@ from dsq.stash.storages import parameter_storages
 class Observation:
     """The first training forward of each converted layer after ``begin``; then the layers run without hooks again."""
 
+    paused = False  #: whether forwards pass unseen
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
@@ -59,13 +61,13 @@ class Observation:
         return {"model": self.model, "_handles": {}, "_seen": 0, "_before_that": self.metrics()}
 
     def _before(self, layer: nn.Module, args: Any) -> None:
-        if layer in self._handles:
+        if layer in self._handles and not self.paused:
             self._first_node[layer] = next_node()
 
     def _after(self, layer: Any, args: Any, output: Any) -> None:
         y = output[0] if isinstance(output, tuple) else output
         plain = not isinstance(layer, Quantised)  # as dsq.report runs it too, or after dsq.unconvert
-        if plain or layer not in self._handles or y.grad_fn is None or not layer.training:
+        if self.paused or plain or layer not in self._handles or y.grad_fn is None or not layer.training:
             return
         self._remove(layer)
         self._seen += 1

@@ -1,0 +1,146 @@
+"""How far each setting moves the gradient of a small translation model, along its training; the limits of dsq.report's
+verdict come from it: python -m analysis.gradients multi30k.train.tsv
+
+The model is nn.Transformer, 3 + 3 layers of width 128 with fused attention. The file has a pair of sentences a line,
+with a tab between them; words are what spaces separate.
+"""
+
+import copy
+import itertools
+import lzma
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dsq
+from dsq.command.parser import OneLineParser, guarded
+from dsq.command.table import table
+from dsq.gradient_check import compare
+
+WIDTH, WORDS, LONGEST, BATCH, PAIRS = 128, 5000, 24, 64, 12_000
+Batch = tuple[Tensor, Tensor]
+
+#: levels, and what is applied after conversion
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "[8,8,8,8]": ("[8,8,8,8]", {}),
+    "[8,4,4,8]": ("[8,4,4,8]", {}),
+    "[4,4,4,8]": ("[4,4,4,8]", {}),
+    "[4,3,3,8]": ("[4,3,3,8]", {}),
+    "[3,3,3,8]": ("[3,3,3,8]", {}),
+    "[2,2,2,2]": ("[2,2,2,2]", {}),
+    "[8,4,4,8], bfp 4": ("[8,4,4,8]", {"policy": "bfp", "bits": 4}),
+    "[8,4,4,8], bfp 8": ("[8,4,4,8]", {"policy": "bfp", "bits": 8}),
+    "[8,4,4,8], mesa": ("[8,4,4,8]", {"policy": "mesa"}),
+    "[8,4,4,8], gact 4": ("[8,4,4,8]", {"policy": "gact", "bits": 4}),
+    "bfp 4": ("[32,32,32,32]", {"policy": "bfp", "bits": 4}),
+}
+
+
+class Translator(nn.Module):
+    """Loss of a batch of pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(WORDS, WIDTH, 0), nn.Embedding(WORDS, WIDTH, 0)
+        self.places = nn.Embedding(LONGEST + 2, WIDTH)
+        for embedding in (self.source, self.target, self.places):
+            nn.init.normal_(embedding.weight, std=WIDTH**-0.5)
+        self.transformer = nn.Transformer(WIDTH, 4, 3, 3, 4 * WIDTH, 0.1, batch_first=True)
+        for module in self.transformer.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0  # so that attention is fused
+        self.out = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        given, wanted = target[:, :-1], target[:, 1:]
+        x, y = (
+            F.dropout(words(ids) * WIDTH**0.5 + self.places.weight[: ids.shape[1]], 0.1, self.training)
+            for words, ids in ((self.source, source), (self.target, given))
+        )
+        pads = {"src_key_padding_mask": source == 0, "memory_key_padding_mask": source == 0}
+        later = torch.ones(given.shape[1], given.shape[1], dtype=torch.bool).triu(1)
+        h = self.transformer(x, y, tgt_mask=later, tgt_key_padding_mask=given == 0, **pads)
+        return F.cross_entropy(self.out(h).flatten(0, 1), wanted.flatten(), ignore_index=0, label_smoothing=0.1)
+
+
+def batches(path: str) -> Iterator[Batch]:
+    """Random batches of the first pairs of a file, without end."""
+    with lzma.open(path, "rt") if path.endswith(".xz") else open(path) as file:
+        rows = [[side.lower().split() for side in line.split("\t")[:2]] for line in itertools.islice(file, 2 * PAIRS)]
+    rows = [row for row in rows if all(3 <= len(side) <= LONGEST for side in row)][:PAIRS]
+    counts = [Counter(itertools.chain.from_iterable(row[side] for row in rows)) for side in (0, 1)]
+    ids = [{word: i for i, (word, _) in enumerate(c.most_common(WORDS - 4), 4)} for c in counts]
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        chosen = [rows[i] for i in torch.randint(len(rows), (BATCH,), generator=generator).tolist()]
+        sides = [[torch.tensor([1, *(ids[s].get(w, 3) for w in row[s]), 2]) for row in chosen] for s in (0, 1)]
+        source, target = (nn.utils.rnn.pad_sequence(side, batch_first=True) for side in sides)
+        yield source, target
+
+
+def checks(model: nn.Module, batch: Batch, update: int) -> Iterator[dict[str, Any]]:
+    """A row a setting, and one of bf16 autocast."""
+    plain = copy.deepcopy(model)
+    if dsq.converted(plain):
+        dsq.unconvert(plain)
+    for name, (levels, policy) in SETTINGS.items():
+        changed = dsq.convert(copy.deepcopy(plain), dsq.DSQConfig(levels))
+        if policy:
+            dsq.stash.apply(changed, **policy)
+        yield row(update, name, changed, partial(changed, *batch))
+    casts = itertools.cycle((False, True))  # compare's first pass is the plain one
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=next(casts)):
+            return plain(*batch)
+
+    yield row(update, "bf16 autocast", plain, loss)
+
+
+def row(update: int, name: str, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Any]:
+    found = compare(model, loss)
+    judged = [p for p in found.parameters if p.judged]
+    ratio = max(judged, key=lambda p: max(p.ratio, 1 / max(p.ratio, 1e-9))).ratio
+    figures = {"error": found.error, "of policies": found.of_policies, "worst cosine": found.cosine}
+    return {"update": update, "setting": name, **figures, "worst ratio": ratio, "grade": found.grade}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.gradients", description=__doc__)
+    parser.add_argument("file", help="pairs of sentences, text or .xz")
+    parser.add_argument("--stash", choices=("linears", "all"), help="train at [8,4,4,8] with this stash; default: fp32")
+    parser.add_argument("--at", type=int, nargs="+", default=[100, 200, 500], metavar="UPDATE", help="when to compare")
+    given = parser.parse_args(argv)
+
+    def work() -> None:
+        torch.manual_seed(1)
+        warnings.simplefilter("ignore")  # few bits may damage training: that is the question
+        model = Translator()
+        if given.stash:
+            dsq.convert(model, dsq.DSQConfig("[8,4,4,8]", stash=given.stash))
+        optimizer = torch.optim.Adam(model.parameters(), 5e-4, betas=(0.9, 0.98))
+        rows: list[dict[str, Any]] = []
+        for update, batch in zip(range(max(given.at) + 1), batches(given.file), strict=False):
+            if update in given.at:
+                rows += checks(model, batch, update)
+            optimizer.param_groups[0]["lr"] = 5e-4 * min(1, (update + 1) / 100)
+            optimizer.zero_grad()
+            loss = model(*batch)
+            loss.backward()
+            optimizer.step()
+        formats = {"update": "", "setting": "", "error": ".3f", "of policies": ".3f", "worst cosine": ".3f"}
+        print(table(rows, formats | {"worst ratio": ".2f", "grade": ""}, markdown=True))
+        print(f"loss {loss.item():.3f} at update {update}")
+
+    return guarded(parser.prog, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

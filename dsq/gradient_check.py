@@ -1,0 +1,150 @@
+"""How far quantisation moves a gradient: one batch as the model trains and without quantisation, at the same dropout.
+
+    g  gradient without quantisation    q  as the model trains    p  as the model trains, with exact stash policies
+    error = |q - g| / |g|    of_policies = |q - p| / |p|    cosine = <q, g> / (|q| |g|)    ratio = |q| / |g|
+
+Without quantisation, every converted layer has 32 bits and every stash policy is suspended. All passes see the same
+random numbers.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsq.conversion import converted
+from dsq.damage import FINE, FLOOR, USABLE, Limits
+from dsq.stash.controller import APPLIED
+from dsq.stash.suspension import suspended
+from dsq.undisturbed import at_32_bits, gradients
+
+_CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole
+
+
+@dataclass(frozen=True)
+class ParameterGradient:
+    """The gradient of one parameter, compared; NaN where a gradient is not finite."""
+
+    name: str
+    share: float  #: |g| of the parameter over |g| of the model
+    error: float
+    cosine: float
+    ratio: float
+
+    @property
+    def judged(self) -> bool:
+        """Whether the gradient stands out from rounding noise, or is not finite."""
+        return not self.share < FLOOR
+
+    def beyond(self, limits: Limits) -> bool:
+        """Whether a figure of a parameter that is judged exceeds ``limits``."""
+        return self.judged and not (self.cosine >= limits.cosine and 1 / limits.ratio <= self.ratio <= limits.ratio)
+
+    def __str__(self) -> str:
+        norms = f"norm x {self.ratio:.3g}, share {self.share:.2g}"
+        return f"{self.name}: error {self.error:.3g}, cosine {self.cosine:.3g}, {norms}"
+
+
+@dataclass(frozen=True)
+class GradientCheck:
+    """The gradient of a model, compared; ``print`` shows the verdict and the five worst parameters."""
+
+    error: float
+    of_policies: float
+    parameters: tuple[ParameterGradient, ...]  #: largest error first; those that are not judged come last
+
+    @property
+    def cosine(self) -> float:
+        """The worst cosine of a parameter that is judged; NaN where a gradient is not finite."""
+        cosines = [p.cosine for p in self.parameters if p.judged]
+        return math.nan if any(map(math.isnan, cosines)) else min(cosines, default=1.0)
+
+    @property
+    def grade(self) -> str:
+        """The word "fine", "doubtful" or "broken"."""
+        return "broken" if self._beyond(USABLE) else "doubtful" if self._beyond(FINE) else "fine"
+
+    @property
+    def verdict(self) -> str:
+        """One line: the grade, the figures, and what goes beyond the limits."""
+        beyond = self._beyond(USABLE) or self._beyond(FINE)
+        figures = f"error {self.error:.3g}, {self.of_policies:.3g} by stash policies, worst cosine {self.cosine:.3g}"
+        return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return asdict(self) | {"cosine": self.cosine, "grade": self.grade, "verdict": self.verdict}
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, *(f"  {p}" for p in self.parameters[:5])])
+
+    def _beyond(self, limits: Limits) -> list[str]:
+        """What exceeds ``limits``, in words."""
+        if infinite := [p for p in self.parameters if math.isnan(p.error)]:
+            also = " without quantisation either" if any(math.isnan(p.share) for p in infinite) else ""
+            return [f"the gradient of {infinite[0].name} is not finite{also}"]
+        found = [] if self.error <= limits.error else [f"error over {limits.error:g}"]
+        found += [] if self.of_policies <= limits.of_policies else [f"stash policies over {limits.of_policies:g}"]
+        return found + [str(p) for p in self.parameters if p.beyond(limits)][:1]
+
+
+def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
+    """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
+
+    The loss is run twice, three times where the model has converted layers and stash policies. That takes the memory of
+    a plain step and one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are restored.
+    """
+    layers = list(converted(model).values())
+    policies = any(module.__dict__.get(APPLIED) for module in model.modules())
+    with suspended(model), at_32_bits(layers):
+        exact = gradients(model, loss)
+    own = gradients(model, loss)
+    error, parameters = _compared(exact, own)
+    of_policies = error if policies else 0.0
+    if policies and layers:
+        del exact
+        with suspended(model):
+            of_policies = _compared(gradients(model, loss), own)[0]
+    return GradientCheck(error, of_policies, parameters)
+
+
+def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, tuple[ParameterGradient, ...]]:
+    """The error of the whole gradient, and the parameters; a gradient that one side lacks is zero."""
+    sums = {}
+    for name, like in (exact | own).items():
+        g, q = (side[name] if name in side else torch.zeros_like(like) for side in (exact, own))
+        sums[name] = _sums(_flat(g), _flat(q))
+    norm, off = (math.sqrt(sum(found[i] for found in sums.values())) for i in (0, 3))
+    parameters = [ParameterGradient(name, *_figures(norm, *found)) for name, found in sums.items()]
+    parameters.sort(key=lambda p: (not p.judged, -math.inf if math.isnan(p.error) else -p.error))
+    return _over(off, norm), tuple(parameters)
+
+
+def _sums(g: Tensor, q: Tensor) -> list[float]:
+    """<g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor, this rank's part."""
+    sums = torch.zeros(4, dtype=torch.float64, device=g.device)
+    for x, y in zip(g.split(_CHUNK), q.split(_CHUNK), strict=True):
+        x, y = x.double(), y.double()
+        sums += torch.stack([x @ x, y @ y, x @ y, (y - x).square().sum()])
+    return sums.tolist()
+
+
+def _flat(x: Any) -> Tensor:
+    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return local.to_dense().flatten()
+
+
+def _figures(norm: float, gg: float, qq: float, gq: float, dd: float) -> tuple[float, float, float, float]:
+    """The share, error, cosine and ratio of a parameter."""
+    share = _over(math.sqrt(gg), norm) if math.isfinite(gg) else math.nan
+    if not math.isfinite(gg + qq):
+        return share, math.nan, math.nan, math.nan
+    cosine = gq / math.sqrt(gg * qq) if gg * qq else float(gg == qq)
+    return share, _over(dd**0.5, gg**0.5), cosine, _over(qq**0.5, gg**0.5, both_zero=1.0)
+
+
+def _over(a: float, b: float, both_zero: float = 0.0) -> float:
+    return a / b if b else (math.inf if a else both_zero)

@@ -1,0 +1,305 @@
+"""The gradient that trains, held against the unquantised one."""
+
+import copy
+import json
+import math
+import pickle
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dsq
+from dsq.gradient_check import compare
+
+
+def blocks(dropout=0.1):
+    layers = [nn.TransformerEncoderLayer(32, 2, 64, dropout, batch_first=True) for _ in range(2)]
+    return nn.Sequential(*layers, nn.Linear(32, 32))
+
+
+def loss_of(net, x):
+    return lambda: F.cross_entropy(net(x).flatten(0, 1), torch.arange(96) % 32)
+
+
+X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_an_exact_model_has_its_own_gradient(convert):
+    """Dropout is the same in both passes."""
+    net = blocks(dropout=0.3)
+    if convert:
+        dsq.convert(net, dsq.DSQConfig("[32,32,32,32]"))
+    found = compare(net, loss_of(net, X))
+    assert (found.error, found.of_policies, found.grade) == (0, 0, "fine")
+    assert found.cosine == pytest.approx(1, abs=1e-12)
+    assert {p.name for p in found.parameters} == {name for name, _ in net.named_parameters()}
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_eight_bits_are_fine_and_two_are_not(rounding):
+    """Seeds of stochastic rounding are drawn from the stream that dropout is."""
+    grades = {}
+    for levels in ("[8,8,8,8]", "[2,2,2,2]"):
+        torch.manual_seed(0)
+        net = dsq.convert(blocks(), dsq.DSQConfig(levels, rounding=rounding))
+        found = compare(net, loss_of(net, X))
+        grades[levels] = found.grade
+        assert found.of_policies == 0
+        errors = [p.error for p in found.parameters if p.judged]
+        assert errors == sorted(errors, reverse=True)
+    assert grades == {"[8,8,8,8]": "fine", "[2,2,2,2]": "broken"}
+
+
+@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa", "bfloat16", "wtacrs", "selective", "checkpoint"])
+def test_policies_are_suspended_and_go_on_as_if_nothing_had_been(policy):
+    def losses(check):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2)))
+        options = {"bfp": {"rounding": "stochastic"}, "wtacrs": {"ratio": 0.5}, "checkpoint": {"segments": "2"}}
+        dsq.stash.apply(net, policy, **options.get(policy, {}))
+        optimizer, seen = torch.optim.SGD(net.parameters(), 0.1), []
+        for update in range(4):
+            if check and update == 2:
+                found.append(compare(net, loss_of(net, X)))
+            optimizer.zero_grad()
+            loss = net(X).square().sum()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+        return seen
+
+    found = []
+    assert losses(check=True) == losses(check=False)
+    exact = policy in ("selective", "checkpoint")
+    assert found[0].error == found[0].of_policies
+    assert (found[0].error < 1e-6) == exact
+
+
+def test_of_policies_is_what_the_policies_add():
+    net = dsq.convert(blocks(), dsq.DSQConfig("[8,4,4,8]"))
+    linears = compare(net, loss_of(net, X))
+    dsq.stash.apply(net, "bfp", bits=8)
+    both = compare(net, loss_of(net, X))
+    assert linears.of_policies == 0 < both.of_policies < 0.1 * linears.error
+    assert both.error == pytest.approx(linears.error, rel=0.05)
+
+
+def test_nothing_of_the_training_changes():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm, self.frozen = nn.Linear(32, 32), nn.BatchNorm1d(24), nn.Linear(32, 32)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x):
+            return F.dropout(self.norm(self.frozen(self.linear(x))))
+
+    net = dsq.convert(Net(), dsq.DSQConfig("[8,4,4,8]", stash="all"))
+    net.linear.weight.grad = gradient = torch.ones(32, 32)
+    fired = []
+    net.linear.bias.register_post_accumulate_grad_hook(fired.append)  # as an optimizer within the backward
+    quantizers, policies = net.linear.quantizers, dict(dsq.stash.policy.applied(net))
+    hooks = list(net._forward_pre_hooks), list(net._forward_hooks)
+    state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    found = compare(net, loss_of(net, X))
+    assert {p.name for p in found.parameters} == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    assert net.linear.weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(32, 32))
+    assert net.linear.bias.grad is None
+    assert not fired
+    assert (net.linear.quantizers, dsq.stash.policy.applied(net)) == (quantizers, policies)
+    assert (list(net._forward_pre_hooks), list(net._forward_hooks)) == hooks
+    loss_of(net, X)().backward()
+    assert len(fired) == 1
+
+
+def test_a_copy_of_a_model_under_a_policy_is_suspended_too():
+    net = dsq.convert(blocks(), dsq.DSQConfig("[32,32,32,32]"))
+    dsq.stash.apply(net, "bfp", bits=4)
+    copied = copy.deepcopy(net)
+    with dsq.stash.suspended(copied):
+        copied(X).sum().backward()
+    assert dsq.stash.policy.applied(net)["bfp"].report().raw_bytes == 0
+    assert compare(copied, loss_of(copied, X)).of_policies > 0.005
+
+
+class Broken(torch.autograd.Function):
+    """A gradient that is wrong where nothing but the layer's precision tells: ``change`` of it."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return ctx.change(dy), None
+
+
+class Changed(nn.Module):
+    """Two parameters; the gradient of the first is changed while the layer is quantised."""
+
+    def __init__(self, change, scale=1.0):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(512)), nn.Parameter(torch.randn(512))
+        self.layer = nn.Linear(512, 512)
+        self.change, self.scale = change, scale
+        dsq.convert(self, dsq.DSQConfig("[16,16,16,16]"))
+
+    def forward(self, x):
+        quantised = self.layer.quantizers.q0.bits == 16
+        first = Broken.apply(self.first, self.change if quantised else lambda dy: dy)
+        return self.layer(x * (self.scale * first + self.second))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda dy: dy * 20_000, "broken.*error over 0.8; first: error 2e"),
+        (lambda dy: dy * 20, "broken"),
+        (lambda dy: dy * 0.02, r"broken.*first: error 0\.98, cosine 1, norm x 0\.02"),
+        (lambda dy: dy.flip(0), "broken.*first: error .*cosine"),
+        (torch.zeros_like, "broken.*first: error 1, cosine 0, norm x 0"),
+        (lambda dy: dy * math.nan, "broken: .*worst cosine nan; the gradient of first is not finite$"),
+        (lambda dy: dy * math.inf, "the gradient of first is not finite$"),
+        (lambda dy: dy * 3.5, r"doubtful.*first: error 2\.5, cosine 1, norm x 3\.5"),
+        (lambda dy: dy * 1.1, "fine"),
+    ],
+)
+def test_a_gradient_that_is_wrong_is_condemned(change, words):
+    """A parameter with a fifth of the norm is enough."""
+    net, x = Changed(change, scale=0.2), torch.randn(64, 512)
+    found = compare(net, lambda: net(x).square().sum())
+    assert found.parameters[0].name == "first"
+    assert re.search(words, found.verdict)
+    assert "\n" not in found.verdict
+
+
+def test_a_gradient_that_is_not_finite_anyway_is_called_so():
+    net = nn.Linear(8, 1)
+    found = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum())
+    assert found.verdict.endswith("is not finite without quantisation either")
+
+
+def test_parameters_whose_gradient_is_rounding_noise_are_not_judged():
+    """The bias of attention's keys moves no score after the softmax: its gradient is zero, in exact arithmetic."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+            self.unused = nn.Parameter(torch.ones(3))
+            self.zero = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)) + 0 * self.zero.sum()
+
+    net = Attention()
+    for levels in ("[8,8,8,8]", "[8,4,4,8]"):
+        model = dsq.convert(copy.deepcopy(net), dsq.DSQConfig(levels, stash="all"))
+        found = compare(model, loss_of(model, 3 * X))
+        by_name = {p.name: p for p in found.parameters}
+        assert by_name["k.bias"].share < 1e-6
+        assert by_name["k.bias"].error > 10
+        assert not by_name["k.bias"].judged
+        assert found.cosine > 0.9
+        assert (by_name["zero"].cosine, by_name["zero"].ratio, by_name["zero"].error) == (1, 1, 0)
+        assert "unused" not in by_name
+
+
+def test_a_gradient_that_quantisation_stops_is_condemned():
+    class Stopped(Changed):
+        def forward(self, x):
+            first = self.first.detach() if self.layer.quantizers.q0.bits == 16 else self.first
+            return self.layer(x * (first + self.second))
+
+    net, x = Stopped(None), torch.randn(64, 512)
+    found = compare(net, lambda: net(x).square().sum())
+    assert (found.parameters[0].name, found.parameters[0].cosine, found.grade) == ("first", 0, "broken")
+
+
+class Peaked(nn.Module):
+    def __init__(self, deviation):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(2, 4, 128, 32) * scale) for scale in (deviation,) * 2 + (1,))
+
+    def forward(self):
+        return F.scaled_dot_product_attention(self.q * 1, self.k * 1, self.v * 1)
+
+
+@pytest.mark.parametrize("deviation", [1, 6])
+def test_attention_whose_scores_are_peaked(deviation):
+    """Policies that keep its logsumexp beside rounded q, k and v break it: error 1.9e6 at deviation 6."""
+    net = Peaked(deviation)
+    dsq.stash.apply(net, "bfp", bits=4)
+    found = dsq.report(net).gradient
+    assert found.of_policies == found.error
+    if deviation == 1:
+        assert found.grade != "broken"
+    elif found.grade == "broken":
+        pytest.xfail("attention is to be made again from the rounded q, k and v")
+
+
+def test_report_shows_the_gradient():
+    net = dsq.convert(nn.Sequential(blocks(), nn.LayerNorm(32)), dsq.DSQConfig("[8,4,4,8]"))
+    found = dsq.report(net, X)  # the gradient of a plain sum would end at the norm
+    assert 0.01 < found.gradient.error < 0.3
+    text = str(found)
+    assert text.count("\ngradient fine: error") == 1
+    assert sum(", cosine " in line for line in text.splitlines()) == 5
+    plain = json.loads(json.dumps(found.as_dict()))["gradient"]
+    assert plain["verdict"] == found.gradient.verdict
+    assert len(plain["parameters"]) == len(list(net.parameters()))
+    other = dsq.report(net, X, loss=lambda result: result[..., 0].square().sum())
+    assert other.gradient.error != found.gradient.error
+    assert dsq.report(net.requires_grad_(False), X).gradient is None
+    with pytest.raises(TypeError, match="loss must be a function of the model's result, got str"):
+        dsq.report(net, X, loss="mse")
+
+
+def test_blocks_compiled_are_compared_at_the_same_dropout():
+    net = dsq.convert(blocks(dropout=0.3), dsq.DSQConfig("[32,32,32,32]"))
+    net[0].compile(backend="aot_eager")
+    assert compare(net, loss_of(net, X)).error < 1e-6
+    torch.compiler.reset()
+
+
+def test_dynamic_precision_checks_every_so_many_updates():
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    dynamic = dsq.DynamicPrecision(net, dsq.DSQConfig("[8,4,4,8]"))
+    calls = []
+
+    def loss():
+        calls.append(1)
+        return net(X).square().sum()
+
+    assert "dsq/gradient_error" not in dynamic.metrics()
+    found = [dynamic.check(loss, every=3) for _ in range(7) if dynamic.record() or True]
+    assert [check is not None for check in found] == [True, False, False, True, False, False, True]
+    assert len(calls) == 6
+    seen = dynamic.metrics()
+    assert "dsq/stash_error" not in seen  # no forward of the training has been
+    assert seen["dsq/gradient_error"] == found[-1].error
+    assert seen["dsq/gradient_cosine"] == found[-1].cosine
+    assert seen["dsq/gradient_error_of_policies"] == 0
+    loss().backward()
+    assert dynamic.metrics()["dsq/stash_error"] > 0.01
+    assert pickle.loads(pickle.dumps(dynamic)).metrics() == dynamic.metrics()
+    with pytest.raises(ValueError, match="every must be"):
+        dynamic.check(loss, every=0)
+
+
+def test_dynamic_precision_warns_of_damage():
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    dynamic = dsq.DynamicPrecision(net, dsq.DSQConfig("[2,2,2,2]"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dynamic.check(lambda: net(X).square().sum())
+    assert any("at update 0: gradient" in str(warning.message) for warning in caught)
