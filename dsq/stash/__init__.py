@@ -19,7 +19,6 @@ from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import suspended
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import apply, policies, register
-from dsq.stash.suspension import suspended
 
 for _policy in ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs"):  # which registers it
     importlib.import_module(f"{__name__}.{_policy}")

@@ -28,6 +28,7 @@ def swap_classes(
     changed = [(n, m) for n, m in model.named_modules() if type(m) in table and where(n, m)]
     for _, module in changed:
         controller.undo.callback(setattr, module, "__class__", type(module))
+        controller.swapped.append((module, type(module)))
         module.__class__ = table[type(module)]
     return changed
 

@@ -104,6 +104,7 @@ class Controller(SharedByCopies):
     name: str = ""  # set by apply
     attached: tuple[str, ...] = ()
     undo: Undo = field(default_factory=Undo, repr=False)
+    swapped: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)  #: and their own classes
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""

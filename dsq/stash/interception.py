@@ -248,10 +248,24 @@ def form_now(x: Tensor, word: Kept) -> Form:
 
 @contextmanager
 def suspended(model: nn.Module) -> Iterator[None]:
-    """Let the model run as if no policy that acts on its forward were applied."""
-    noted = [(policy, model) for policy in forward_policies(model)]
+    """Run the forward of ``model`` inside as if no stash policy were applied to it or to a module in it.
+
+    Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
+    eagerly by whoever needs it (``dsq.stash.compiled.run_eagerly``).
+    """
+    noted = [(policy, module) for module in model.modules() for policy in forward_policies(module)]
+    swapped: list[tuple[nn.Module, type[nn.Module]]] = []
+    for owner in model.modules():
+        for controller in owner.__dict__.get(APPLIED, {}).values():
+            twins = dict(zip(controller.model.modules(), owner.modules(), strict=False))  # owner may be a deep copy
+            swapped += [(twins.get(module, module), kind) for module, kind in controller.swapped]
+    classes = [(module, type(module)) for module, _ in swapped]
+    for module, kind in swapped:
+        module.__class__ = kind
     _RUNNING.entered.extend(noted)
     try:
         yield
     finally:
         del _RUNNING.entered[len(_RUNNING.entered) - len(noted) :]
+        for module, kind in classes:
+            module.__class__ = kind
