@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dsq.layers.unquantised import Unquantised, unquantised
 from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
+from dsq.stash.meter.resident import resident
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows
 ROUNDS = 3
@@ -52,6 +53,7 @@ class Coverage:
     plain_stash_bytes: int | None  #: the same before conversion
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
     plain_seconds: float  #: the same before conversion
+    process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
@@ -68,6 +70,9 @@ class Coverage:
             share = self.stash_bytes / self.plain_stash_bytes
             before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+        if self.process:
+            now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
+            lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, the model as it was included")
         before, after = 1e3 * self.plain_seconds, 1e3 * self.seconds
         lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")

@@ -19,6 +19,7 @@ from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.scheduler import PrecisionScheduler, updates_left
 from dsq.stash.meter.observation import Observation
+from dsq.stash.meter.resident import resident
 
 _KEYS = {"config", "scheduler"}
 
@@ -138,8 +139,10 @@ class DynamicPrecision:
         return self.scheduler.restarted(update, self._total_updates, self._before)
 
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw."""
+        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) what Observation saw, and MiB of
+        the process: "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them."""
         found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
+        found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
 
     def state_dict(self) -> dict[str, Any]:
