@@ -5,7 +5,8 @@ What a user asks for   config.py, precision.py, scheduler.py (when the level ris
 A model                conversion/, layers/; coverage.py (how much of it is quantised)
 The operations         linear.py (the idea on one screen), functional.py, packing.py; below: ops/, kernels/, formats/
 What autograd saves    stash/
-Around it              integrations/, workload/ and calibration/ (for dsq-cost), command/, arguments.py
+Around it              integrations/, workload/ and calibration/ (for dsq-cost), command/, arguments.py;
+                       process_memory.py (freed memory goes back to the system)
 """
 
 import lazy_loader

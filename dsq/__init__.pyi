@@ -7,6 +7,7 @@ from .kernels.dispatch import fused_attention
 from .linear import Linear, Quantizers
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
+from .process_memory import give_memory_back
 from .scheduler import PrecisionScheduler
 from .state import DynamicPrecision, load_state_dict, state_dict
 
@@ -28,6 +29,7 @@ __all__ = [
     "converted",
     "functional",
     "fused_attention",
+    "give_memory_back",
     "load_state_dict",
     "pack",
     "parse_levels",

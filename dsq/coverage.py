@@ -1,7 +1,7 @@
 """How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dsq.layers.unquantised import Unquantised, unquantised
 from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
+from dsq.stash.meter.resident import resident
 from dsq.undisturbed import undisturbed, without_gradients
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows
@@ -54,6 +55,7 @@ class Coverage:
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
     plain_seconds: float  #: the same before conversion
     gradient: GradientCheck | None  #: against the unquantised one; None: no parameter needs one
+    process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
@@ -70,6 +72,9 @@ class Coverage:
             share = self.stash_bytes / self.plain_stash_bytes
             before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+        if self.process:
+            now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
+            lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, the model as it was included")
         before, after = 1e3 * self.plain_seconds, 1e3 * self.seconds
         lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
         lines += [] if self.gradient is None else [str(self.gradient)]

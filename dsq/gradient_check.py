@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dsq.conversion import converted
 from dsq.damage import FINE, FLOOR, USABLE, Limits
 from dsq.stash.controller import APPLIED
-from dsq.stash.suspension import suspended
+from dsq.stash.interception import suspended
 from dsq.undisturbed import at_32_bits, gradients
 
 _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole

@@ -21,6 +21,7 @@ from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.gradient_check import GradientCheck, compare
 from dsq.scheduler import PrecisionScheduler, updates_left
 from dsq.stash.meter.observation import Observation
+from dsq.stash.meter.resident import resident
 
 _KEYS = {"config", "scheduler"}
 
@@ -166,12 +167,14 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw.
+        """For a logger: "dsq/level", "dsq/stale" (validations without improvement), what Observation saw, and MiB of the
+        process, "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them.
 
         After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_policies" and "dsq/gradient_cosine", the
         worst of a parameter.
         """
         found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
+        found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
             found["gradient_error_of_policies"] = check.of_policies

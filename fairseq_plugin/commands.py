@@ -7,6 +7,7 @@ what went wrong inside, in a traceback.
 import argparse
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NoReturn
 from unittest import mock
 
 from dsq.command.parser import fail
+from dsq.process_memory import give_memory_back
 
 INSTALL = (
     'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
@@ -56,6 +58,8 @@ def _run(command: str) -> None:
     prog = f"dsq-{command}"
     if not _installed():
         fail(prog, INSTALL)
+    if re.search(r"dsq[-_]stash[= ]all\b", " ".join(sys.argv)):  # before fairseq makes a tensor
+        give_memory_back()
     from fairseq_plugin import checkpoints
     from fairseq_plugin.mistakes.explained import explain
 

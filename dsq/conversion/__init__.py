@@ -19,6 +19,7 @@ from dsq.conversion.module_settings import change, changes, set_class, undo_chan
 from dsq.conversion.replacement import FIELDS, take_fields
 from dsq.layers.unquantised import quantised_parameters, unquantised
 from dsq.linear import Quantised
+from dsq.process_memory import give_memory_back
 
 __all__ = ["as_plain", "check_conversion", "convert", "converted", "quantised_class", "set_level", "unconvert"]
 
@@ -37,7 +38,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     ``config.tied``), subclasses of PyTorch's layers and of Conv1D, and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
-    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too.
+    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and
+    ``dsq.give_memory_back`` is called.
 
     A plain layer that is put in the place of a converted one later, as ``resize_token_embeddings`` of transformers puts
     an output projection, is converted as that was.
@@ -50,6 +52,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     if converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
         raise ValueError(f"model has been converted before; {known}")
+    if config.stash == "all":
+        give_memory_back()
     excluded, tied = change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision

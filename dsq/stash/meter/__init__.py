@@ -5,6 +5,7 @@ graph.py         the autograd graph weighed: saved tensors in the form a hook ga
 live_tensors.py  what was there before the forward, and what no graph shows
 module_runs.py   which module made a node
 observation.py   what the converted layers of a model in training stash, for its loggers
+resident.py      memory that the process occupies
 peak.py          the most that PyTorch's allocators held at once
 """
 

@@ -1,0 +1,45 @@
+"""The bench of the process's memory on a tiny GPT, and its search and front on known figures."""
+
+import pandas as pd
+import pytest
+
+from analysis.bench import process
+from analysis.bench.__main__ import main
+from analysis.bench.process import Case, largest
+from analysis.bench.process_picture import front
+
+TINY = ["process", "--size", "1", "64", "32", "100", "--batches", "2", "--steps", "1"]
+
+
+def test_rows_a_picture_and_rows_that_are_kept(tmp_path):
+    for only in ("^whole . packed checkpoints, in chunks, first", "^fp32, usual, none"):
+        assert main([*TINY, "--only", only, "--out", str(tmp_path)]) == 0
+    rows = pd.read_csv(tmp_path / "process.csv")
+    assert list(rows["setup"]) == ["whole + packed checkpoints", "fp32"]
+    assert (rows[["above MiB", "process MiB", "seconds"]] > 0).all(axis=None)
+    assert (rows["above MiB"] < rows["process MiB"]).all()
+    assert (tmp_path / "process.png").stat().st_size > 1000
+
+
+def test_no_row_is_one_line(tmp_path, capsys):
+    assert main([*TINY, "--only", "fp16", "--out", str(tmp_path)]) == 2
+    assert "--only 'fp16' finds no row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1000, 70), (305, 0), (1010, 71)])
+def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, monkeypatch):
+    asked = []
+
+    def of_a_known_size(case):
+        asked.append(case.batch)
+        return {"above MiB": 10.0 * case.batch + 0.01, "process MiB": 300 + 10.0 * case.batch}
+
+    monkeypatch.setattr(process, "measured", of_a_known_size)
+    found = largest(Case("fp32", "usual", "none", 16), limit)
+    assert expected * (1 - process.NEAR) - 1 <= found <= expected
+    assert len(asked) < 8
+
+
+def test_the_front_has_the_rows_that_none_beats():
+    rows = pd.DataFrame({"seconds": [3.0, 1.0, 2.0, 4.0, 2.0], "above MiB": [5.0, 9.0, 7.0, 6.0, 8.0]})
+    assert list(front(rows)["above MiB"]) == [9, 7, 5]

@@ -1,0 +1,195 @@
+"""The settings are made once, can be declined, and are no error where they are refused; then memory goes back."""
+
+import ctypes
+import logging
+import os
+import platform
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import dsq
+from dsq import process_memory
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch, tmp_path):
+    """As if nothing had been set yet, on a system whose huge pages are for who asks."""
+    monkeypatch.delenv(process_memory.SWITCH, raising=False)
+    monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
+    monkeypatch.setattr(process_memory, "_unwanted", False)
+    _system_gives(tmp_path, monkeypatch, "always [madvise] never")
+    process_memory._set.cache_clear()
+    yield
+    process_memory._set.cache_clear()
+
+
+def _system_gives(folder, monkeypatch, modes):
+    (folder / "enabled").write_text(modes)
+    monkeypatch.setattr(process_memory, "_MODES", folder / "enabled")
+
+
+@needs_glibc
+def test_settings_are_made_once_and_logged_once(caplog):
+    caplog.set_level(logging.INFO, "dsq")
+    first = dsq.give_memory_back()
+    assert first.returned
+    assert dsq.give_memory_back() is first
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("by", ["variable", "program"])
+def test_a_process_can_decline(by, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "dsq")
+    monkeypatch.delenv(process_memory.HUGE_PAGES)
+    if by == "variable":
+        monkeypatch.setenv(process_memory.SWITCH, "0")
+    found = dsq.give_memory_back(by == "variable")
+    assert (found.returned, found.huge_pages) == (False, False)
+    assert dsq.give_memory_back() == found
+    assert process_memory.HUGE_PAGES not in os.environ
+    assert not caplog.messages
+
+
+@needs_glibc
+def test_a_kernel_without_huge_pages_is_no_error(tmp_path, monkeypatch):
+    _system_gives(tmp_path, monkeypatch, "always madvise [never]")
+    found = dsq.give_memory_back()
+    assert (found.returned, found.huge_pages) == (True, False)
+    assert found.missing == ("huge pages: this system has none",)
+
+
+def test_a_kernel_that_gives_huge_pages_to_all_is_never_too_late(tmp_path, monkeypatch):
+    _system_gives(tmp_path, monkeypatch, "[always] madvise never")
+    assert dsq.give_memory_back().huge_pages
+
+
+def test_a_variable_of_the_user_stays(monkeypatch):
+    monkeypatch.setenv(process_memory.HUGE_PAGES, "0")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    monkeypatch.setattr(ctypes, "CDLL", None)  # which is not asked
+    found = dsq.give_memory_back()
+    assert (found.returned, found.huge_pages) == (True, False)
+    assert os.environ[process_memory.HUGE_PAGES] == "0"
+
+
+def _no_library(name):
+    raise OSError(name)
+
+
+def _two_mallocs(name):
+    return SimpleNamespace(malloc=ctypes.c_void_p(2 if name else 1))
+
+
+def _refusing(name):
+    return SimpleNamespace(malloc=ctypes.c_void_p(1), mallopt=lambda *_: 0)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "why"),
+    [
+        (_no_library, "freed memory: this C library has no such setting"),
+        (_two_mallocs, "freed memory: another allocator stands in the place of glibc's"),
+        (_refusing, "freed memory: glibc refused"),
+    ],
+)
+def test_an_allocator_that_refuses_is_no_error(libraries, why, monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", libraries)
+    found = dsq.give_memory_back()
+    assert not found.returned
+    assert found.missing[0] == why
+
+
+#: what a packed stash does to glibc's heap: large blocks go, small ones between them stay. Prints MiB that are left
+_LARGE_AND_SMALL = """
+import sys, dsq
+when = sys.argv[1]
+if when == "first":
+    assert dsq.give_memory_back().returned
+    assert "torch" not in sys.modules
+import torch
+from dsq.stash.meter.resident import resident
+torch.ones(7 * 2**20)  # glibc's threshold rises to 28 MiB when this goes
+if when == "late":
+    print(*dsq.give_memory_back().missing, file=sys.stderr)
+before, kept = resident()["resident"], []
+for _ in range(50):
+    large = [torch.ones(2 * 2**20), torch.ones(2**14)]
+    kept.append(large.pop())
+    kept.append(large)
+for thing in kept:
+    if isinstance(thing, list):
+        thing.clear()
+print((resident()["resident"] - before) / 2**20)
+"""
+
+
+def _left(when, **environment):
+    command = [sys.executable, "-c", _LARGE_AND_SMALL, when]
+    own = {name: value for name, value in os.environ.items() if name != process_memory.HUGE_PAGES}
+    done = subprocess.run(command, env=own | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout), done.stderr
+
+
+@needs_glibc
+def test_a_process_holds_less_than_one_without():
+    usual, _ = _left("never")
+    assert usual > 300  # of 400
+    for when in ("first", "late"):
+        assert _left(when)[0] < 100
+    assert _left("late", DSQ_ALLOCATOR="0")[0] > 300
+
+
+@needs_glibc
+def test_a_call_behind_the_first_tensor_says_what_to_do(tmp_path, monkeypatch):
+    if "[madvise]" not in process_memory.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("huge pages are not for who asks")
+    said = _left("late")[1]
+    assert "call dsq.give_memory_back() before that, or start with THP_MEM_ALLOC_ENABLE=1" in said
+    assert not _left("late", THP_MEM_ALLOC_ENABLE="1")[1].strip()
+
+
+#: a small model with its whole stash packed, on batches of any shape. Prints bytes above the state before the steps:
+#: the peak of the largest batch alone, and of all steps
+_RANDOM_SHAPES = """
+import random, sys, time
+import dsq
+dsq.give_memory_back()
+import torch
+from torch import nn
+from dsq.stash.meter.resident import resident
+torch.set_num_threads(1)
+block = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True)
+model = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+dsq.convert(model, dsq.DSQConfig("[8,4,4,8]", stash="all"))
+optimizer = torch.optim.AdamW(model.parameters())
+before = resident()["resident"]
+
+def step(batch, length):
+    model(torch.randn(batch, length, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+for _ in range(5):
+    step(16, 128)
+largest, end, done = resident()["peak"] - before, time.monotonic() + 60, 0
+while done < 10_000 and time.monotonic() < end:
+    step(random.randint(1, 16), random.randint(1, 128))
+    done += 1
+print(largest, resident()["peak"] - before, done)
+"""
+
+
+@needs_glibc
+@pytest.mark.soak
+def test_steps_of_random_shapes_hold_as_much_as_the_largest():
+    done = subprocess.run([sys.executable, "-c", _RANDOM_SHAPES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    largest, all_steps, steps = map(int, done.stdout.split())
+    assert steps > 500
+    assert all_steps <= 1.1 * largest
