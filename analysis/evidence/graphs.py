@@ -4,6 +4,7 @@ N nodes, E edges (both directions, and from each node to itself), F features, H 
 """
 
 import pickle
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -15,16 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from analysis.evidence.loop import Problem
 from analysis.evidence.suite import Task
-from analysis.evidence.training import Problem
+
+#: nodes after the labelled ones, by Planetoid's split
+VALIDATION = 500
 
 
 @dataclass(frozen=True)
 class Graph:
-    x_NF: Tensor  #: each row sums to 1
-    source_E: Tensor
-    target_E: Tensor
-    y_N: Tensor
+    x: Tensor  #: (N, F), each row sums to 1
+    source: Tensor  #: (E,)
+    target: Tensor  #: (E,)
+    y: Tensor  #: (N,)
     train: Tensor  #: indices of nodes: 20 a class
     held_out: Tensor  #: Planetoid's 500 for validation and 1,000 for the test
 
@@ -40,12 +44,12 @@ class GCNLayer(nn.Module):
     def __init__(self, inner: int, outer: int, graph: Graph) -> None:
         super().__init__()
         self.linear, self.graph = nn.Linear(inner, outer), graph
-        degree_N = torch.bincount(graph.target_E).float()
-        self.weight_E1 = (degree_N[graph.source_E] * degree_N[graph.target_E]).rsqrt()[:, None]
+        degree_N = torch.bincount(graph.target).float()
+        self.weight_E1 = (degree_N[graph.source] * degree_N[graph.target]).rsqrt()[:, None]
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        messages_EF = self.linear(x_NF)[self.graph.source_E] * self.weight_E1
-        return gather(messages_EF, self.graph.target_E, len(x_NF))
+        messages_EF = self.linear(x_NF)[self.graph.source] * self.weight_E1
+        return gather(messages_EF, self.graph.target, len(x_NF))
 
 
 class GATLayer(nn.Module):
@@ -60,7 +64,7 @@ class GATLayer(nn.Module):
 
     def forward(self, x_NF: Tensor) -> Tensor:
         x_NHF = self.linear(x_NF).unflatten(1, (self.heads, -1))
-        source_E, target_E, nodes = self.graph.source_E, self.graph.target_E, len(x_NF)
+        source_E, target_E, nodes = self.graph.source, self.graph.target, len(x_NF)
         scores_EH = (x_NHF * self.source).sum(-1)[source_E] + (x_NHF * self.target).sum(-1)[target_E]
         scores_EH = F.leaky_relu(scores_EH, 0.2).float()
         weights_EH = (scores_EH - scores_EH.detach().max()).exp()
@@ -73,7 +77,7 @@ class GraphModel(nn.Module):
 
     def __init__(self, graph: Graph, width: int, classes: int, heads: int, dropout: float) -> None:
         super().__init__()
-        features = graph.x_NF.shape[1]
+        features = graph.x.shape[1]
         if heads:
             first: nn.Module = GATLayer(features, width // heads, heads, dropout, graph)
             self.layers = nn.ModuleList([first, GATLayer(width, classes, 1, dropout, graph)])
@@ -90,10 +94,10 @@ class GraphModel(nn.Module):
 def nodes(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
     """Full-batch training on a graph's labelled nodes; ``generator`` decides nothing."""
     graph = read_planetoid(files[0])
-    model = GraphModel(graph, task.sizes["width"], int(graph.y_N.max()) + 1, task.sizes["heads"], task.dropout)
+    model = GraphModel(graph, task.sizes["width"], int(graph.y.max()) + 1, task.sizes["heads"], task.dropout)
 
     def predict(chosen: Tensor) -> tuple[Tensor, Tensor]:
-        return model(graph.x_NF)[chosen], graph.y_N[chosen]
+        return model(graph.x)[chosen], graph.y[chosen]
 
     return Problem(model, predict, repeat(graph.train), [graph.held_out])
 
@@ -111,17 +115,26 @@ class _Matrix:
         return found
 
 
+#: what Planetoid's pickles are made of, but for the matrices
+_PARTS = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("collections", "defaultdict"): defaultdict,
+    ("__builtin__", "list"): list,
+}
+
+
 class _Unpickler(pickle.Unpickler):
     """Reads Planetoid's pickles without scipy, and no classes but those that are in them."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "csr_matrix":
             return _Matrix
-        if (module.split(".")[0], name) in (("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct")):
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("collections", "defaultdict") or module in ("builtins", "__builtin__"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is none of Planetoid's")
+        part = _PARTS.get((module.partition(".")[0], name))
+        if part is None:
+            raise pickle.UnpicklingError(f"{module}.{name} is none of Planetoid's")
+        return part
 
 
 def read_planetoid(graph: Path) -> Graph:
@@ -155,5 +168,5 @@ def read_planetoid(graph: Path) -> Graph:
         target_E.contiguous(),
         torch.from_numpy(y_NC.argmax(1)),
         torch.arange(labelled),
-        torch.cat([torch.arange(labelled, labelled + 500), torch.from_numpy(np.sort(order))]),
+        torch.cat([torch.arange(labelled, labelled + VALIDATION), torch.from_numpy(np.sort(order))]),
     )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from analysis.evidence import graphs
+from analysis.evidence.loop import Problem
 from analysis.evidence.suite import Task
-from analysis.evidence.training import Problem
 from analysis.experiments import glue
 from analysis.experiments.text.labelled import LabelledSentences
 from analysis.experiments.text.subwords import train_bpe
@@ -53,14 +53,14 @@ class GPT(nn.Module):
 
 def language(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
     """A GPT on the characters of a text, or on ``vocab`` subwords. The last tenth of a single file validates."""
-    texts = [lzma.open(file, "rt", encoding="utf-8").read() for file in files]
+    texts = [lzma.decompress(file.read_bytes()).decode() for file in files]
     if len(texts) == 1:
         cut = len(texts[0]) * 9 // 10
         texts = [texts[0][:cut], texts[0][cut:]]
     vocabulary, (train, valid) = _tokens(texts, task.sizes.get("vocab", 0))
     context, places = task.sizes["context"], torch.arange(task.sizes["context"] + 1)
-    sizes = [task.sizes[name] for name in ("width", "blocks", "heads")]
-    model = GPT(vocabulary, context, *sizes, task.dropout)
+    width, blocks, heads = (task.sizes[name] for name in ("width", "blocks", "heads"))
+    model = GPT(vocabulary, context, width, blocks, heads, task.dropout)
     windows = valid[: len(valid) // (context + 1) * (context + 1)].view(-1, context + 1)
     judged = windows[:: -(-len(windows) * context // 50_000)]  # some 50,000 tokens
 
@@ -109,10 +109,9 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(classes))
 
     def samples(table: LabelledSentences) -> list[dict[str, Any]]:
-        pieces = tokenizer(*table.inputs, truncation=True, max_length=128)["input_ids"]
-        types = tokenizer(*table.inputs, truncation=True, max_length=128)["token_type_ids"]
-        labels = map(classes.index, table.labels)
-        return [{"input_ids": a, "token_type_ids": b, "labels": c} for a, b, c in zip(pieces, types, labels, strict=True)]
+        pieces = tokenizer(*table.inputs, truncation=True, max_length=128)
+        columns = [pieces[name] for name in pieces] + [list(map(classes.index, table.labels))]
+        return [dict(zip([*pieces, "labels"], one, strict=True)) for one in zip(*columns, strict=True)]
 
     train, dev = samples(tables["train"]), sorted(samples(tables["valid"]), key=lambda one: len(one["input_ids"]))
 
@@ -171,7 +170,7 @@ def images(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Pro
 
 
 def _idx(file: Path) -> Tensor:
-    """An array of bytes in MNIST's form: two zeros, 8, the number of sizes, the sizes as big-endian words, the bytes."""
+    """The array of a file in MNIST's form: two zeros, 8, the number of sizes, each size as a big-endian word, bytes."""
     content = gzip.decompress(file.read_bytes())
     sizes = np.frombuffer(content, ">i4", content[3], offset=4)
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(sizes).copy())

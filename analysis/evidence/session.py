@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from resource import struct_rusage
 
 from analysis import ROOT
 from analysis.evidence.ledger import difference, enter, read_rows, revision
@@ -84,7 +85,7 @@ class Session:
         enter(self.ledger, row | {"definition": run.definition})
         print(f"done    {run}: loss {row['loss']:.4f}, score {row['score']:.2f}, {row['seconds']:.0f} s", flush=True)
 
-    def _train(self, run: Run, result: Path) -> tuple[int, "os.struct_rusage"]:
+    def _train(self, run: Run, result: Path) -> tuple[int, struct_rusage]:
         """The exit status of the run's process, and what it and its own processes used: seconds of a core, memory."""
         given = ["--task", run.task.name, "--setting", run.setting.name, "--seed", str(run.seed)]
         given += ["--work", str(self.work), "--out", str(result), "--data", *map(str, self.roots)]

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from analysis.evidence.loop import Result
 from analysis.evidence.suite import Setting, Task
-from analysis.evidence.training import Result
 from analysis.experiments import translate as engine
 from analysis.experiments.text.lines import read_lines
 from analysis.experiments.training.flags import FLOAT
@@ -40,7 +40,7 @@ def translate(task: Task, setting: Setting, seed: int, files: Sequence[Path], wo
             levels=setting.levels or FLOAT,
             vocab=task.sizes.get("vocab", 4000),
             prepared=prepared,
-            training=tuple(_flags(task, setting, seed)),
+            training=tuple(flags(task, setting, seed)),
         )
         with turn_at(prepared):
             _write_text(task, files, prepared / "text")
@@ -49,7 +49,8 @@ def translate(task: Task, setting: Setting, seed: int, files: Sequence[Path], wo
     return Result(math.log(2) * results["valid_loss"][-1][1], results["bleu"])
 
 
-def _flags(task: Task, setting: Setting, seed: int) -> list[str]:
+def flags(task: Task, setting: Setting, seed: int) -> list[str]:
+    """The flags of dsq-train, but for its levels."""
     schedule = {"lr": task.rate, "lr-scheduler": "polynomial_decay", "warmup-updates": task.updates // 3}
     length = {"total-num-update": task.updates, "max-update": task.updates, "max-epoch": 0}
     data = {"max-tokens": task.batch, "validate-interval": 1000, "validate-interval-updates": task.updates // 3}

@@ -7,8 +7,8 @@ from typing import Any
 from fairseq.criterions import FairseqCriterion
 from torch import nn
 
+from analysis.evidence.loop import attach, autocast
 from analysis.evidence.suite import Setting
-from analysis.evidence.training import attach, autocast
 
 SETTING = Setting(**json.loads(os.environ["DSQ_EVIDENCE_SETTING"]))
 _attached = set[int]()
