@@ -30,8 +30,8 @@ otherwise; "all" is `stash="all"`.
     make evidence DATA=../data                   # runs what the ledger lacks, then writes this page
     python -m analysis.evidence run --help
 
-- Loss: nats a token in translation and language modelling; differences are in nats. Elsewhere nats a sample, and
-  differences are shares of fp32's loss.
+- Loss: on held-out data after the last update. In translation (with label smoothing of 0.1) and language modelling nats
+  a token, and differences are in nats; elsewhere nats a sample, and differences are shares of fp32's loss.
 - Score: BLEU in translation; elsewhere the share of right tokens or classes in %.
 - ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
 - Held: MiB that a step keeps between forward and backward. Minutes: of one core.
