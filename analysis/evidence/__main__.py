@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name in given.settings or ():
             suite.run(next(iter(suite.tasks)), name, 1)
         planned = [
-            (one, noise)
-            for one, noise in suite.runs(given.tier)
+            one
+            for one in suite.runs(given.tier)
             if (not given.tasks or one.task.name in given.tasks)
             and (not given.settings or one.setting.name in given.settings)
             and (not given.seeds or one.seed in given.seeds)

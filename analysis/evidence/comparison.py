@@ -177,7 +177,7 @@ def _record(evidence: Evidence, task: Task, name: str) -> dict[str, Any]:
 def _whereabouts(evidence: Evidence) -> str:
     """Tiers by how much of them is there, then processors, dates and revisions."""
     planned: Sequence[set[Key]] = [
-        {run.key for run, _ in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))
+        {run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))
     ]
     shares = [f"tier {n}: {len(keys & set(evidence.rows))} of {len(keys)}" for n, keys in enumerate(planned)]
     lines = ["; ".join(shares) + " runs (of tier 3, seeds 2 and 3 where the first lies within the noise)."]

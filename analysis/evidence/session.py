@@ -18,9 +18,6 @@ from analysis.evidence.suite import FP32, SEEDS, Run, Suite, locate
 from dsq.command.files import make_folder
 from dsq.command.processor import processor
 
-#: a run with the noise of its tier (Tier.noise)
-Planned = tuple[Run, float | None]
-
 
 class Session:
     """One call of the command.
@@ -35,7 +32,7 @@ class Session:
         self.roots, self.work = [root.resolve() for root in roots], work.resolve()
         self.failed: list[Run] = []
 
-    def go(self, planned: Iterable[Planned], jobs: int = 1, again: bool = False) -> None:
+    def go(self, planned: Iterable[Run], jobs: int = 1, again: bool = False) -> None:
         """Run what is not in the ledger, in order; with ``again`` the rest too.
 
         Raises ValueError where runs failed; the others are done then.
@@ -43,7 +40,7 @@ class Session:
         runs = self._with_data(list(planned))
         make_folder(self.work)
         done = {} if again else read_rows(self.ledger, self.suite)
-        missing = [one for one in runs if one[0].key not in done]
+        missing = [run for run in runs if run.key not in done]
         print(f"{len(runs) - len(missing)} of {len(runs)} runs are in the ledger", flush=True)
         pool = ThreadPoolExecutor(jobs)
         try:
@@ -54,20 +51,19 @@ class Session:
             first = self.failed[0]
             raise ValueError(f"{len(self.failed)} of {len(missing)} runs failed, first {first}: {self._log(first)}")
 
-    def _with_data(self, planned: list[Planned]) -> list[Planned]:
+    def _with_data(self, planned: list[Run]) -> list[Run]:
         """The runs whose data are there. Prints a line for each task whose data are not."""
         absent = set()
-        for task in {run.task.name: run.task for run, _ in planned}.values():
+        for task in {run.task.name: run.task for run in planned}.values():
             try:
                 locate(task, self.roots)
             except ValueError as error:
                 absent.add(task.name)
                 print(f"skipped {task.name}: {error}", flush=True)
-        return [one for one in planned if one[0].task.name not in absent]
+        return [run for run in planned if run.task.name not in absent]
 
-    def _run(self, planned: Planned) -> None:
-        run, noise = planned
-        if noise is not None and run.seed != SEEDS[0] and self._is_clear(run, noise):
+    def _run(self, run: Run) -> None:
+        if run.noise is not None and run.seed != SEEDS[0] and self._is_clear(run, run.noise):
             return
         print(f"start   {run}", flush=True)
         code = revision()

@@ -1,9 +1,10 @@
 """The suite as data: settings, tasks and tiers of suite.toml, and the runs that a tier asks for."""
 
 import hashlib
+import itertools
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class Run:
     setting: Setting
     seed: int
     definition: str  #: a digest of what the suite says of the task and the setting
+    noise: float | None = None  #: of its tier
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -79,24 +81,22 @@ class Suite:
     tiers: tuple[Tier, ...]
     definitions: Mapping[tuple[str, str], str]  #: digests by task and setting
 
-    def run(self, task: str, setting: str, seed: int) -> Run:
+    def run(self, task: str, setting: str, seed: int, noise: float | None = None) -> Run:
         """Raises ValueError for a name that the suite has not."""
         for name, known in ((task, self.tasks), (setting, self.settings)):
             if name not in known:
                 raise ValueError(f"{name}: the suite has no such name, but {', '.join(known)}")
-        return Run(self.tasks[task], self.settings[setting], seed, self.definitions[task, setting])
+        return Run(self.tasks[task], self.settings[setting], seed, self.definitions[task, setting], noise)
 
-    def runs(self, tier: int) -> Iterator[tuple[Run, float | None]]:
-        """The runs of the tiers 0 to ``tier`` with their tier's ``noise``: all tasks with one seed, then the next."""
+    def runs(self, tier: int) -> list[Run]:
+        """The runs of the tiers 0 to ``tier``: all with one seed, then the next."""
         if not 0 <= tier < len(self.tiers):
             raise ValueError(f"--tier {tier}: accepted are 0 to {len(self.tiers) - 1}")
-        found: dict[tuple[str, str, int], tuple[Run, float | None]] = {}
+        found: dict[tuple[str, str, int], Run] = {}
         for one in self.tiers[: tier + 1]:
-            for seed in SEEDS:
-                for task in one.tasks or self.tasks:
-                    for setting in one.settings or self.settings:
-                        found.setdefault((task, setting, seed), (self.run(task, setting, seed), one.noise))
-        yield from sorted(found.values(), key=lambda planned: planned[0].seed)
+            for key in itertools.product(one.tasks or self.tasks, one.settings or self.settings, SEEDS):
+                found.setdefault(key, self.run(*key, one.noise))
+        return sorted(found.values(), key=lambda run: run.seed)
 
 
 def load_suite(path: Path = SUITE) -> Suite:

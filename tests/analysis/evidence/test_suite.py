@@ -10,7 +10,7 @@ from analysis.evidence.suite import FP32, SEEDS, SUITE, load_suite, locate
 def test_every_tier_names_tasks_and_settings_of_the_suite_and_pairs_them_with_fp32() -> None:
     suite = load_suite()
     for tier in range(len(suite.tiers)):
-        keys = {run.key for run, _ in suite.runs(tier)}
+        keys = {run.key for run in suite.runs(tier)}
         assert keys == {(task, setting, seed) for task, setting, _ in keys for seed in SEEDS}
         assert {(task, FP32, seed) for task, _, seed in keys} <= keys
     assert len({task for task, _, _ in keys}) == len(suite.tasks) >= 12
@@ -18,14 +18,14 @@ def test_every_tier_names_tasks_and_settings_of_the_suite_and_pairs_them_with_fp
 
 def test_tier_1_has_a_task_of_each_kind_beside_tier_0() -> None:
     suite = load_suite()
-    below = {run.key for run, _ in suite.runs(0)}
-    kinds = {run.task.kind for run, _ in suite.runs(1) if run.setting.stash == "all"}
+    below = {run.key for run in suite.runs(0)}
+    kinds = {run.task.kind for run in suite.runs(1) if run.setting.stash == "all"}
     assert kinds == {task.kind for task in suite.tasks.values()}
-    assert below < {run.key for run, _ in suite.runs(1)}
+    assert below < {run.key for run in suite.runs(1)}
 
 
 def test_seeds_come_one_after_another() -> None:
-    seeds = [run.seed for run, _ in load_suite().runs(2)]
+    seeds = [run.seed for run in load_suite().runs(2)]
     assert seeds == sorted(seeds)
 
 
