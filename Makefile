@@ -1,4 +1,5 @@
 # make demo    corpus, training from [4,3,3,8] to [8,4,4,8], BLEU, costs, picture: under 6 minutes on two CPU cores
+# make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
@@ -28,15 +29,21 @@ DEV := $(VENV)/.dev
 endif
 
 MINUTES ?= 1
+DATA ?= data
+TIER ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo test soak sanitize races arm avx512 fuzz lint docs env
+.PHONY: demo evidence test soak sanitize races arm avx512 fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
 	rm -rf $(DEMO)
 	$(PYTHON) -m analysis.experiments.demo --out $(DEMO)
+
+evidence: $(DEV)
+	$(PYTHON) -m analysis.evidence run --data $(DATA) --tier $(TIER)
+	$(PYTHON) -m analysis.evidence table
 
 test: lint
 	$(PYTHON) -m pytest -n auto --dist loadfile

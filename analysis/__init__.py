@@ -1,5 +1,6 @@
 """What is measured with dsq, a room a kind of measurement.
 
+evidence/     the suite of real tasks that judges every default and every figure
 experiments/  trainings to BLEU or accuracy, with what they cost
 stash/        the stash policies side by side
 memory/       the cost model's peak memory against the measured one

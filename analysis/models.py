@@ -7,12 +7,14 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, x (B, T, D) -> (B, T, D); written out, or PyTorch's fused one (``sdpa``), which may be
-    ``causal``.
+    """Multi-head self-attention, x (B, T, D) -> (B, T, D); written out, or PyTorch's fused one (``sdpa``).
+
+    ``causal``: with ``sdpa``, no position sees a later one.
     """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, sdpa: bool = False, causal: bool = False):
         super().__init__()
+        assert sdpa or not causal, "the attention that is written out has no mask"
         self.heads, self.sdpa, self.causal = heads, sdpa, causal
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.dropout = nn.Dropout(dropout)
@@ -23,7 +25,7 @@ class Attention(nn.Module):
         )
         if self.sdpa:
             rate = self.dropout.p if self.training else 0.0
-            y_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, None, rate, self.causal)
+            y_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, dropout_p=rate, is_causal=self.causal)
         else:
             scores_BHTT = q_BHTd @ k_BHTd.transpose(-1, -2) * q_BHTd.size(-1) ** -0.5
             y_BHTd = self.dropout(scores_BHTT.softmax(-1)) @ v_BHTd
@@ -57,8 +59,8 @@ def encoder(
     causal: bool = False,
 ) -> nn.Sequential:
     """Pre-LN encoder blocks with GELU, and the final norm."""
-    made = (EncoderBlock(width, heads, ffn, dropout, sdpa, causal) for _ in range(blocks))
-    return nn.Sequential(*made, nn.LayerNorm(width))
+    stack = (EncoderBlock(width, heads, ffn, dropout, sdpa, causal) for _ in range(blocks))
+    return nn.Sequential(*stack, nn.LayerNorm(width))
 
 
 class BasicBlock(nn.Module):
@@ -80,9 +82,9 @@ class BasicBlock(nn.Module):
         return self.relu(y + self.shortcut(x))
 
 
-def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10) -> nn.Sequential:
+def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10, channels: int = 3) -> nn.Sequential:
     """CIFAR's ResNet-20: a 3x3 stem, three stages of three blocks, average pooling, a linear classifier."""
-    stem = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    stem = [nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
     stages, inner = [], widths[0]
     for stage, width in enumerate(widths):
         for block in range(3):

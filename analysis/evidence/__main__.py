@@ -1,0 +1,67 @@
+"""Runs the suite of real tasks, or goes on with it, and writes the table of what it says.
+
+    python -m analysis.evidence run --tier 1 --data ../data
+    python -m analysis.evidence run --tier 2 --tasks mrpc rte --settings fp32 "[8,4,4,8]"
+    python -m analysis.evidence table
+
+Tier 0: three translations and a language model, fp32, bf16 autocast and [8,4,4,8]; tier 1: a task of each kind; tier 2:
+all tasks; tier 3: all settings. A tier includes those below it. What is in the ledger is not run again.
+"""
+
+import sys
+from pathlib import Path
+
+from analysis import ROOT
+from analysis.evidence.comparison import PAGE, page
+from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.session import Session
+from analysis.evidence.suite import load_suite
+from dsq.command.files import write_text
+from dsq.command.parser import OneLineParser, count, guarded
+
+PROG = "python -m analysis.evidence"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = OneLineParser(prog=PROG, description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run", help="run what the ledger lacks")
+    runner.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
+    runner.add_argument("--tasks", nargs="+", metavar="TASK", help="only these")
+    runner.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
+    runner.add_argument("--seeds", nargs="+", type=int, metavar="N", help="only these")
+    places = "folders in which the tasks' files are looked for (default: data)"
+    runner.add_argument("--data", type=Path, nargs="+", default=[ROOT / "data"], metavar="DIR", help=places)
+    prepared = "folder of prepared data and logs (default: runs/evidence)"
+    runner.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
+    runner.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
+    runner.add_argument("--again", action="store_true", help="run what is in the ledger too, in place of its rows")
+    writer = commands.add_parser("table", help="write docs/evidence.md from the ledger")
+    for command in (runner, writer):
+        command.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE.csv")
+    writer.add_argument("--out", type=Path, default=PAGE, metavar="FILE.md")
+    given = parser.parse_args(arguments)
+    suite = load_suite()
+
+    def run() -> None:
+        for name in given.tasks or ():
+            suite.run(name, next(iter(suite.settings)), 1)
+        for name in given.settings or ():
+            suite.run(next(iter(suite.tasks)), name, 1)
+        planned = [
+            one
+            for one in suite.runs(given.tier)
+            if (not given.tasks or one.task.name in given.tasks)
+            and (not given.settings or one.setting.name in given.settings)
+            and (not given.seeds or one.seed in given.seeds)
+        ]
+        Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
+
+    def write() -> None:
+        write_text(given.out, page(suite, read_rows(given.ledger, suite)))
+
+    return guarded(PROG, run if given.command == "run" else write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

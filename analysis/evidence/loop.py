@@ -1,0 +1,116 @@
+"""PyTorch's loop for all kinds of task but translation, under one setting.
+
+AdamW, one cycle of the learning rate, gradients clipped. The runs of a task with one seed have the same initial weights
+and batches, and are judged on the same held-out samples.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dsq
+from analysis.evidence.suite import Setting, Task
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: float  #: nats a token or a sample, on held-out ones
+    score: float  #: BLEU, or the share of right tokens or classes in %
+    held_mib: float | None = None  #: kept between forward and backward of a step
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A classification: of the next token, of a sentence, an image or a node."""
+
+    model: nn.Module
+    predict: Callable[[Any], tuple[Tensor, Tensor]]  #: a batch -> logits (N, C), targets (N,)
+    batches: Iterator[Any]  #: without an end
+    held_out: Sequence[Any]  #: batches
+
+
+def train(problem: Problem, task: Task, setting: Setting) -> Result:
+    """Train the problem's model under ``setting``, and judge it."""
+    model, dynamic = problem.model, attach(problem.model, setting, task.updates)
+    optimizer = torch.optim.AdamW(model.parameters(), task.rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.rate, task.updates, pct_start=0.1)
+    predict = under(setting, problem.predict)
+    model.train()
+    for batch in islice(problem.batches, task.updates):
+        optimizer.zero_grad()
+        F.cross_entropy(*predict(batch)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if dynamic:
+            dynamic.record(updates=1)
+    batch = next(problem.batches)
+    held = dsq.stash.measure(lambda: F.cross_entropy(*predict(batch))).nbytes
+    loss, score = judge(model, predict, problem.held_out)
+    return Result(loss, score, round(held / 2**20, 2))
+
+
+@torch.no_grad()
+def judge(
+    model: nn.Module, predict: Callable[[Any], tuple[Tensor, Tensor]], held_out: Sequence[Any]
+) -> tuple[float, float]:
+    """The mean loss and the share of right answers in %, over all targets of ``held_out``."""
+    model.eval()
+    loss, right, count = 0.0, 0, 0
+    for batch in held_out:
+        logits, targets = predict(batch)
+        loss += F.cross_entropy(logits, targets, reduction="sum").item()
+        right += int((logits.argmax(1) == targets).sum())
+        count += len(targets)
+    return loss / count, 100 * right / count
+
+
+def attach(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPrecision | None:
+    """Put ``setting`` on the model, in place. Returns what counts the updates of a schedule."""
+    if setting.policy == "packed_checkpoint":
+        for block in blocks(model):
+            block.forward = partial(dsq.stash.packed_checkpoint, block.forward)  # type: ignore[method-assign]
+    elif setting.policy:
+        dsq.stash.apply(model, setting.policy, **setting.options)
+    if not setting.levels:
+        return None
+    rises = {} if setting.rise_at is None else {"rise_at": setting.rise_at}
+    config = dsq.DSQConfig(levels=setting.levels, stash=setting.stash, **rises)  # type: ignore[arg-type]
+    return dsq.DynamicPrecision(model, config, updates)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of every list of blocks: children with submodules of an nn.ModuleList or nn.Sequential.
+
+    Raises ValueError where there are none.
+    """
+    lists = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    found = [child for one in lists for child in one if any(True for _ in child.children())]
+    inner = {module for block in found for module in block.modules() if module is not block}
+    outer = [block for block in found if block not in inner]
+    if not outer:
+        raise ValueError("the model has no list of blocks to checkpoint")
+    return outer
+
+
+def autocast(setting: Setting) -> AbstractContextManager[Any]:
+    """PyTorch's autocast to bfloat16, if the setting asks for it."""
+    return torch.autocast("cpu", torch.bfloat16) if setting.autocast else nullcontext()
+
+
+def under(setting: Setting, predict: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
+    """``predict`` under the setting's autocast, with logits in float32."""
+
+    def run(batch: Any) -> tuple[Tensor, Tensor]:
+        with autocast(setting):
+            logits, targets = predict(batch)
+        return logits.float(), targets
+
+    return run

@@ -1,0 +1,188 @@
+"""What PyTorch's loop trains: a language model, a sentence classifier, a pretrained encoder, a ViT and a ResNet."""
+
+import gzip
+import lzma
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from analysis.evidence import graphs
+from analysis.evidence.loop import Problem
+from analysis.evidence.suite import Task
+from analysis.experiments import glue
+from analysis.experiments.text.labelled import LabelledSentences
+from analysis.experiments.text.subwords import train_bpe
+from analysis.models import encoder, resnet20
+from analysis.stash.train import Classifier, read
+
+#: windows, sentences or images of a batch that is judged
+JUDGED = 200
+RARE = 10  #: a character that is seen less often is one of the rest
+
+
+def make(task: Task, seed: int, files: Sequence[Path]) -> Problem:
+    """The task's model, its weights drawn from torch's generator, and its batches in the order that ``seed`` gives."""
+    made = {"language": language, "sentences": sentences, "finetuning": finetuning, "images": images}
+    return (made | {"graph": graphs.nodes})[task.kind](task, torch.Generator().manual_seed(seed), files)
+
+
+class GPT(nn.Module):
+    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, blocks: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.encoder = encoder(blocks, width, heads, 4 * width, dropout, sdpa=True, causal=True)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
+        logits: Tensor = self.head(self.encoder(x_BTD))
+        return logits
+
+
+def language(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
+    """A GPT on the characters of a text, or on ``vocab`` subwords. The last tenth of a single file validates."""
+    texts = [lzma.decompress(file.read_bytes()).decode() for file in files]
+    if len(texts) == 1:
+        cut = len(texts[0]) * 9 // 10
+        texts = [texts[0][:cut], texts[0][cut:]]
+    vocabulary, (train, valid) = _tokens(texts, task.sizes.get("vocab", 0))
+    context, places = task.sizes["context"], torch.arange(task.sizes["context"] + 1)
+    width, blocks, heads = (task.sizes[name] for name in ("width", "blocks", "heads"))
+    model = GPT(vocabulary, context, width, blocks, heads, task.dropout)
+    windows = valid[: len(valid) // (context + 1) * (context + 1)].view(-1, context + 1)
+    judged = windows[:: -(-len(windows) * context // 50_000)]  # some 50,000 tokens
+
+    def predict(windows_BT: Tensor) -> tuple[Tensor, Tensor]:
+        return model(windows_BT[:, :-1]).flatten(0, 1), windows_BT[:, 1:].flatten()
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            yield train[torch.randint(len(train) - context, (task.batch, 1), generator=generator) + places]
+
+    return Problem(model, predict, batches(), judged.split(max(1, 4096 // context)))
+
+
+def _tokens(texts: Sequence[str], vocab: int) -> tuple[int, list[Tensor]]:
+    """The size of the vocabulary, and each text in its tokens; the first text decides the vocabulary."""
+    if vocab:
+        bpe = train_bpe(texts[0].splitlines(), vocab)
+        return vocab, [torch.tensor(bpe.encode(text)) for text in texts]
+    seen = Counter(texts[0])
+    number = {character: n for n, character in enumerate(sorted(c for c in seen if seen[c] >= RARE), start=1)}
+    return len(number) + 1, [torch.tensor([number.get(character, 0) for character in text]) for text in texts]
+
+
+def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
+    """The encoder of analysis.stash.train from random weights; a batch holds sentences of one length."""
+    train, dev, words, classes = read(files[0].parent, _name(files))
+    model = Classifier(words, classes, task.sizes["width"], task.sizes["blocks"])
+
+    def predict(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return model(batch[1]), batch[2]
+
+    seeds = torch.randint(2**31, (1000,), generator=generator).tolist()
+    batches = (batch for epoch in count() for batch in train.batches(task.batch, seeds[epoch % len(seeds)]))
+    return Problem(model, predict, batches, list(dev.batches(JUDGED, None)))
+
+
+def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
+    """A pretrained encoder of transformers, of which the head alone is new."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+
+    folder = files[-1].parent
+    tables = glue.read_tables(files[0].parent, _name(files))
+    classes = sorted(set(tables["train"].labels))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(classes))
+
+    def samples(table: LabelledSentences) -> list[dict[str, Any]]:
+        pieces = tokenizer(*table.inputs, truncation=True, max_length=128)
+        columns = [pieces[name] for name in pieces] + [list(map(classes.index, table.labels))]
+        return [dict(zip([*pieces, "labels"], one, strict=True)) for one in zip(*columns, strict=True)]
+
+    train, dev = samples(tables["train"]), sorted(samples(tables["valid"]), key=lambda one: len(one["input_ids"]))
+
+    def batch(chosen: Sequence[dict[str, Any]]) -> Any:
+        return tokenizer.pad(list(chosen), return_tensors="pt")
+
+    def predict(batch: Any) -> tuple[Tensor, Tensor]:
+        inputs = {name: values for name, values in batch.items() if name != "labels"}
+        return model(**inputs).logits, batch["labels"]
+
+    def batches() -> Iterator[Any]:
+        for chosen in _shuffled(len(train), task.batch, generator):
+            yield batch([train[i] for i in chosen])
+
+    return Problem(model, predict, batches(), [batch(dev[i : i + 64]) for i in range(0, len(dev), 64)])
+
+
+class ViT(nn.Module):
+    """Images (B, 1, 28, 28) -> logits (B, 10): patches of 4 x 4, pre-LN blocks, the mean over patches."""
+
+    def __init__(self, width: int, blocks: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 4, 4)
+        self.places = nn.Parameter(torch.randn(49, width) * 0.02)
+        self.encoder = encoder(blocks, width, heads, 4 * width, dropout, sdpa=True)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        x_BTD = self.patches(x_BCHW).flatten(2).transpose(1, 2) + self.places
+        logits: Tensor = self.head(self.encoder(x_BTD).mean(1))
+        return logits
+
+
+def images(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
+    """A ViT where ``sizes`` has blocks, else ResNet-20, on the first images of a set in MNIST's form."""
+    x, y, x_held_out, y_held_out = (_idx(file) for file in files)
+    x, y = x[: task.sizes["images"]], y[: task.sizes["images"]]
+    x_held_out, y_held_out = x_held_out[: task.sizes["held_out"]], y_held_out[: task.sizes["held_out"]]
+    width = task.sizes["width"]
+    model: nn.Module
+    if "blocks" in task.sizes:
+        model = ViT(width, task.sizes["blocks"], task.sizes["heads"], task.dropout)
+    else:
+        model = resnet20((width, 2 * width, 4 * width), channels=1)
+
+    def predict(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return model((batch[0][:, None].float() - 73) / 90), batch[1].long()
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in _shuffled(len(x), task.batch, generator):
+            yield x[chosen], y[chosen]
+
+    return Problem(
+        model, predict, batches(), list(zip(x_held_out.split(JUDGED), y_held_out.split(JUDGED), strict=True))
+    )
+
+
+def _idx(file: Path) -> Tensor:
+    """The array of a file in MNIST's form: two zeros, 8, the number of sizes, each size as a big-endian word, bytes."""
+    content = gzip.decompress(file.read_bytes())
+    sizes = np.frombuffer(content, ">i4", content[3], offset=4)
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(sizes).copy())
+
+
+def _shuffled(samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Whole batches of indices, each epoch in a new order, without an end."""
+    while True:
+        order = torch.randperm(samples, generator=generator)
+        yield from order[: samples // size * size].split(size)
+
+
+def _name(files: Sequence[Path]) -> str:
+    """What the tables of sentences are called."""
+    return files[0].name.partition(".")[0]

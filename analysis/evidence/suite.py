@@ -1,0 +1,141 @@
+"""The suite as data: settings, tasks and tiers of suite.toml, and the runs that a tier asks for."""
+
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SUITE = Path(__file__).with_name("suite.toml")
+KINDS = ("translation", "language", "sentences", "finetuning", "images", "graph")
+FP32 = "fp32"
+#: kinds whose losses are nats a token; differences of the others' are relative
+IN_NATS = ("translation", "language")
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is trained: in fp32, under autocast, by dsq.DSQConfig or with a stash policy."""
+
+    name: str
+    levels: str = ""  #: of DSQConfig; "": not converted
+    stash: str = "linears"  #: of DSQConfig
+    rise_at: float | None = None  #: of DSQConfig
+    autocast: bool = False  #: PyTorch's own, to bfloat16
+    policy: str = ""  #: a name of dsq.stash.policies(), or "packed_checkpoint"
+    options: Mapping[str, Any] = field(default_factory=dict)  #: of the policy
+    version: int = 1  #: of the code behind it
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training: its data, model, length and what it is scored by."""
+
+    name: str
+    kind: str  #: one of KINDS
+    files: tuple[str, ...]  #: under a folder of --data
+    get: str  #: where a person gets them
+    updates: int
+    rate: float  #: the highest learning rate
+    batch: int = 0  #: tokens (translation), else samples of an update; 0: all
+    dropout: float = 0.0
+    source: str = "de"  #: of a translation
+    sizes: Mapping[str, int] = field(default_factory=dict)  #: of the model and of the cut of the data
+
+    @property
+    def score(self) -> str:
+        return "BLEU" if self.kind == "translation" else "accuracy, %"
+
+
+@dataclass(frozen=True)
+class Tier:
+    tasks: tuple[str, ...] = ()  #: none: all
+    settings: tuple[str, ...] = ()  #: none: all
+    noise: float | None = None  #: the first seed alone, where it differs from fp32's by more than this
+
+
+@dataclass(frozen=True)
+class Run:
+    task: Task
+    setting: Setting
+    seed: int
+    definition: str  #: a digest of what the suite says of the task and the setting
+    noise: float | None = None  #: of its tier
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.task.name, self.setting.name, self.seed
+
+    def __str__(self) -> str:
+        return f"{self.task.name}, {self.setting.name}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Suite:
+    tasks: Mapping[str, Task]
+    settings: Mapping[str, Setting]
+    tiers: tuple[Tier, ...]
+    definitions: Mapping[tuple[str, str], str]  #: digests by task and setting
+
+    def run(self, task: str, setting: str, seed: int, noise: float | None = None) -> Run:
+        """Raises ValueError for a name that the suite has not."""
+        for name, known in ((task, self.tasks), (setting, self.settings)):
+            if name not in known:
+                raise ValueError(f"{name}: the suite has no such name, but {', '.join(known)}")
+        return Run(self.tasks[task], self.settings[setting], seed, self.definitions[task, setting], noise)
+
+    def runs(self, tier: int) -> list[Run]:
+        """The runs of the tiers 0 to ``tier``: all with one seed, then the next."""
+        if not 0 <= tier < len(self.tiers):
+            raise ValueError(f"--tier {tier}: accepted are 0 to {len(self.tiers) - 1}")
+        found: dict[tuple[str, str, int], Run] = {}
+        for one in self.tiers[: tier + 1]:
+            for key in itertools.product(one.tasks or self.tasks, one.settings or self.settings, SEEDS):
+                found.setdefault(key, self.run(*key, one.noise))
+        return sorted(found.values(), key=lambda run: run.seed)
+
+
+def load_suite(path: Path = SUITE) -> Suite:
+    """Read a suite. Raises ValueError, which names the file, for what it cannot mean."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = {kind: {table["name"]: table for table in content[kind]} for kind in ("tasks", "settings")}
+        tasks = {name: Task(**{**table, "files": tuple(table["files"])}) for name, table in tables["tasks"].items()}
+        settings = {name: Setting(**table) for name, table in tables["settings"].items()}
+        tiers = tuple(Tier(**{k: _frozen(v) for k, v in table.items()}) for table in content["tiers"])
+        for task in tasks.values():
+            if task.kind not in KINDS:
+                raise ValueError(f"{task.name}: kind {task.kind!r} is none of {', '.join(KINDS)}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    definitions = {
+        (task, setting): _digest([tables["tasks"][task], tables["settings"][setting]])
+        for task in tasks
+        for setting in settings
+    }
+    return Suite(tasks, settings, tiers, definitions)
+
+
+def locate(task: Task, roots: Sequence[Path]) -> list[Path]:
+    """The task's files, each under the first of ``roots`` that has it. Raises ValueError where one is absent."""
+    found = []
+    for name in task.files:
+        path = next((root / name for root in roots if (root / name).exists()), None)
+        if path is None:
+            places = " or ".join(map(str, roots))
+            raise ValueError(f"{name} is not under {places}. Get {task.get}")
+        found.append(path)
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _digest(tables: list[dict[str, Any]]) -> str:
+    decisive = [{key: value for key, value in table.items() if key not in ("get", "name")} for table in tables]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:10]

@@ -1,0 +1,75 @@
+"""The table's statistics against values computed by hand."""
+
+import math
+
+import pytest
+
+from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, page
+from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.suite import FP32, load_suite
+
+SUITE = load_suite()
+
+
+def rows(losses: dict[tuple[str, str], list[float]]) -> Evidence:
+    """Scores are 100 less ten times the losses."""
+    found = {
+        (task, setting, seed): {"loss": str(loss), "score": str(100 - 10 * loss), "seconds": "60"}
+        for (task, setting), values in losses.items()
+        for seed, loss in enumerate(values, start=1)
+    }
+    return Evidence(SUITE, found)
+
+
+def test_interval_of_three_values() -> None:
+    one = Mean((0.01, 0.02, 0.06))
+    assert one.mean == pytest.approx(0.03)
+    assert one.standard_error == pytest.approx(0.0264575 / math.sqrt(3), rel=1e-5)  # deviations -.02, -.01, .03
+    assert one.half == pytest.approx(4.303 * 0.0152753, rel=1e-4)
+    assert one.text("+.3f") == "+0.030 ± 0.066"
+
+
+def test_interval_of_many_values_and_of_one() -> None:
+    assert Mean((1.0, -1.0) * 15).half == pytest.approx(2.086 * 1.0170953 / math.sqrt(30), rel=1e-4)
+    assert Mean((0.5,)).text("+.2f") == "+0.50"
+    assert Mean(()).text("+.2f") is None
+
+
+def test_differences_are_paired_by_seed() -> None:
+    evidence = rows({("enja", FP32): [3.0, 4.0, 5.0], ("enja", "advised"): [3.1, 4.2]})
+    assert evidence.losses("enja", "advised").values == pytest.approx((0.1, 0.2))
+    assert evidence.scores("enja", "advised").values == pytest.approx((-1, -2))
+
+
+def test_differences_of_a_classifier_are_relative() -> None:
+    evidence = rows({("mrpc", FP32): [0.5, 0.4], ("mrpc", "advised"): [0.6, 0.4]})
+    assert evidence.losses("mrpc", "advised").values == pytest.approx((0.2, 0.0))
+
+
+def test_mean_over_tasks_is_of_the_tasks_means() -> None:
+    evidence = rows(
+        {
+            **{("enja", FP32): [3.0, 3.0], ("enja", "advised"): [3.1, 3.3], ("enja", YARDSTICK): [3.1, 3.1]},
+            **{("wikitext2", FP32): [2.0], ("wikitext2", "advised"): [2.4]},
+        }
+    )
+    assert evidence.over_tasks(lambda task: evidence.losses(task, "advised")).values == pytest.approx((0.2, 0.4))
+    assert evidence.losses("enja", "advised", YARDSTICK).values == pytest.approx((0.0, 0.2))
+    assert "| advised       |       2 | +0.300 ± 1.271" in page(SUITE, evidence.rows)
+
+
+def test_strays_are_above_the_yardstick_by_more_than_two_standard_errors() -> None:
+    fp32 = {(task, FP32): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
+    yardstick = {(task, YARDSTICK): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
+    clear, noisy = [3.1, 3.11, 3.12], [3.3, 3.0, 3.0]
+    evidence = rows({**fp32, **yardstick, ("enja", "advised"): clear, ("multi30k-900", "advised"): noisy})
+    assert evidence.strays("advised") == ["enja"]
+    assert "- advised: enja\n" in page(SUITE, evidence.rows)
+
+
+def test_a_suite_without_runs_has_a_page() -> None:
+    assert "No pair of runs yet." in page(SUITE, {})
+
+
+def test_the_committed_page_is_what_the_ledger_gives() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(SUITE, read_rows(LEDGER, SUITE))

@@ -1,0 +1,104 @@
+"""What a call of the command runs, skips and enters; the trainings themselves are not run."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from analysis.evidence import __main__ as command
+from analysis.evidence.ledger import enter, read_rows
+from analysis.evidence.session import Session
+from analysis.evidence.suite import Run, load_suite
+
+SETTINGS = ("fp32", "[8,4,4,8]")
+
+
+class Trainings:
+    """Stands for the processes: each run's loss is its seed, and 1 more where it is not fp32."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run: list[tuple[str, str, int]] = []
+        self.failing: set[str] = set()
+        monkeypatch.setattr(Session, "_train", lambda _, run, result: self.train(run, result))
+
+    def train(self, run: Run, result: Path):
+        self.run.append(run.key)
+        status = 1 if run.setting.name in self.failing else 0
+        if not status:
+            loss = run.seed + (run.setting.name != "fp32")
+            result.write_text(json.dumps({"loss": loss, "score": 50.0, "held_mib": None}))
+        return status, resource.getrusage(resource.RUSAGE_SELF)
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    return Trainings(monkeypatch)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data" / "graph").mkdir(parents=True)
+    (tmp_path / "data" / "graph" / "ind.cora.graph").touch()
+    return tmp_path / "data"
+
+
+def call(data: Path, *more: str) -> int:
+    folder = data.parent
+    given = ["--data", str(data), "--work", str(folder / "work"), "--ledger", str(folder / "ledger.csv")]
+    return command.main(["run", *given, "--tasks", "gcn-cora", "--tier", "3", *more])
+
+
+def test_a_suite_goes_on_where_it_stopped(trainings: Trainings, data: Path, capsys) -> None:
+    assert call(data, "--settings", *SETTINGS, "--seeds", "1") == 0
+    first = trainings.run.copy()
+    assert first == [("gcn-cora", name, 1) for name in SETTINGS]
+    assert call(data, "--settings", *SETTINGS, "--seeds", "1", "2") == 0
+    assert trainings.run == first + [("gcn-cora", name, 2) for name in SETTINGS]
+    assert "2 of 4 runs are in the ledger" in capsys.readouterr().out
+    rows = read_rows(data.parent / "ledger.csv", load_suite())
+    assert [float(rows["gcn-cora", "[8,4,4,8]", seed]["loss"]) for seed in (1, 2)] == [2, 3]
+    assert all(row["seconds"] and row["peak_mib"] and row["cpu"] and row["torch"] for row in rows.values())
+
+
+def test_a_row_of_another_definition_does_not_count_and_is_replaced(trainings: Trainings, data: Path) -> None:
+    ledger = data.parent / "ledger.csv"
+    enter(ledger, {"task": "gcn-cora", "setting": "fp32", "seed": 1, "loss": 9, "score": 1, "definition": "old"})
+    assert read_rows(ledger, load_suite()) == {}
+    assert call(data, "--settings", "fp32", "--seeds", "1") == 0
+    assert [float(row["loss"]) for row in read_rows(ledger).values()] == [1]
+
+
+def test_again_runs_what_is_done_and_replaces_its_rows(trainings: Trainings, data: Path) -> None:
+    for more in ([], [], ["--again"]):
+        assert call(data, "--settings", "fp32", "--seeds", "1", *more) == 0
+    assert len(trainings.run) == 2
+    assert len(read_rows(data.parent / "ledger.csv")) == 1
+
+
+def test_the_highest_tier_repeats_only_what_lies_within_the_noise(trainings: Trainings, data: Path) -> None:
+    assert call(data, "--settings", "fp32", "mesa") == 0
+    assert [seed for _, name, seed in trainings.run if name == "mesa"] == [1]  # twice fp32's loss
+    assert [seed for _, name, seed in trainings.run if name == "fp32"] == [1, 2, 3]
+
+
+def test_absent_data_are_skipped_with_a_line(trainings: Trainings, data: Path, capsys) -> None:
+    shutil.rmtree(data / "graph")
+    assert call(data, "--settings", "fp32") == 0
+    assert trainings.run == []
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped gcn-cora: graph/ind.cora.graph is not under")
+    assert line.endswith("Get Planetoid's files of Cora, github.com/kimiyoung/planetoid")
+
+
+def test_a_failed_run_is_named_and_the_others_are_done(trainings: Trainings, data: Path, capsys) -> None:
+    trainings.failing.add("fp32")
+    assert call(data, "--settings", *SETTINGS, "--seeds", "1") == 2
+    assert "1 of 2 runs failed, first gcn-cora, fp32, seed 1" in capsys.readouterr().err
+    assert list(read_rows(data.parent / "ledger.csv")) == [("gcn-cora", "[8,4,4,8]", 1)]
+
+
+def test_an_unknown_name_is_refused(trainings: Trainings, data: Path, capsys) -> None:
+    assert call(data, "--settings", "fp31") == 2
+    assert "fp31: the suite has no such name" in capsys.readouterr().err

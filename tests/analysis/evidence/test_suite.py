@@ -1,0 +1,74 @@
+"""The suite as data: what suite.toml says, and the runs of a tier."""
+
+from pathlib import Path
+
+import pytest
+
+from analysis.evidence.suite import FP32, SEEDS, SUITE, load_suite, locate
+
+
+def test_every_tier_names_tasks_and_settings_of_the_suite_and_pairs_them_with_fp32() -> None:
+    suite = load_suite()
+    for tier in range(len(suite.tiers)):
+        keys = {run.key for run in suite.runs(tier)}
+        assert keys == {(task, setting, seed) for task, setting, _ in keys for seed in SEEDS}
+        assert {(task, FP32, seed) for task, _, seed in keys} <= keys
+    assert len({task for task, _, _ in keys}) == len(suite.tasks) >= 12
+
+
+def test_tier_1_has_a_task_of_each_kind_beside_tier_0() -> None:
+    suite = load_suite()
+    below = {run.key for run in suite.runs(0)}
+    kinds = {run.task.kind for run in suite.runs(1) if run.setting.stash == "all"}
+    assert kinds == {task.kind for task in suite.tasks.values()}
+    assert below < {run.key for run in suite.runs(1)}
+
+
+def test_seeds_come_one_after_another() -> None:
+    seeds = [run.seed for run in load_suite().runs(2)]
+    assert seeds == sorted(seeds)
+
+
+def test_a_changed_setting_changes_the_definition_of_its_runs_alone(tmp_path: Path) -> None:
+    text = SUITE.read_text(encoding="utf-8")
+    (tmp_path / "suite.toml").write_text(
+        text.replace('policy = "mesa"', 'policy = "mesa"\nversion = 2'), encoding="utf-8"
+    )
+    (before, after) = (load_suite(path).definitions for path in (SUITE, tmp_path / "suite.toml"))
+    assert {setting for task, setting in before if before[task, setting] != after[task, setting]} == {"mesa"}
+
+
+def test_where_a_person_gets_the_data_is_no_part_of_a_definition(tmp_path: Path) -> None:
+    text = SUITE.read_text(encoding="utf-8")
+    (tmp_path / "suite.toml").write_text(text.replace("Debian's package", "The package"), encoding="utf-8")
+    assert load_suite().definitions == load_suite(tmp_path / "suite.toml").definitions
+
+
+def test_absent_data_are_named_with_where_to_get_them(tmp_path: Path) -> None:
+    task = load_suite().tasks["gcn-cora"]
+    with pytest.raises(ValueError, match=r"graph/ind.cora.graph is not under .*\. Get Planetoid's files of Cora"):
+        locate(task, [tmp_path])
+    (tmp_path / "b" / "graph").mkdir(parents=True)
+    (tmp_path / "b" / "graph" / "ind.cora.graph").touch()
+    assert locate(task, [tmp_path, tmp_path / "b"]) == [tmp_path / "b" / "graph" / "ind.cora.graph"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "graph"', 'kind = "graf"', "gcn-cora: kind 'graf' is none of translation"),
+        ("rise_at = 0.5", "rises_at = 0.5", "rises_at"),
+    ],
+)
+def test_a_suite_that_means_nothing_is_refused_with_its_file(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "suite.toml"
+    path.write_text(SUITE.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"suite\.toml: .*{message}"):
+        load_suite(path)
+
+
+def test_names_that_the_suite_has_not_are_refused() -> None:
+    with pytest.raises(ValueError, match="gcn-pubmed: the suite has no such name"):
+        load_suite().run("gcn-pubmed", FP32, 1)
+    with pytest.raises(ValueError, match="--tier 9: accepted are 0 to 3"):
+        list(load_suite().runs(9))

@@ -1,0 +1,199 @@
+"""A training of each kind, of a few updates on made-up data."""
+
+import dataclasses
+import gzip
+import lzma
+import math
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.evidence import graphs, loop, training, translation
+from analysis.evidence.suite import Setting, Task, load_suite
+
+SUITE = load_suite()
+SETTINGS = ("fp32", "bf16 autocast", "[8,4,4,8]")
+UPDATES = 20
+
+
+def small(name: str, updates: int = UPDATES, **sizes: int) -> Task:
+    task = SUITE.tasks[name]
+    return dataclasses.replace(task, updates=updates, batch=task.batch and 4, sizes={**task.sizes, **sizes})
+
+
+def check(task: Task, files: list[Path], work: Path, names: tuple[str, ...] = SETTINGS) -> dict[str, loop.Result]:
+    """The settings end near fp32, not on it; a second run gives the same; the packed stash is smaller."""
+    found = {name: training.run(task, SUITE.settings[name], 1, files, work) for name in names}
+    fp32 = found["fp32"]
+    assert training.run(task, SUITE.settings["fp32"], 1, files, work) == fp32
+    assert all(math.isclose(one.loss, fp32.loss, rel_tol=0.1) for one in found.values())
+    assert len({one.loss for one in found.values()}) == len(found)
+    assert all(0 <= one.score <= 100 for one in found.values())
+    return found
+
+
+def test_language(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.txt.xz"
+    file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 60))
+    task = small("shakespeare", context=16, width=16, blocks=2, heads=2)
+    found = check(task, [file], tmp_path, (*SETTINGS, "[8,4,4,8] all", "advised", "checkpoint"))
+    held = {name: one.held_mib for name, one in found.items()}
+    assert held["checkpoint"] < held["[8,4,4,8] all"] < held["[8,4,4,8]"] < held["fp32"]
+
+
+def test_language_on_subwords(tmp_path: Path) -> None:
+    files = [tmp_path / "train.xz", tmp_path / "valid.xz"]
+    for file in files:
+        file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 30))
+    task = small("wikitext2-1024", context=16, width=16, blocks=1, heads=2, vocab=30)
+    assert training.run(task, SUITE.settings["fp32"], 1, files, tmp_path).loss < math.log(30)
+
+
+def test_sentences(tmp_path: Path) -> None:
+    lines = ["label\tsentence", *("1\ta good film", "0\ta bad film") * 20]
+    files = [tmp_path / f"tiny.{split}.tsv" for split in ("train", "dev")]
+    for file in files:
+        file.write_text("\n".join(lines) + "\n")
+    check(small("sst2", width=16, blocks=1), files, tmp_path)
+
+
+def test_finetuning(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    lines = ["label\tsentence1\tsentence2", *("1\ta b\ta b", "0\ta b\tc d e") * 8]
+    files = [tmp_path / f"tiny.{split}.tsv" for split in ("train", "dev")]
+    for file in files:
+        file.write_text("\n".join(lines) + "\n")
+    model = tmp_path / "model"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=10, **sizes)
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(model)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcde"]
+    (model / "vocab.txt").write_text("\n".join(vocabulary))
+    transformers.BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
+    task = dataclasses.replace(small("mrpc"), rate=1e-2)
+    check(task, [*files, model / "config.json"], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_images(tmp_path: Path, name: str) -> None:
+    files = []
+    generator = np.random.default_rng(0)
+    for split in ("train", "test"):
+        labels = generator.integers(0, 10, 16).astype(np.uint8)
+        pictures = (generator.integers(0, 30, (16, 28, 28)) + 20 * labels[:, None, None]).astype(np.uint8)
+        for part in (pictures, labels):
+            files.append(tmp_path / f"{split}{part.ndim}.gz")
+            files[-1].write_bytes(
+                gzip.compress(struct.pack(f">BBBB{part.ndim}i", 0, 0, 8, part.ndim, *part.shape) + part.tobytes())
+            )
+    if name == "vit":
+        check(small(name, width=16, heads=2, blocks=1), files, tmp_path)
+    else:  # after so few updates the running means of batch norm say little
+        found = [training.run(small(name, width=8), SUITE.settings["fp32"], 1, files, tmp_path) for _ in range(2)]
+        assert found[0] == found[1]
+        assert math.isfinite(found[0].loss)
+
+
+class csr_matrix:
+    """Pickles as scipy's does."""
+
+    def __init__(self, dense: np.ndarray) -> None:
+        rows, columns = np.nonzero(dense)
+        self.indices, self.data, self._shape = columns, dense[rows, columns], dense.shape
+        self.indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
+
+
+@pytest.fixture
+def planetoid(tmp_path: Path) -> Path:
+    """Ten nodes of two classes: 4 labelled, 6 known, the test nodes 9 and 6; 7 and 8 are in no file."""
+    y = np.eye(2)[[0, 1, 0, 1, 0, 1, 0, 1]]
+    x = np.concatenate([y, y], 1)
+    graph = {node: [(node + 2) % 10] for node in range(10)}
+    parts = {
+        "x": csr_matrix(x[:4]),
+        "y": y[:4],
+        "allx": csr_matrix(x[:6]),
+        "ally": y[:6],
+        "tx": csr_matrix(x[6:]),
+        "ty": y[6:],
+    }
+    for name, part in {**parts, "graph": graph}.items():
+        (tmp_path / f"ind.tiny.{name}").write_bytes(pickle.dumps(part, protocol=4))
+    (tmp_path / "ind.tiny.test.index").write_text("9\n6\n")
+    return tmp_path / "ind.tiny.graph"
+
+
+def test_planetoid_puts_test_nodes_where_their_index_says(planetoid: Path) -> None:
+    graph = graphs.read_planetoid(planetoid)
+    assert graph.x.shape == (10, 4)
+    assert graph.x[9].tolist() == [0.5, 0, 0.5, 0]
+    assert graph.x[6].tolist() == [0, 0.5, 0, 0.5]
+    assert not graph.x[7:9].any()
+    assert graph.train.tolist() == [0, 1, 2, 3]
+    assert graph.held_out[-2:].tolist() == [6, 9]
+    edges = set(zip(graph.source.tolist(), graph.target.tolist(), strict=True))
+    assert edges == {(a, b) for a in range(10) for b in (a, (a + 2) % 10, (a - 2) % 10)}
+
+
+@pytest.mark.parametrize("name", ["gcn-cora", "gat-cora"])
+def test_graph(tmp_path: Path, planetoid: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(graphs, "VALIDATION", 2)
+    check(small(name, width=16, heads=2 if name == "gat-cora" else 0, repeats=2), [planetoid], tmp_path)
+
+
+def test_a_gcn_layer_is_the_normalised_adjacency_times_the_linear_layer(planetoid: Path) -> None:
+    graph = graphs.read_planetoid(planetoid)
+    layer = graphs.GCNLayer(4, 3, graph)
+    adjacency = torch.zeros(10, 10)
+    adjacency[graph.target, graph.source] = 1
+    scale = adjacency.sum(1).rsqrt()
+    expected = (scale[:, None] * adjacency * scale) @ layer.linear(graph.x)
+    torch.testing.assert_close(layer(graph.x), expected)
+
+
+def test_the_attention_of_gat_sums_to_one(planetoid: Path) -> None:
+    graph = graphs.read_planetoid(planetoid)
+    layer = graphs.GATLayer(4, 3, 2, 0.0, graph)
+    with torch.no_grad():
+        layer.linear.weight.zero_()
+        layer.linear.bias.fill_(1)
+    torch.testing.assert_close(layer(graph.x), torch.ones(10, 6))
+
+
+def test_translation(tmp_path: Path) -> None:
+    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+    files = []
+    for split, pairs in (("train", 60), ("dev", 6), ("test", 6)):
+        files.append(tmp_path / f"tiny.{split}.tsv")
+        words = [["ein", "zwei", "drei", "vier"][i % 4 :][: 1 + i % 3] for i in range(pairs)]
+        lines = [f"{' '.join(some)}\t{' '.join(some)[::-1]}" for some in words]
+        files[-1].write_text("\n".join(lines) + "\n")
+    model = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    model |= dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim"), 16)
+    task = dataclasses.replace(small("multi30k-900", updates=6), sizes={"pairs": 30, "vocab": 30, **model}, batch=60)
+    found = training.run(task, SUITE.settings["bf16 autocast"], 1, files, tmp_path)
+    assert found.loss < math.log(100)
+    assert 0 <= found.score <= 100
+    assert len((tmp_path / "tiny 30" / "text" / "train.tsv").read_text().splitlines()) == 30
+
+
+def test_flags_of_a_translation() -> None:
+    def given(setting: str) -> dict[str, str]:
+        words = translation.flags(small("enja", updates=900), SUITE.settings[setting], 3)
+        return {name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--cpu"}
+
+    fp32 = given("fp32")
+    assert fp32["--max-update"] == fp32["--total-num-update"] == "900"
+    assert fp32["--seed"] == "3"
+    assert given("advised all") == fp32 | {"--dsq-stash": "all", "--dsq-rise-at": "0.8"}
+    assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(translation.USER)}
+
+
+def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
+    with pytest.raises(ValueError, match="no list of blocks"):
+        loop.attach(torch.nn.Linear(2, 2), Setting("checkpoint", policy="packed_checkpoint"), 1)
