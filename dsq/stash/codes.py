@@ -28,9 +28,7 @@ from dsq.stash.storages import storage_key, weak
 FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
 Kind = Literal["matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other"]
-What = Literal[
-    "linear", "product", "convolution", "softmax", "attention", "norm", "activation", "factor", "boundary"
-]
+What = Literal["linear", "product", "convolution", "softmax", "attention", "norm", "activation", "factor", "boundary"]
 
 _compiling = torch.compiler.is_compiling
 
@@ -59,7 +57,10 @@ class Codec(Protocol):
     """What a policy is to the table: how values become few bits."""
 
     def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
-        """Codes of ``values``, which lie in ``order``; None keeps the tensor exact."""
+        """Codes of ``values``, which lie in ``order``; None keeps the tensor exact.
+
+        An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
+        """
         ...
 
 
@@ -70,7 +71,6 @@ class _Made:
     codes: tuple[Callable[[], Tensor | None], ...]
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
     make: Make
-    nbytes: int  #: of the memory
     linear: Operand | None  #: whose codes they are, of a quantised linear layer
 
     def form(self) -> Form | None:
@@ -87,7 +87,7 @@ class Stash:
     """
 
     def __init__(self, codec: Codec, recomputing: bool = False) -> None:
-        self.codec = codec
+        self.codec = self._of_forward = codec
         self.raw_bytes = 0
         self.kept_bytes = 0
         self.segment: object = None  #: the checkpoint in whose segment the forward is
@@ -109,6 +109,7 @@ class Stash:
         """
         self.segment = segment
         self._holding = segment is not None
+        self.codec = self._of_forward if segment is None else getattr(self._of_forward, "recomputed", self._of_forward)
         self._made = self._outside if segment is None else {}
 
     def code(self, x: Tensor, kept: Kept) -> Form:
@@ -127,14 +128,15 @@ class Stash:
             return self.exact(x)
         tensors, decode = encoded
         made = Form(tensors, _Decoded(decode, x.dtype))
-        self.kept_bytes += sum(tensor.nbytes for tensor in tensors)
-        self._put(key, x, values.numel() * x.element_size(), made)
-        self.raw_bytes += values.numel() * x.element_size()
+        self._count(values.numel() * x.element_size(), sum(tensor.nbytes for tensor in tensors))
+        self._put(key, x, made)
         return _seen_as(made, order)
 
     def _encode_traced(self, x: Tensor, kept: Kept) -> Form:
         shape, dtype = x.shape, x.dtype
-        encoded = self.codec.encode(x.detach().contiguous(), MemoryOrder(tuple(shape), tuple(range(x.dim())), shape), kept)
+        encoded = self.codec.encode(
+            x.detach().contiguous(), MemoryOrder(tuple(shape), tuple(range(x.dim())), shape), kept
+        )
         if encoded is None:
             return self.exact(x)
         tensors, decode = encoded
@@ -146,21 +148,22 @@ class Stash:
             key = storage_key(x)
             if key not in self._exact:
                 self._exact[key] = weak(x)
-                self.raw_bytes += x.nbytes
-                self.kept_bytes += x.nbytes
+                self._count(x.nbytes, x.nbytes)
         return Form((x,), _first)
 
     def bits(self, x: Tensor, low: float = 0.0, high: float = float("nan"), nan_is_open: bool = True) -> Form:
         """Where ``x`` (floating or bool) lies between the limits, a bit a value; made again as 0 and 1 in its dtype."""
         shape, dtype = x.shape, x.dtype if x.is_floating_point() else torch.float32
         if _compiling():
-            return Form((_pack_bits(_between(x, low, high, nan_is_open)),), lambda bits: _unpack_bits(bits[0], shape, dtype))
+            return Form(
+                (_pack_bits(_between(x, low, high, nan_is_open)),), lambda bits: _unpack_bits(bits[0], shape, dtype)
+            )
         order, values = MemoryOrder.of(x)
         return self.mask(pack_mask(values, low, high, nan_is_open), order, dtype)
 
     def mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> Form:
         """A mask whose bits were made already."""
-        self.kept_bytes += bits.nbytes
+        self._count(0, bits.nbytes)
         return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, 0.0, 1.0, dtype)))
 
     def find(self, x: Tensor) -> Form | None:
@@ -181,7 +184,7 @@ class Stash:
         forms = [form for form in sources if form is not None]
         tensors = tuple(tensor for form in forms for tensor in form.tensors)
         made = Form(tensors, _Derived(tuple((len(form.tensors), form.make) for form in forms), make, order))
-        self._put((*storage_key(y), *span(values)), y, y.nbytes, made)
+        self._put((*storage_key(y), *span(values)), y, made)
 
     def restored(self, y: Tensor, kept: Kept, restore: Callable[..., Tensor], *beside: Form) -> Form:
         """The form of ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation
@@ -197,9 +200,8 @@ class Stash:
     def put_linear(self, x: Tensor, operand: Operand, form: Form) -> None:
         """Note the codes that a quantised linear layer made of ``x``: ``form`` makes its values, in memory order."""
         order, values = MemoryOrder.of(x)
-        self.raw_bytes += x.nbytes
-        self.kept_bytes += sum(tensor.nbytes for tensor in form.tensors)
-        self._put((*storage_key(x), *span(values)), x, x.nbytes, form, operand)
+        self._count(x.nbytes, sum(tensor.nbytes for tensor in form.tensors))
+        self._put((*storage_key(x), *span(values)), x, form, operand)
 
     def find_linear(self, x: Tensor, operand: Operand) -> tuple[Tensor, ...] | None:
         """The codes that a layer with the same operand made of the same memory, contiguous."""
@@ -207,13 +209,18 @@ class Stash:
         form = None if made is None or made.linear != operand else made.form()
         return None if form is None else form.tensors
 
+    def _count(self, raw: int, kept: int) -> None:
+        if self.segment is None:  # else it is kept for as long as the forward is in the segment
+            self.raw_bytes += raw
+            self.kept_bytes += kept
+
     def _find(self, key: tuple[object, ...]) -> Form | None:
         made = self._made.get(key)
         return None if made is None else made.form()
 
-    def _put(self, key: tuple[object, ...], x: Tensor, nbytes: int, form: Form, linear: Operand | None = None) -> None:
+    def _put(self, key: tuple[object, ...], x: Tensor, form: Form, linear: Operand | None = None) -> None:
         codes = tuple(_holding(tensor) if self._holding else ref(tensor) for tensor in form.tensors)
-        self._made[key] = _Made(codes, weak(x), form.make, nbytes, linear)
+        self._made[key] = _Made(codes, weak(x), form.make, linear)
 
 
 def exact_form(x: Tensor) -> Form:

@@ -5,6 +5,7 @@ carry it. The mode looks each function up in the table (dsq/stash/table): a row 
 is. torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
+import copyreg
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.stash.codes import Codec, Form, Kept, Stash, exact_form
-from dsq.stash.controller import APPLIED, Controller, Summary
+from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
 from dsq.stash.hooks import in_backward, innermost_hooks
 from dsq.stash.multi_head_forward import multi_head_attention_forward
 from dsq.stash.table import TABLE
@@ -218,7 +219,15 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
         return run(*args, **kwargs)
 
     names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
-    return type(own.__name__, (own,), names)
+    kind = _Unpicklable if type(own) is type else type(own)
+    return kind(own.__name__, (own,), names)
+
+
+class _Unpicklable(type):
+    """The type of classes that are made here: pickle asks for one and gets the refusal of a model under a policy."""
+
+
+copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())  # type: ignore[arg-type]
 
 
 def _call(policy: ForwardPolicy, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

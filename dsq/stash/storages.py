@@ -10,7 +10,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
-
 Key = tuple[Hashable, ...]
 Value = TypeVar("Value")
 _ROOM = 256

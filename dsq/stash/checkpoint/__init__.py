@@ -19,9 +19,9 @@ from torch import nn
 from dsq.arguments import pattern
 from dsq.stash.checkpoint.controller import Checkpointing
 from dsq.stash.checkpoint.segment import checkpointed
+from dsq.stash.class_swap import set_attribute
 from dsq.stash.controller import Controller
 from dsq.stash.policy import register
-from dsq.stash.class_swap import set_attribute
 
 
 @register("checkpoint", composes_with=("selective", "wtacrs", "mesa", "bfp", "gact"))

@@ -8,7 +8,6 @@ from typing import Any
 
 from dsq.stash.gact.codecs import EXACT, CodeFamily
 
-
 Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
 
 

@@ -27,6 +27,7 @@ class TrainingForward:
 
     def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int], offload: Offload | None) -> None:
         self.plan, self.key, self.seed, self.offload = plan, key, seed, offload
+        self.recomputed = RecomputedForward(plan, seed, 0)
         self.expected = plan.layouts.get(key)
         self.planned = plan.allocation(self.expected)
         self.sizes: list[int] = []
@@ -74,6 +75,7 @@ class ReplayedForward:
 
     def __init__(self, plan: BitPlan, seed: tuple[int, int]) -> None:
         self.codec, self.width, self.seed = plan.codec, plan.uniform, seed
+        self.recomputed = RecomputedForward(plan, seed, 0)
         self.duals: list[Dual] = []
         self.sizes: list[int] = []
 

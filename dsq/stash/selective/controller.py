@@ -12,13 +12,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.controller import Summary
-from dsq.stash.selective.forms import Dropped, Kept, Outer, Saved, get, pass_on
 from dsq.stash.hooks import Hooks, in_backward, innermost_hooks
 from dsq.stash.interception import ForwardPolicy, TablePolicy, forward_policies
 from dsq.stash.masks import TwoValued
+from dsq.stash.selective.forms import Dropped, Kept, Outer, Saved, get, pass_on
 from dsq.stash.selective.function_mode import PackOne, Rules
-from dsq.stash.storages import StorageCache, is_plain, parameter_storages, storage_key
 from dsq.stash.selective.layer_rules import LAYER_RULES
+from dsq.stash.storages import StorageCache, is_plain, parameter_storages, storage_key
 
 
 @dataclass(eq=False)

@@ -1,6 +1,5 @@
 """Rules of the ops that need a bit an element, a narrow integer, or nothing: ReLU family, dropout, masks, pooling."""
 
-from collections.abc import Callable
 from math import inf, nan
 from typing import Any
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.selective.forms import Dropped, Narrow, Saved
 from dsq.stash.masks import Mask, TwoValued, one_bit
+from dsq.stash.selective.forms import Dropped, Narrow, Saved
 from dsq.stash.selective.function_mode import Call, PackOne, Replacement, Rule, RuleTable, needs
 from dsq.stash.selective.masked_relu import RELUS, masked_relu
 

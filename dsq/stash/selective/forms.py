@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dsq.stash.hooks import Hooks
 
+
 class Saved(Protocol):
     """A saved tensor in some form. One that is the mask of a ReLU's result has mask_bits besides: the bits (uint8), or
     None once it is no mask any more.

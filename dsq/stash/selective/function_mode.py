@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from dsq.stash.selective.forms import Saved, get
 from dsq.stash.hooks import Hooks, innermost_hooks
+from dsq.stash.selective.forms import Saved, get
 
 PackOne = Callable[[Tensor], Saved | None]  # None: as it is, or as the policies further out want it
 PackByRule = Callable[[PackOne, Tensor], Saved | None]  # what a policy does around a rule's pack, to count it say

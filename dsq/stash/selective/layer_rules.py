@@ -25,8 +25,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.selective.forms import Dropped, Saved
 from dsq.stash.selective.few_bits import FEW_BITS
+from dsq.stash.selective.forms import Dropped, Saved
 from dsq.stash.selective.function_mode import Call, PackOne, RuleTable, needs
 
 

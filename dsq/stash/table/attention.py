@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Form, Kept, Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, keep, kept
 
 SOFTMAX = Kept("softmax", "softmax", axis=-3)
 OPERAND = Kept("attention", "matmul", axis=-3)  #: q, k or v
@@ -43,9 +43,7 @@ def safe_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | Non
 
 class Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, stash: Stash, x: Tensor, dim: int, dtype: torch.dtype | None, safe: bool = False
-    ) -> Tensor:
+    def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, dtype: torch.dtype | None, safe: bool = False) -> Tensor:
         y = torch.ops.aten._safe_softmax(x, dim, dtype) if safe else F.softmax(x, dim, dtype=dtype)
         keep(ctx, stash.restored(y, SOFTMAX, lambda rounded: _rows_of_one(rounded, dim)))
         ctx.dim, ctx.dtype = dim, x.dtype
@@ -147,8 +145,12 @@ class TracedAttention(torch.autograd.Function):
         noise = None
         if dropout:
             heads = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if gqa else k
-            noise = torch.rand((*torch.broadcast_shapes(q.shape[:-2], heads.shape[:-2]), q.shape[-2], k.shape[-2]),
-                               device=q.device) >= dropout
+            noise = (
+                torch.rand(
+                    (*torch.broadcast_shapes(q.shape[:-2], heads.shape[:-2]), q.shape[-2], k.shape[-2]), device=q.device
+                )
+                >= dropout
+            )
             y = _map(q, k, mask, options) * noise / (1 - dropout) @ _grouped(v, q, gqa)
         else:
             y = _attend(q, k, v, mask, options)

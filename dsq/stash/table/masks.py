@@ -78,9 +78,7 @@ def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
     return hardtanh(stash, input, 0.0, 6.0, inplace)
 
 
-def hardtanh(
-    stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Tensor:
+def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """F.hardtanh: whether x lies between the limits."""
     if inplace or not input.requires_grad:
         return F.hardtanh(input, min_val, max_val, inplace)
@@ -109,9 +107,7 @@ class Sided(torch.autograd.Function):
         return None, dy * factor, None, None, None, None
 
 
-def dropout(
-    stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
+def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """F.dropout, with PyTorch's own random numbers."""
     if not training or inplace or not input.requires_grad or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)

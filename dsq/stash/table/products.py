@@ -5,6 +5,7 @@ many rounding errors: these are what low bits are safest for (DSQ, section 3). S
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,12 +53,9 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
     return plain_linear(stash, mat1, mat2.t(), input)
 
 
-def quantised_linear(
-    stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any
-) -> Tensor:
+def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
     """dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
     quantizers = Quantizers.of(precision)
-    # TODO-free path: what the function refuses, and what keeps nothing, is the function's own
     if not (weight.requires_grad and quantizers.q1.packs and plain(x, weight, bias)):
         return linear(x, weight, bias, quantizers)
     return QuantisedLinear.apply(stash, x, weight, bias, quantizers.matmuls, quantizers.seed())  # type: ignore[no-any-return, no-untyped-call]
@@ -81,7 +79,12 @@ class QuantisedLinear(torch.autograd.Function):
             codes = (fresh.codes, fresh.scales)
             stash.put_linear(x, matmuls.stash, Form(codes, _decoder(matmuls, ctx.shape, x.dtype)))
         keep(ctx, w, form if codes is None else Form(codes, _both))
-        ctx.matmuls, ctx.seed, ctx.dtypes, ctx.biased = matmuls, seed, Dtypes(x.dtype, w_NK.dtype, y.dtype), bias is not None
+        ctx.matmuls, ctx.seed, ctx.dtypes, ctx.biased = (
+            matmuls,
+            seed,
+            Dtypes(x.dtype, w_NK.dtype, y.dtype),
+            bias is not None,
+        )
         return y
 
     @staticmethod
@@ -174,7 +177,8 @@ def convolution(dimensions: int, transposed: bool) -> Any:
             return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
         tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
         geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])
-        return Convolution.apply(stash, input, weight, bias, geometry)  # type: ignore[no-any-return, no-untyped-call]
+        run = partial(function, stride=stride, padding=padding, **{name: options[name] for name in names})
+        return Convolution.apply(stash, input, weight, bias, run, geometry)  # type: ignore[no-any-return, no-untyped-call]
 
     return convolve
 
@@ -185,10 +189,10 @@ def _tuple(value: Any, count: int) -> list[int]:
 
 class Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, geometry: Any) -> Tensor:
+    def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
         keep(ctx, stash.code(x, CONVOLUTION), stash.exact(w))
         ctx.geometry, ctx.biased = geometry, bias is not None
-        return torch.convolution(x, w, bias, *geometry)
+        return run(x, w, bias)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -198,4 +202,4 @@ class Convolution(torch.autograd.Function):
         gradients = torch.ops.aten.convolution_backward(
             dy, x.to(dy.dtype), w.to(dy.dtype), sizes, *ctx.geometry, wanted
         )
-        return None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None
+        return None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None, None

@@ -19,9 +19,9 @@ from torch import nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.linear import Quantised
+from dsq.stash.class_swap import set_attribute, swap_classes
 from dsq.stash.interception import intercept
 from dsq.stash.policy import register
-from dsq.stash.class_swap import set_attribute, swap_classes
 from dsq.stash.wtacrs.controller import WTACRS
 from dsq.stash.wtacrs.row_samples import RowSampler
 from dsq.stash.wtacrs.sampled_attention import SampledAttention

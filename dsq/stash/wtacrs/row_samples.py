@@ -4,7 +4,6 @@ Shapes: T tokens (all leading dimensions), K in-features, k kept rows, B samples
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor

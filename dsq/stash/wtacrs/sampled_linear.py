@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsq.stash.controller import SharedByCopies
 from dsq.stash.codes import exact_form, keep, kept
+from dsq.stash.controller import SharedByCopies
 from dsq.stash.interception import form_now
 from dsq.stash.table.products import LINEAR
 from dsq.stash.wtacrs.row_samples import RowSampler, Tokens, scales_of
