@@ -167,8 +167,8 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement), what Observation saw, and MiB of the
-        process, "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them.
+        """For a logger: "dsq/level", "dsq/stale" (validations without improvement), what Observation saw, and MiB of
+        the process, "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them.
 
         After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_policies" and "dsq/gradient_cosine", the
         worst of a parameter.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.models import GPT
+from analysis.evidence.problems import GPT
 from dsq.stash import interception, table
 
 WIDTH, BLOCKS, HEADS, LENGTH, BATCH = 192, 4, 6, 256, 8
@@ -125,13 +125,12 @@ def main() -> None:
     parser.add_argument("--updates", type=int, nargs="+", default=[100, 300, 700, 1500])
     parser.add_argument("--out", type=Path, default=Path("analysis/results"))
     args = parser.parse_args()
-    opened = lzma.open(args.text, "rt", encoding="utf-8") if args.text.suffix == ".xz" else args.text.open()
-    with opened as file:
-        characters = file.read()
+    content = args.text.read_bytes()
+    characters = (lzma.decompress(content) if args.text.suffix == ".xz" else content).decode()
     places = {c: i for i, c in enumerate(sorted(set(characters)))}
     text = torch.tensor([places[c] for c in characters])
     torch.manual_seed(0)
-    model = GPT(width=WIDTH, blocks=BLOCKS, heads=HEADS, vocab=len(places), length=LENGTH)
+    model = GPT(len(places), LENGTH, WIDTH, BLOCKS, HEADS, dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     rows, source = [], batches(text, seed=0)
     for update in range(1, max(args.updates) + 1):

@@ -199,7 +199,7 @@ class Stash:
 
     def put_linear(self, x: Tensor, operand: Operand, form: Form) -> None:
         """Note the codes that a quantised linear layer made of ``x``: ``form`` makes its values, in memory order."""
-        order, values = MemoryOrder.of(x)
+        _, values = MemoryOrder.of(x)
         self._count(x.nbytes, sum(tensor.nbytes for tensor in form.tensors))
         self._put((*storage_key(x), *span(values)), x, form, operand)
 

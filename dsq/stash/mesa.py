@@ -80,8 +80,10 @@ def _most_named_heads(model: nn.Module) -> int:
 
 @dataclass
 class RunningRanges:
-    """Ranges by tensor, and the count of codes made. The range that a tensor was coded in is kept with its codes: a later
-    forward moves the running one."""
+    """Ranges by tensor, and the count of codes made.
+
+    The range that a tensor was coded in is kept with its codes: a later forward moves the running one.
+    """
 
     decay: float
     rounding: Rounding

@@ -3,9 +3,10 @@
     @register("bfloat16", composes_with=("checkpoint",))
     def attach(model: nn.Module, *, smallest: int = 256) -> Controller: ...
 
-A policy is a file or a folder of dsq/stash/, named in its __init__.py (importing it registers it). The keyword-only parameters ARE the policy's options: `apply`
-derives names, defaults and the error messages from the signature, so they are written once. attach changes a model by
-helpers (intercept, swap_classes), which put what remove() takes back on the controller. No policy imports another's folder.
+A policy is a file or a folder of dsq/stash/, named in its __init__.py, which registers it. The keyword-only parameters
+ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
+once. attach changes a model by helpers (intercept, swap_classes), which put what remove() takes back on the controller.
+No policy imports another's.
 
 Two mechanisms exist:
     model    a mode while the model's forward runs: interception.py. It runs the rows of the table (bfp, mesa, gact,

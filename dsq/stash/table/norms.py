@@ -77,7 +77,7 @@ def _keep_unit(
     axes: tuple[int, ...] | None,
     eps: float,
 ) -> Form:
-    """Keep x^ in codes, and 1 / deviation and the weight exact. ``axes``: of a row; None: x^ is no unit (evaluation)."""
+    """Keep x^ in codes, 1 / deviation and the weight exact. ``axes``: of a row; None: x^ is no unit (evaluation)."""
     deviations = stash.exact(inverse)
     if axes is None:
         form = stash.code(unit, word)
@@ -180,7 +180,8 @@ class BatchNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         if not training:
-            assert mean is not None and variance is not None
+            assert mean is not None
+            assert variance is not None
             # before the call: it may be given as a view of what changes
             by_channel = mean.clone(), (variance + eps).rsqrt()
         y, *batch = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)

@@ -2,8 +2,8 @@
 
 An activation keeps its input; what it makes, which the next linear layer would keep, is made again from that. A product
 keeps both factors and gives its result again: a gated unit keeps its two inputs and nothing else. A factor that is
-broadcast (a row's 1 / deviation in an RMS norm that is written out) stays exact: it is small, and every value of the row
-is multiplied by it.
+broadcast (a row's 1 / deviation in an RMS norm that is written out) stays exact: it is small, and every value of the
+row is multiplied by it.
 """
 
 from collections.abc import Callable
