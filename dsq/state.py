@@ -145,7 +145,7 @@ class DynamicPrecision:
         """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
 
         Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
-        recorded since; else it does nothing and returns None. A comparison takes the time of two or three steps on what
+        recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
         ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
         training does not change. Warns where the grade is not "fine".
 
@@ -168,13 +168,13 @@ class DynamicPrecision:
     def metrics(self) -> dict[str, float]:
         """For a logger: "dsq/level", "dsq/stale" (validations without improvement) and what Observation saw.
 
-        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_policies" and "dsq/gradient_cosine", the
+        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the
         worst of a parameter.
         """
         found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
-            found["gradient_error_of_policies"] = check.of_policies
+            found["gradient_error_of_stash"] = check.of_stash
         return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
 
     def state_dict(self) -> dict[str, Any]:
