@@ -108,7 +108,7 @@ def row(update: int, name: str, model: nn.Module, loss: Callable[[], Tensor]) ->
     found = compare(model, loss)
     judged = [p for p in found.parameters if p.judged]
     ratio = max(judged, key=lambda p: max(p.ratio, 1 / max(p.ratio, 1e-9))).ratio
-    figures = {"error": found.error, "of policies": found.of_policies, "worst cosine": found.cosine}
+    figures = {"error": found.error, "of stash": found.of_stash, "worst cosine": found.cosine}
     return {"update": update, "setting": name, **figures, "worst ratio": ratio, "grade": found.grade}
 
 
@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
             loss = model(*batch)
             loss.backward()
             optimizer.step()
-        formats = {"update": "", "setting": "", "error": ".3f", "of policies": ".3f", "worst cosine": ".3f"}
+        formats = {"update": "", "setting": "", "error": ".3f", "of stash": ".3f", "worst cosine": ".3f"}
         print(table(rows, formats | {"worst ratio": ".2f", "grade": ""}, markdown=True))
         print(f"loss {loss.item():.3f} at update {update}")
 

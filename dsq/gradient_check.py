@@ -1,7 +1,7 @@
 """How far quantisation moves a gradient: one batch as the model trains and without quantisation, at the same dropout.
 
-    g  gradient without quantisation    q  as the model trains    p  as the model trains, with exact stash policies
-    error = |q - g| / |g|    of_policies = |q - p| / |p|    cosine = <q, g> / (|q| |g|)    ratio = |q| / |g|
+    g  gradient without quantisation    q  as the model trains    s  with the stash as it trains, and exact products
+    error = |q - g| / |g|    of_stash = |s - g| / |g|    cosine = <q, g> / (|q| |g|)    ratio = |q| / |g|
 
 Without quantisation, every converted layer has 32 bits and every stash policy is suspended. All passes see the same
 random numbers.
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dsq.conversion import converted
 from dsq.damage import FINE, FLOOR, USABLE, Limits
-from dsq.stash.controller import APPLIED
 from dsq.stash.interception import suspended
 from dsq.undisturbed import at_32_bits, gradients
 
@@ -53,7 +52,7 @@ class GradientCheck:
     """The gradient of a model, compared; ``print`` shows the verdict and the five worst parameters."""
 
     error: float
-    of_policies: float
+    of_stash: float
     parameters: tuple[ParameterGradient, ...]  #: largest error first; those that are not judged come last
 
     @property
@@ -71,7 +70,7 @@ class GradientCheck:
     def verdict(self) -> str:
         """One line: the grade, the figures, and what goes beyond the limits."""
         beyond = self._beyond(USABLE) or self._beyond(FINE)
-        figures = f"error {self.error:.3g}, {self.of_policies:.3g} by stash policies, worst cosine {self.cosine:.3g}"
+        figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,28 +86,25 @@ class GradientCheck:
             also = " without quantisation either" if any(math.isnan(p.share) for p in infinite) else ""
             return [f"the gradient of {infinite[0].name} is not finite{also}"]
         found = [] if self.error <= limits.error else [f"error over {limits.error:g}"]
-        found += [] if self.of_policies <= limits.of_policies else [f"stash policies over {limits.of_policies:g}"]
+        found += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}"]
         return found + [str(p) for p in self.parameters if p.beyond(limits)][:1]
 
 
 def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
     """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
 
-    The loss is run twice, three times where the model has converted layers and stash policies. That takes the memory of
-    a plain step and one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are restored.
+    The loss is run twice, three times where the model has converted layers. That takes the memory of a plain step and
+    one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are restored.
     """
     layers = list(converted(model).values())
-    policies = any(module.__dict__.get(APPLIED) for module in model.modules())
     with suspended(model), at_32_bits(layers):
         exact = gradients(model, loss)
-    own = gradients(model, loss)
-    error, parameters = _compared(exact, own)
-    of_policies = error if policies else 0.0
-    if policies and layers:
-        del exact
-        with suspended(model):
-            of_policies = _compared(gradients(model, loss), own)[0]
-    return GradientCheck(error, of_policies, parameters)
+    error, parameters = _compared(exact, gradients(model, loss))
+    of_stash = error
+    if layers:
+        with at_32_bits(layers, but_stash=True):
+            of_stash = _compared(exact, gradients(model, loss))[0]
+    return GradientCheck(error, of_stash, parameters)
 
 
 def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, tuple[ParameterGradient, ...]]:

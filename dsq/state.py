@@ -146,7 +146,7 @@ class DynamicPrecision:
         """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
 
         Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
-        recorded since; else it does nothing and returns None. A comparison takes the time of two or three steps on what
+        recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
         ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
         training does not change. Warns where the grade is not "fine".
 
@@ -170,14 +170,14 @@ class DynamicPrecision:
         """For a logger: "dsq/level", "dsq/stale" (validations without improvement), what Observation saw, and MiB of
         the process, "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them.
 
-        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_policies" and "dsq/gradient_cosine", the
+        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the
         worst of a parameter.
         """
         found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
         found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
-            found["gradient_error_of_policies"] = check.of_policies
+            found["gradient_error_of_stash"] = check.of_stash
         return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
 
     def state_dict(self) -> dict[str, Any]:

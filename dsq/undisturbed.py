@@ -71,12 +71,19 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
 
 
 @contextmanager
-def at_32_bits(layers: list[Any]) -> Iterator[None]:
-    """Let converted layers keep every value. They draw the seeds of their rounding, so that dropout stays the same."""
+def at_32_bits(layers: list[Any], but_stash: bool = False) -> Iterator[None]:
+    """Let converted layers multiply exactly, on stashes as they are if ``but_stash``.
+
+    They go on drawing the seeds of their rounding, so that dropout stays the same.
+    """
     before = [layer.quantizers for layer in layers]
     try:
         for layer, q in zip(layers, before, strict=True):
-            layer.quantizers = replace(q, **{name: getattr(q, name).at(WIDEST) for name in ("q0", "q1", "q2", "q3")})
+            wide = replace(q, **{name: getattr(q, name).at(WIDEST) for name in ("q0", "q1", "q2", "q3")})
+            stashing = replace(wide, q1=q.q1)
+            matmuls = stashing.matmuls._replace(input_gradient=wide.matmuls.input_gradient)  # w is no stash
+            object.__setattr__(stashing, "matmuls", matmuls)
+            layer.quantizers = stashing if but_stash else wide
         yield
     finally:
         for layer, q in zip(layers, before, strict=True):

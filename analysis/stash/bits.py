@@ -72,11 +72,12 @@ def applied(model: nn.Module, name: str) -> Iterator[None]:
     controller = dsq.stash.apply(model, policy, **options)
     if policy == "bfp":
         controller.more = more  # type: ignore[attr-defined]
-    before, interception.TABLE = interception.TABLE, rows
+    before = table.TABLE
+    interception.TABLE = rows  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        interception.TABLE = before
+        interception.TABLE = before  # type: ignore[attr-defined]
         controller.remove()
 
 

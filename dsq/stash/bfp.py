@@ -6,8 +6,9 @@ more bits than q1. What has no row is as PyTorch keeps it (dsq/stash/table).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +145,8 @@ class BoxCodec:
             return self._encode_traced(values, kept)
         fmt = self.formats[kept.what]
         seed = None if self.seed is None else self.seed + next(self.turns)
-        return pack(values.reshape(-1), fmt, 0, seed), _Unpack(fmt, (values.numel(),))
+        codes = pack(values.reshape(-1), fmt, 0, seed)
+        return codes, _Unpack(fmt, (values.numel(),))
 
     def _encode_traced(self, values: Tensor, kept: Kept) -> tuple[tuple[Tensor, ...], Decode]:
         text, sizes = self.texts[kept.what], (values.numel(),)
@@ -153,7 +155,8 @@ class BoxCodec:
         return codes, lambda saved, dtype: torch.ops.dsq.unpack(*saved, text, sizes, 0, dtype)
 
 
-class _Unpack(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Unpack:
     fmt: Format
     sizes: tuple[int, ...]
 

@@ -277,7 +277,8 @@ def _holding(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 
-class _Decoded(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Decoded:
     decode: Decode
     dtype: torch.dtype
 
@@ -285,7 +286,8 @@ class _Decoded(NamedTuple):
         return self.decode(codes, self.dtype)
 
 
-class _Derived(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Derived:
     sources: tuple[tuple[int, Make], ...]
     make: Callable[..., Tensor]
     order: MemoryOrder
@@ -295,7 +297,8 @@ class _Derived(NamedTuple):
         return self.order.flat(self.make(*_values(self.sources, tensors)))
 
 
-class _Seen(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Seen:
     make: Make
     order: MemoryOrder
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -52,7 +53,9 @@ class Interception(TorchFunctionMode):
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
         top = innermost_hooks()
         pack = None if top is None else top[0]
-        segment = pack.__closure__[0].cell_contents if getattr(pack, "__code__", None) is _PACK else None
+        segment = None
+        if isinstance(pack, FunctionType) and pack.__code__ is _PACK:
+            segment = pack.__closure__[0].cell_contents  # type: ignore[index]
         if segment is not self.stash.segment:
             if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
                 self.stash.enter_segment(None)
@@ -79,8 +82,10 @@ class _Inputs:
             x = argument.unpack() if isinstance(argument, SavedTensor) else None
             if x is not None and rank is None:
                 rank = x.dim()
-            coded = x is not None and x.grad_fn is not None and x.dim() == rank
-            kept.append((stash.code(x, BOUNDARY), x.requires_grad) if coded else argument)
+            if x is not None and x.grad_fn is not None and x.dim() == rank:
+                kept.append((stash.code(x, BOUNDARY), x.requires_grad))
+            else:
+                kept.append(argument)
         return cls(kept)
 
     def __call__(self) -> list[Any]:
@@ -202,7 +207,7 @@ def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
 def _restore_class(model: nn.Module, controller: ForwardPolicy) -> None:
     others = [p for p in forward_policies(model) if p is not controller]
     if not others and "_dsq_plain" in vars(type(model)):  # else FSDP made a class of ours, which does nothing now
-        object.__setattr__(model, "__class__", type(model)._dsq_plain)
+        object.__setattr__(model, "__class__", vars(type(model))["_dsq_plain"])
 
 
 def forward_policies(model: nn.Module) -> list[ForwardPolicy]:
@@ -219,15 +224,15 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
         return run(*args, **kwargs)
 
     names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
-    kind = _Unpicklable if type(own) is type else type(own)
-    return kind(own.__name__, (own,), names)
+    kind: Any = _Unpicklable if type(own) is type else type(own)
+    return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
 
 
 class _Unpicklable(type):
     """The type of classes that are made here: pickle asks for one and gets the refusal of a model under a policy."""
 
 
-copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())  # type: ignore[arg-type]
+copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
 
 
 def _call(policy: ForwardPolicy, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,8 @@ class RangeCodec:
             codes, ranges = torch.ops.dsq.pack_in_range(values, *groups, key)
             count = values.numel()
             return (codes, ranges), lambda saved, dtype: torch.ops.dsq.unpack_in_range(*saved, *groups, count, dtype)
-        return self.pack(key, values.contiguous(), groups), _Unpack(groups, values.numel())
+        packed = self.pack(key, values.contiguous(), groups)
+        return (packed.codes, packed.ranges), _Unpack(groups, values.numel())
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
         """Code the values in the next range of that key."""
@@ -173,7 +174,8 @@ class RangeCodec:
         return Groups(inner * math.prod(order.sizes[position + 1 :]), number), size
 
 
-class _Unpack(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Unpack:
     groups: Groups
     count: int
 
@@ -196,8 +198,10 @@ def _graphs_ask(codec: RangeCodec) -> Iterator[None]:
 def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
     codec, groups = getattr(_coding, "codec", None), Groups(run, number)
     if codec is None:  # a block called by itself: a tensor's own range serves
-        return RunningRanges(0.0, "nearest", 0).pack(key, values.contiguous(), groups)
-    return codec.pack(key, values.contiguous(), groups)
+        packed = RunningRanges(0.0, "nearest", 0).pack(key, values.contiguous(), groups)
+    else:
+        packed = codec.pack(key, values.contiguous(), groups)
+    return packed.codes, packed.ranges
 
 
 def _unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:

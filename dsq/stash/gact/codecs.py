@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +38,8 @@ def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
     return tuple(affine_pack(values_N, bits, groups, None, seed)), _UnpackAffine(bits, groups, values_N.numel())
 
 
-class _UnpackAffine(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _UnpackAffine:
     bits: int
     groups: Groups
     count: int
@@ -58,7 +58,8 @@ def _boxes(name: str) -> CodeFamily:
     return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
 
 
-class _UnpackBoxes(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _UnpackBoxes:
     fmt: Format
     count: int
 

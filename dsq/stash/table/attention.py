@@ -8,7 +8,7 @@ bits and logits of standard deviation 36).
 """
 
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -99,16 +99,15 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, random = kept(ctx)
-        inputs = [None if x is None else x.detach() for x in (q, k, v, mask)]
-        inputs[:3] = [x.to(dy.dtype) for x in inputs[:3]]
-        for x, wanted in zip(inputs, ctx.needs_input_grad[1:5], strict=True):
-            if wanted:
-                x.requires_grad_()
+        inputs: list[Any] = [
+            x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(wanted)
+            for x, wanted in zip((q, k, v, mask), ctx.needs_input_grad[1:5], strict=True)
+        ]
         devices = [dy.device] if random is not None and dy.is_cuda else []
         with torch.random.fork_rng(devices, enabled=random is not None), torch.enable_grad():
             if random is not None:
                 _set_random_state(random, dy.device)
-            y = _attend(*inputs, ctx.options)
+            y = _attend(inputs[0], inputs[1], inputs[2], inputs[3], ctx.options)
         wanted = [x for x in inputs if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(y, wanted, dy))
         return None, *(next(found) if x is not None and x.requires_grad else None for x in inputs), None
@@ -195,4 +194,4 @@ def _map(q: Tensor, k: Tensor, mask: Tensor | None, options: tuple[Any, ...]) ->
         scores = scores.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         scores = scores + mask.to(scores.dtype)
-    return torch.ops.aten._safe_softmax(scores, -1)  # type: ignore[no-any-return]
+    return cast(Tensor, torch.ops.aten._safe_softmax(scores, -1))

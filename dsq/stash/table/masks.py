@@ -161,8 +161,8 @@ def max_pool2d(
     """F.max_pool2d: the places of the largest values, in the narrowest integers."""
     options = (kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)
     if return_indices or not input.requires_grad or input.dim() != 4:
-        named = {"ceil_mode": ceil_mode, "return_indices": return_indices}
-        return F.max_pool2d(input, kernel_size, stride, padding, dilation, **named)
+        pool: Any = F.max_pool2d
+        return pool(input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)
     return MaxPool2d.apply(stash, input, *options)  # type: ignore[no-untyped-call]
 
 
@@ -210,7 +210,7 @@ def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor
     size = [own if given is None else given for own, given in zip(input.shape[-2:], size, strict=True)]
     gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731
     if size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing
-        return F.adaptive_avg_pool2d(input, size)
+        return F.adaptive_avg_pool2d(input, 1)
     return Shaped.apply(stash, input, aten._adaptive_avg_pool2d, gradient, (size,))  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls
-from dsq.kernels.dispatch import pack, plain, unpack
+from dsq.kernels.dispatch import plain, unpack
 from dsq.linear import Quantizers, linear
 from dsq.ops import linear_passes
+from dsq.ops.matmul import packed
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
 LINEAR = Kept("linear", "linear")
@@ -79,12 +80,8 @@ class QuantisedLinear(torch.autograd.Function):
             codes = (fresh.codes, fresh.scales)
             stash.put_linear(x, matmuls.stash, Form(codes, _decoder(matmuls, ctx.shape, x.dtype)))
         keep(ctx, w, form if codes is None else Form(codes, _both))
-        ctx.matmuls, ctx.seed, ctx.dtypes, ctx.biased = (
-            matmuls,
-            seed,
-            Dtypes(x.dtype, w_NK.dtype, y.dtype),
-            bias is not None,
-        )
+        ctx.matmuls, ctx.seed, ctx.biased = matmuls, seed, bias is not None
+        ctx.dtypes = Dtypes(x.dtype, w_NK.dtype, y.dtype)
         return y
 
     @staticmethod
@@ -92,12 +89,10 @@ class QuantisedLinear(torch.autograd.Function):
         w_NK, x1 = kept(ctx)
         matmuls = ctx.matmuls
         if ctx.as_codes:
-            x1 = Codes(*x1, ctx.shape)
+            x1 = Codes(x1[0], x1[1], ctx.shape)
         else:
             matmuls = _read_wide(matmuls)
-            operand = matmuls.weight_gradient.b
-            x1 = linear_passes.matrix(x1)
-            x1 = Codes(*pack(x1, operand.format, operand.axis), x1.shape)
+            x1 = packed(matmuls.weight_gradient.b, linear_passes.matrix(x1), None)
         dx, dw_NK = linear_passes.backward(matmuls, ctx.dtypes, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
@@ -107,8 +102,9 @@ def _both(tensors: Any) -> Any:
 
 
 def _decoder(matmuls: LinearMatMuls, shape: torch.Size, dtype: torch.dtype) -> Any:
-    operand = matmuls.stash
-    return lambda codes: unpack(codes[0], codes[1], operand.format, shape, operand.axis, dtype)
+    fmt, axis = matmuls.stash.format, matmuls.stash.axis
+    assert fmt is not None
+    return lambda codes: unpack(codes[0], codes[1], fmt, shape, axis, dtype)
 
 
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1

@@ -71,6 +71,8 @@ class _SampledLinear(torch.autograd.Function):
         z = F.linear(x, w_NK, bias)
         sample = sampler.sample(x, z.dtype, reader, tokens)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
+        assert sample.rows is not None
+        assert sample.index is not None
         w = exact_form(w_NK) if ctx.needs_input_grad[0] else None
         keep(ctx, w, form_now(sample.rows, LINEAR), exact_form(sample.index))
         ctx.sampler, ctx.sample, ctx.reader, ctx.tokens = sampler, sample, reader, tokens
