@@ -155,7 +155,7 @@ class TracedAttention(torch.autograd.Function):
             y = _attend(q, k, v, mask, options)
         keep(ctx, *forms, None if mask is None else stash.exact(mask), None if noise is None else stash.bits(noise))
         ctx.options = options
-        return y
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

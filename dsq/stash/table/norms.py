@@ -192,7 +192,7 @@ class BatchNorm(torch.autograd.Function):
         if weight is None or bias is not None:
             stash.derive(y, (unit, *_exact(stash, *scales, *([] if bias is None else [_channels(bias, x)]))), _scaled)
         ctx.training = training
-        return y
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -244,7 +244,7 @@ class GroupNorm(torch.autograd.Function):
         if weight is None or bias is not None:
             scales = [] if weight is None or bias is None else [_channels(weight, x), _channels(bias, x)]
             stash.derive(y, (form, *_exact(stash, *scales)), _scaled)
-        return y
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -37,7 +37,7 @@ class Linear(torch.autograd.Function):
         keep(ctx, stash.code(x, LINEAR), stash.exact(w_NK) if ctx.needs_input_grad[1] else None)
         ctx.biased = bias is not None
         y = F.linear(x, w_NK, bias)
-        return torch.ops.aten._unsafe_view(y, y.shape)  # not a view: fairseq's attention scales it in place
+        return torch.ops.aten._unsafe_view(y, y.shape)  # not a view: fairseq's attention scales it in place  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor | None]:

@@ -10,9 +10,9 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 
 from dsq.stash import apply, measure
-from dsq.stash.controller import Controller
+from dsq.stash.hooks import innermost_hooks
+from dsq.stash.interception import entered_now
 from dsq.stash.policy import applied
-from dsq.stash.saved_tensors.hooks import active_contexts, around_forward, innermost_hooks, take_off_leftovers
 from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
 
 
@@ -64,16 +64,13 @@ def test_a_policy_removed_inside_a_forward_ends_with_it(name):
     model(torch.randn(8, 16, 32)).sum().backward()
     handle.remove()
     model.zero_grad()
-    assert innermost_hooks() is None
-    assert _get_current_function_mode() is None
-    assert not active_contexts()
+    assert _nothing_entered()
     assert snapshot(model) == snapshot(plain)
     assert train(model) == train(plain)
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
 def test_a_forward_that_is_interrupted_is_left(names):
-    """PyTorch calls no hook after a KeyboardInterrupt: before the next forward, or by remove()."""
     model, x = small(), torch.randn(8, 16, 32)
     controllers = [apply(model, name) for name in names]
     model(x).sum().backward()
@@ -89,36 +86,37 @@ def test_a_forward_that_is_interrupted_is_left(names):
         handle.remove()
 
     interrupted()
+    assert _nothing_entered()
     assert measure(lambda: model(x).sum()).nbytes == held
-    take_off_leftovers()
-    assert innermost_hooks() is None
     interrupted()
     for controller in controllers:
         controller.remove()
-    take_off_leftovers()
-    assert innermost_hooks() is None
-    assert not active_contexts()
+    assert _nothing_entered()
 
 
-def test_contexts_are_left_when_a_forward_raises_and_nest_once():
+def _nothing_entered():
+    return innermost_hooks() is None and _get_current_function_mode() is None and entered_now() == ()
+
+
+@pytest.mark.parametrize("name", ["bfp", "mesa", "gact", "bfloat16"])
+def test_a_forward_that_calls_itself_and_raises_enters_once(name):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.depth = 0
+            self.lin = nn.Linear(1, 1)
 
         def forward(self, x, depth):
-            entered.append(len(active_contexts()))
+            entered.append(len(entered_now()))
             if depth == 0:
                 raise KeyError("inside")
             return self(x, depth - 1)
 
     entered, model = [], Model()
-    around_forward(Controller(model), model, lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+    apply(model, name)
     with pytest.raises(KeyError):
         model(torch.ones(1), 2)
     assert entered == [1, 1, 1]
-    assert active_contexts() == ()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert _nothing_entered()
 
 
 def test_threads_do_not_see_each_other():
@@ -128,7 +126,7 @@ def test_threads_do_not_see_each_other():
 
     def work():
         model(torch.randn(1, 4, 32)).sum().backward()
-        seen.append(active_contexts())
+        seen.append(entered_now())
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dsq.stash import apply, measure
-from dsq.stash.saved_tensors.hooks import active_contexts
+from dsq.stash.interception import entered_now
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.every_policy import NAMES, small, snapshot, train
 from tests.dsq.stash.gradients import all_gradients, error, gradient
@@ -56,7 +56,7 @@ def test_evaluation_leaves_nothing_behind(name):
         torch.testing.assert_close(model(x), expected)
     with torch.inference_mode():
         torch.testing.assert_close(model(x), expected)
-    assert active_contexts() == ()
+    assert entered_now() == ()
     model(x).sum().backward()
     model.requires_grad_(False)
     assert not model(x).requires_grad

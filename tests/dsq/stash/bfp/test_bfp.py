@@ -18,6 +18,7 @@ from tests.dsq.stash.gradients import all_gradients, error, gradient
 ROWS, WIDTH = 32, 48
 BOX_FORMATS = {"bfp": dsq.BFP, "sbfp": SignedBFP, "snvint": SignedNVInt}
 DEFAULT = SignedNVInt(4)
+ACTIVATION = 2  # bits more of what an activation keeps
 
 
 def quantized(x, fmt=DEFAULT):
@@ -26,7 +27,9 @@ def quantized(x, fmt=DEFAULT):
 
 
 def packed_bytes(numel, bits=4, format="snvint"):
-    """Codes, a byte a box, and snvint's byte a tensor."""
+    """Codes, a byte a box, and snvint's byte a tensor; above 6 bits it is bfp."""
+    if bits > 6:
+        format = "bfp"
     return -(-numel * bits // 8) + -(-numel // 16) + (format == "snvint")
 
 
@@ -57,7 +60,7 @@ def test_linear_gradient_is_that_of_the_quantised_input(options, rounding):
 def test_bytes(bits, format):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     controller = apply(model, "bfp", bits=bits, format=format)
-    expected = 2 * packed_bytes(ROWS * WIDTH, bits, format if bits <= 6 else "bfp")
+    expected = sum(packed_bytes(ROWS * WIDTH, min(width, 16), format) for width in (bits, bits + ACTIVATION))
     assert stash(model, torch.randn(ROWS, WIDTH)) == expected
     summary = controller.report()
     assert (summary.raw_bytes, summary.kept_bytes) == (2 * 4 * ROWS * WIDTH, expected)
@@ -114,20 +117,7 @@ def test_relu_and_dropout_masks_are_exact(functional):
     assert stash(model, x) == packed_bytes(ROWS * WIDTH, 2) + 2 * ROWS * WIDTH // 8
 
 
-def test_statistics_stay_exact():
-    """With an input that 4 bits hold exactly, the norm's gradient is exact: its mean and 1/std are not rounded."""
-    model = nn.Sequential(nn.Identity(), nn.LayerNorm(WIDTH))
-    x = quantized(torch.randn(2 * ROWS * 16, WIDTH)).requires_grad_()
-    (theirs,) = torch.autograd.grad(model(x).square().sum(), x)
-    apply(model, "bfp", bits=4)
-    (ours,) = torch.autograd.grad(model(x).square().sum(), x)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2.0)
-    loss = model(x).sum()
-    saved = loss.grad_fn.next_functions[0][0]
-    torch.testing.assert_close(saved._saved_result1.flatten(), x.detach().mean(-1))
-
-
-def test_attention_logsumexp_and_a_loss_in_the_model_stay_exact():
+def test_attention_in_one_call_and_a_loss_in_the_model():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -151,7 +141,7 @@ def test_attention_logsumexp_and_a_loss_in_the_model_stay_exact():
 
 
 def test_encoder_is_close_to_its_smallest_possible_size():
-    """All values of the plain stash at 4.5 and 2.5 bits (notes: 61.3 and 34.1 MiB of 436.2), here at a smaller size."""
+    """All values of the plain stash at 4.5 and 2.5 bits are more than it keeps: much is made again."""
     model, x = encoder(blocks=2, width=128, heads=4, ffn=512), torch.randn(4, 64, 128)
     plain = measure(lambda: model(x).sum()).nbytes + x.nbytes  # the batch is kept as it is, and was there before
     for bits in (4, 2):
@@ -180,7 +170,10 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
         dsq.set_level(model, config, level)
         boxes_along_tokens = ROWS * WIDTH * bits // 8 + ROWS // 16 * WIDTH
         of_the_tensor = 1  # snvint's byte
-        assert stash(model, x) == packed_bytes(ROWS * WIDTH, max(4, bits)) + boxes_along_tokens + of_the_tensor
+        assert (
+            stash(model, x)
+            == packed_bytes(ROWS * WIDTH, max(4, bits) + ACTIVATION) + boxes_along_tokens + of_the_tensor
+        )
 
 
 @pytest.mark.parametrize(
@@ -200,10 +193,9 @@ def test_a_converted_model_is_packed_as_its_layers_unless_told(options, expected
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
     dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="sbfp", box=8))
     controller = apply(model, "bfp", **options)
-    y = model(x)
-    y.sum().backward()
+    model(x).sum().backward()
     assert f"format {expected}" in str(controller.report())
-    dy = 1 - quantized(y, expected).square()
+    dy = 1 - quantized(model[0](x), expected.at(expected.bits + ACTIVATION)).tanh().square()
     torch.testing.assert_close(model[0].bias.grad, dy.sum(0))
 
 

@@ -1,4 +1,4 @@
-"""Checkpointing: the gradients of the plain model, less kept, and a recomputed stash that hook policies pack."""
+"""Checkpointing: the gradients of the plain model, less kept, and a recomputed stash that the table's policies pack."""
 
 import copy
 import pickle
@@ -10,6 +10,7 @@ from torch import nn
 from analysis.models import encoder, resnet20
 from dsq.stash import apply, measure
 from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.gradients import error, gradient
 
 
 def small():
@@ -114,21 +115,15 @@ def test_copies_run_their_own_parameters():
 
 
 def test_with_bfp_inputs_and_recomputed_stash_are_packed():
-    model, x = small(), torch.randn(2, 8, 32)
+    model, x = small().eval(), torch.randn(2, 8, 32)
     apply(model, "checkpoint")
-    alone = measure(lambda: model(x.clone()).sum())
+    alone, exact = measure(lambda: model(x).sum()), gradient(model, x)
     packed = apply(model, "bfp", bits=4)
-    report = measure(lambda: model(x.clone()).sum())
-    inputs = 4 * (x.numel() * 4.5 / 8 + 1)
-    assert packed.report().kept_bytes == inputs + 2 * 4 * 2 * 8
-    assert report.nbytes == alone.nbytes - 4 * x.nbytes + inputs
-
-    made = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: made.append(t.nbytes) or t.detach(), lambda t: t):
-        loss = model(x).sum()
-    made.clear()
-    loss.backward()
-    assert not made  # what the recomputation saves goes through bfp's hooks, not past them
+    report = measure(lambda: model(x).sum())
+    spared = x.nbytes - (x.numel() * 4.5 / 8 + 1)
+    assert report.nbytes <= alone.nbytes - 3 * spared  # two blocks' inputs and what the last norm keeps
+    assert packed.report().kept_bytes >= 3 * (x.nbytes - spared)
+    assert 0.01 < error(gradient(model, x), exact) < 0.2
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -48,10 +48,10 @@ def test_block_formats_are_those_of_dsq_at_every_width() -> None:
     for name, kind in formats.items():
         for bits in CODE_FAMILIES[name].widths:
             fmt = dsq.BFP(bits) if name == "snvint" and bits > 6 else kind(bits)
-            code = CODE_FAMILIES[name].encode(x, bits, 7)
-            assert torch.equal(code.unpack(torch.float32), dsq.quantize(x, fmt, rounding="stochastic", seed=7))
+            codes, decode = CODE_FAMILIES[name].encode(x, bits, 7)
+            assert torch.equal(decode(codes, torch.float32), dsq.quantize(x, fmt, rounding="stochastic", seed=7))
             boxes = -(-333 // 16)
-            assert code.nbytes == -(-333 * bits // 8) + boxes + isinstance(fmt, SignedNVInt)
+            assert sum(code.nbytes for code in codes) == -(-333 * bits // 8) + boxes + isinstance(fmt, SignedNVInt)
 
 
 @pytest.mark.parametrize("format", ["affine", "snvint"])
@@ -62,8 +62,8 @@ def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, for
     controller = stash.apply(model, "gact", bits=bits, format=format)
     for _ in range(3):
         step(model, x)
-    # at a block format's narrowest there is nothing to give away
-    assert bits - 0.1 < bits_used(controller.report()) <= bits
+    # at a block format's narrowest there is nothing to give away; one of five equal tensors is the least step
+    assert bits - 0.2 < bits_used(controller.report()) <= bits
 
 
 @pytest.mark.parametrize("format", ["affine", "snvint"])
@@ -83,29 +83,26 @@ def test_less_variance_than_uniform_bits_of_the_same_budget(kind: type[nn.Module
 
 
 def test_the_report_says_what_the_average_is_of() -> None:
-    """Before the first adaptation the loss's 8 bits are beyond the budget."""
-    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(40)))
+    model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=4)
     firsts = []
     for _ in range(2):
-        model(rows()).square().sum().backward()
+        step(model, rows())
         firsts.append(controller.report().details[0])
-    values = 41 * rows().numel()  # a linear's input each, and the loss's
-    assert firsts[0].startswith(f"{4 + 4 * rows().numel() / values:.3f} bits")
-    assert "uniform bits within 4, the loss's beyond" in firsts[0]
-    assert bits_used(controller.report()) <= 4
+    assert firsts[0].startswith("4.000 bits")
+    assert "uniform bits within 4" in firsts[0]
     assert "the budget is 4" in firsts[1]
 
 
-def test_the_sensitive_tensor_gets_the_most_bits() -> None:
+def test_the_sensitive_tensor_gets_more_bits_than_its_like() -> None:
     model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=3)
     step(model, rows())
     step(model, rows())
     lines = controller.report().details[1:]
     bits = [EXACT if "exact" in line else int(line.split(" bits")[0].split()[-1]) for line in lines]
-    # in the order of the forward: input, gelu in, gelu out, ..., tanh, exp
-    assert bits[-1] == max(bits) > 3
+    # in the order of the forward: the input, three of gelu, their sum
+    assert bits[3] > 3 > max(bits[1:3])
 
 
 @pytest.mark.parametrize(
@@ -146,9 +143,8 @@ def test_kept_bytes_of_an_encoder_with_dropout() -> None:
     def codes(n: int) -> int:
         return n // 2 + n // 256 * 8
 
-    # input; q (scaled), k, v; map before and after dropout; attention's output: 4 bits; two masks (and their scales)
-    expected = codes(width) * 5 + codes(maps) * 2 + width // 8 + maps // 8
-    assert expected <= controller.report().kept_bytes <= expected + 16
+    # input; q (scaled), k, v; the map, from which dropout's result is made again; attention's output; two masks
+    assert controller.report().kept_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
 
 
 def test_two_dropouts_keep_their_own_masks() -> None:
@@ -165,16 +161,6 @@ def test_two_dropouts_keep_their_own_masks() -> None:
     true = run()
     stash.apply(model, "gact")
     assert torch.equal(run(), true)
-
-
-def test_the_loss_is_kept_in_eight_bits_or_exact() -> None:
-    for width, words in ((32, "8 bits"), (1, "exact")):
-        model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(40)), nn.Linear(32, width))
-        controller = stash.apply(model, "gact")
-        model(rows(count=4096)).square().sum().backward()
-        (line,) = [line for line in controller.report().details if line.startswith("loss")]
-        assert words in line
-        controller.remove()
 
 
 def test_statistics_of_group_norm_stay_exact() -> None:

@@ -108,7 +108,7 @@ def test_the_kept_map_decodes_by_head_within_a_step() -> None:
 def test_ranges_follow_equations_6_and_7() -> None:
     model = nn.Sequential(nn.GELU())
     controller = stash.apply(model, "mesa", groups=2)
-    first, second = (torch.randn(5, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    first, second = (torch.randn(50, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     for x in (first, second):
         model(x.requires_grad_())
     (kept,) = controller.state_dict()["ranges"].values()
@@ -197,7 +197,7 @@ def test_conv_net() -> None:
 
 
 def test_fused_attention_has_no_map() -> None:
-    """Neither between the passes nor at the peak; what it keeps is q, k, v and the output in 8 bits."""
+    """Neither between the passes nor at the peak; what it keeps is q, k and v in 8 bits."""
     tokens, features = 512, WIDTH // HEADS
 
     class Fused(nn.Identity):
@@ -210,10 +210,10 @@ def test_fused_attention_has_no_map() -> None:
     controller = stash.apply(model, "mesa")
     kept = measure(lambda: model(q, k, v), backward=True)
     one = q.nbytes
-    statistics = HEADS * tokens * 4
-    assert kept.nbytes <= 4 * (one / 4 + 8 * HEADS) + statistics + 128
+    assert controller.report().kept_bytes == 3 * (one // 4 + 8 * HEADS)
+    assert kept.nbytes <= controller.report().kept_bytes + 3 * 8  # the products' numbers
     assert kept.peak_bytes < HEADS * tokens * tokens * 4  # the map, in float32
-    assert controller.report().raw_bytes == 4 * one + statistics
+    assert controller.report().raw_bytes == 3 * one
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.3}, {"attn_mask": "causal"}])
@@ -243,11 +243,9 @@ LAYERS = {
     "silu": lambda y, w: F.silu(y),
     "product": lambda y, w: y * y.flip(1),
     "group norm": lambda y, w: F.group_norm(y.transpose(1, 2), 4),
-    "instance norm": lambda y, w: F.instance_norm(y.transpose(1, 2)),
     "rms norm": lambda y, w: F.rms_norm(y, (WIDTH,)),
-    "tanh": lambda y, w: torch.tanh(y),
+    "tanh": lambda y, w: torch.tanh(y / 4),
     "temperature": lambda y, w: y * torch.exp(w[0, 0]),
-    "average pooling": lambda y, w: F.avg_pool1d(y.transpose(1, 2), 3),
 }
 
 
@@ -276,12 +274,13 @@ def test_what_other_operations_save_is_coded(name: str) -> None:
     assert measure(lambda: model(x)).nbytes <= plain / 4 + x.nbytes / 4 + 2048
 
 
-def test_channels_after_elementwise_layers_are_grouped_as_the_convolutions() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.SiLU())
+def test_channels_after_elementwise_layers_are_grouped_by_channel() -> None:
+    """A code of a convolution's input has groups along its channels, whoever made that input."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
     controller = stash.apply(model, "mesa", groups=4)
     model(torch.randn(2, 3, 13, 13))
-    channels = [ranges.shape for name, ranges in controller.state_dict()["ranges"].items() if name[0] in "12"]
-    assert channels == [(2, 4), (2, 4)]  # 11 columns have one group in common with 4
+    ranges = controller.state_dict()["ranges"]
+    assert {key: tuple(value.shape) for key, value in ranges.items()} == {"conv:3:0": (2, 1), "conv:16:0": (2, 4)}
 
 
 @pytest.mark.parametrize("style", ["matmul", "sdpa", "module"])
