@@ -7,7 +7,7 @@ is. torch.compile traces the mode into the graphs of a model, or of blocks, that
 
 import copyreg
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ class Interception(TorchFunctionMode):
         if func is Tensor.unflatten:  # a Python method that a compiler does not trace under a mode
             func = torch.unflatten
         row = TABLE.get(func)
-        if row is None or not torch.is_grad_enabled() or "out" in kwargs or not _PLAIN.issuperset(types):
+        if row is None or not torch.is_grad_enabled() or "out" in kwargs or _special(args) or _special(kwargs.values()):
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
             self._follow_checkpoints()
@@ -112,8 +112,11 @@ class _UnderPolicies:
             return self.run(*args, **kwargs)
 
 
-#: what rows take: other tensors (DTensor) have operations of their own
-_PLAIN = frozenset((Tensor, nn.Parameter))
+def _special(values: Iterable[Any]) -> bool:
+    """Whether a tensor is among them that no row takes: a DTensor, say, has operations of its own."""
+    return any(isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter) for value in values)
+
+
 #: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
 _PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
 

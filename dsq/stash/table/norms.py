@@ -225,7 +225,8 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """F.group_norm."""
-    if not _differentiable(input, weight, bias) or torch.is_autocast_enabled(input.device.type):
+    special = input.numel() == 0 or torch.is_autocast_enabled(input.device.type)
+    if special or not _differentiable(input, weight, bias):
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
