@@ -3,7 +3,7 @@
 glibc keeps freed blocks behind live ones. M_MMAP_THRESHOLD gives large blocks mappings of their own, which go back, for
 page faults; huge pages take most of these away. MiB above the state before the step / s: GPT, d 512, batch 16, loss in
 chunks, one thread of an AMD EPYC (Zen 4), glibc 2.36, 2026-11-25 (``python -m analysis.bench process``). Huge pages too
-late: whole 284 / 5.3. A threshold of 128 KiB: 34 MiB for 86 at d 128, but 1.6 x the time.
+late: whole 284 / 5.3. A threshold of 128 KiB: 34 MiB for 86 at d 128, but 1.6 x the time. Two steps, other jobs beside.
                fp32         autocast   checkpoint  linears    whole      mesa         gact
 as it is       1,005 / 7.3  800 / 4.9  544 / 9.5   981 / 4.3  931 / 4.4  2,126 / 8.0  2,264 / 7.9
 both settings  851 / 8.6    607 / 5.6  274 / 9.5   664 / 4.5  285 / 4.5  335 / 8.2    596 / 8.3
