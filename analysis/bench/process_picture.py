@@ -28,6 +28,7 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
                 row["setup"], (row["seconds"], row["above MiB"]), (5, 3), textcoords="offset points", fontsize=7
             )
         axes.set(yscale="log", xlabel="seconds a step", ylabel="MiB above the state before the step")
+        axes.margins(x=0.15)  # for the names
         axes.set_title(f"batch {batch}, threads {threads}", loc="left")
     grid[0][0].legend(fontsize=7)
     save(figure, path)

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
+from dsq.process_memory import give_memory_back
 from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
 from dsq.stash.controller import APPLIED, Controller
 
@@ -98,6 +99,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     _check_compiled(model, entry)
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
+    give_memory_back()
     forget_compiled()
     controller = entry.attach(model, **options)
     controller.name = policy

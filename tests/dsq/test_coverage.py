@@ -113,7 +113,8 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     dsq.stash.apply(net, "bfp")
     found = dsq.report(net, x)
     assert found.forward == eager.forward
-    assert found.backward == eager.backward
+    assert found.backward.quantised == eager.backward.quantised
+    assert found.backward.plain["aten.bmm"] > eager.backward.plain["aten.bmm"]  # attention is made again
     assert isinstance(found.stash_bytes, int)
     assert found.stash_bytes < eager.stash_bytes
     torch.compiler.reset()

@@ -86,7 +86,7 @@ def test_the_error_of_the_stash_is_that_of_the_layers_and_of_policies():
     dsq.stash.apply(net, "bfp", bits=8)
     both = compare(net, loss_of(net, X))
     assert 0.01 < linears.of_stash < 0.5 * linears.error
-    assert linears.of_stash < both.of_stash < 1.1 * linears.of_stash
+    assert both.of_stash < 1.1 * linears.of_stash
 
 
 def test_nothing_of_the_training_changes():
@@ -207,7 +207,7 @@ def test_parameters_whose_gradient_is_rounding_noise_are_not_judged():
         found = compare(model, loss_of(model, 3 * X))
         by_name = {p.name: p for p in found.parameters}
         assert by_name["k.bias"].share < 1e-6
-        assert by_name["k.bias"].error > 10
+        assert by_name["k.bias"].error > 1
         assert not by_name["k.bias"].judged
         assert found.cosine > 0.9
         assert (by_name["zero"].cosine, by_name["zero"].ratio, by_name["zero"].error) == (1, 1, 0)
