@@ -161,7 +161,7 @@ def _check_compiled(model: nn.Module, entry: Policy) -> None:
 
 _COMPILE_BEFORE = (
     "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
-    "compiled = torch.compile(model) (bfp, mesa), or to a model of which each block was compiled (bfp, gact, mesa)"
+    "compiled = torch.compile(model) or to a model of which each block was compiled (bfp, mesa)"
 )
 
 

@@ -5,7 +5,7 @@ many rounding errors: these are what low bits are safest for (DSQ, section 3). S
 """
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -110,6 +110,7 @@ def _decoder(matmuls: LinearMatMuls, shape: torch.Size, dtype: torch.dtype) -> A
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
 
 
+@lru_cache(maxsize=256)  # the caches of kernels go by it
 def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
     operand = matmuls.weight_gradient.b
     assert operand.format is not None

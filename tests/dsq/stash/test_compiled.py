@@ -130,7 +130,7 @@ def check_against_eager_mode(name, compiled, policy):
     # nothing is made again of other codes in a graph: a linear layer keeps 4 bits of what GELU gave, of whose 6 bits
     # it is made again in eager mode; a converted one its own codes
     assert 0 < error(gradient(compiled), exact) <= 1.75 * of_eager
-    assert stash_bytes(compiled) <= 1.45 * saved * stash_bytes(eager)
+    assert stash_bytes(compiled) <= 1.55 * saved * stash_bytes(eager)
     return controller, exact
 
 

@@ -1,0 +1,145 @@
+"""Every row against the plain operation in float64: with values kept as they are, gradients are PyTorch's."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.dsq.stash.table.exactly import under_the_table
+
+
+def drawn(*shape, seed=0, scale=1.0, offset=0.0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * scale + offset
+
+
+def run(function, inputs, row):
+    """The result, its gradients, and what kept them, of the plain operation or of its row."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    torch.manual_seed(7)
+    y, stash = under_the_table(function, *leaves) if row else (function(*leaves), None)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
+    return y, torch.autograd.grad(y, leaves, upstream), stash
+
+
+attend = F.scaled_dot_product_attention
+X = (3, 16, 32)
+MASK = torch.zeros(16, 16, dtype=torch.float64).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf)
+CASES = {
+    "linear": (F.linear, [X, (24, 32), (24,)]),
+    "linear without bias": (F.linear, [X, (24, 32)]),
+    "linear of a matrix": (F.linear, [(48, 32), (24, 32), (24,)]),
+    "addmm": (lambda b, x, w: torch.addmm(b, x, w), [(24,), (48, 32), (32, 24)]),
+    "matmul": (lambda a, b: a @ b, [(3, 4, 16, 32), (3, 4, 32, 16)]),
+    "matmul, broadcast": (torch.matmul, [(3, 4, 16, 32), (32, 16)]),
+    "bmm": (torch.bmm, [(4, 16, 32), (4, 32, 16)]),
+    "softmax": (lambda x: F.softmax(x * 4, -1), [(3, 4, 16, 16)]),
+    "softmax of another axis": (lambda x: torch.softmax(x, 1), [X]),
+    "attention": (lambda q, k, v: attend(q, k, v), [(2, 4, 16, 32)] * 3),
+    "attention, causal": (lambda q, k, v: attend(q, k, v, is_causal=True), [(2, 4, 16, 32)] * 3),
+    "attention, masked": (lambda q, k, v: attend(q, k, v, MASK.to(q.dtype)), [(2, 4, 16, 32)] * 3),
+    "attention, learned mask": (attend, [(2, 4, 16, 32)] * 3 + [(4, 16, 16)]),
+    "attention, dropout": (lambda q, k, v: attend(q, k, v, None, 0.3), [(2, 4, 16, 32)] * 3),
+    "attention, grouped": (
+        lambda q, k, v: attend(q, k, v, enable_gqa=True),
+        [(2, 4, 16, 32), (2, 2, 16, 32), (2, 2, 16, 32)],
+    ),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (32,), w, b), [X, (32,), (32,)]),
+    "layer norm, plain": (lambda x: F.layer_norm(x, (32,)), [X]),
+    "layer norm of an offset": (lambda x, w, b: F.layer_norm(x + 100, (32,), w, b), [X, (32,), (32,)]),
+    "layer norm of nearly nothing": (lambda x, w, b: F.layer_norm(x * 1e-3, (32,), w, b), [X, (32,), (32,)]),
+    "layer norm over two axes": (lambda x, w, b: F.layer_norm(x, (16, 32), w, b), [X, (16, 32), (16, 32)]),
+    "rms norm": (lambda x, w: F.rms_norm(x, (32,), w), [X, (32,)]),
+    "rms norm, plain": (lambda x: F.rms_norm(x, (32,), eps=1e-6), [X]),
+    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [(4, 8, 5, 6), (8,), (8,)]),
+    "batch norm of rows": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [(64, 8), (8,), (8,)]),
+    "batch norm, evaluation": (
+        lambda x, w, b: F.batch_norm(x, torch.ones(8).to(x), torch.full((8,), 2.0).to(x), w, b, False),
+        [(4, 8, 5, 6), (8,), (8,)],
+    ),
+    "group norm": (lambda x, w, b: F.group_norm(x, 4, w, b), [(4, 8, 5, 6), (8,), (8,)]),
+    "gelu": (F.gelu, [X]),
+    "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), [X]),
+    "silu": (F.silu, [X]),
+    "mish": (F.mish, [X]),
+    "tanh": (torch.tanh, [X]),
+    "sigmoid": (torch.sigmoid, [X]),
+    "elu": (F.elu, [X]),
+    "selu": (F.selu, [X]),
+    "softplus": (F.softplus, [X]),
+    "glu": (F.glu, [X]),
+    "mul": (torch.mul, [X, X]),
+    "mul, broadcast": (lambda a, b: a * b, [X, (3, 16, 1)]),
+    "square": (torch.square, [X]),
+    "pow": (lambda x: x**2, [X]),
+    "relu": (F.relu, [X]),
+    "relu, transposed": (lambda x: F.relu(x.transpose(0, 1)), [X]),
+    "relu in place": (lambda x: F.relu(x + 0, inplace=True), [X]),
+    "leaky relu": (F.leaky_relu, [X]),
+    "relu6": (lambda x: F.relu6(x * 6), [X]),
+    "hardtanh": (F.hardtanh, [X]),
+    "dropout": (lambda x: F.dropout(x, 0.3), [X]),
+    "max pool": (lambda x: F.max_pool2d(x, 2), [(4, 8, 6, 6)]),
+    "max pool, strided": (lambda x: F.max_pool2d(x, 3, 2, 1), [(4, 8, 6, 6)]),
+    "average pool": (lambda x: F.avg_pool2d(x, 2), [(4, 8, 6, 6)]),
+    "adaptive pool": (lambda x: F.adaptive_avg_pool2d(x, 3), [(4, 8, 6, 6)]),
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b, 2, 1), [(4, 8, 32), (6, 8, 3), (6,)]),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), [(4, 8, 6, 6), (6, 8, 3, 3), (6,)]),
+    "conv2d, groups": (lambda x, w: F.conv2d(x, w, groups=4), [(4, 8, 6, 6), (8, 2, 3, 3)]),
+    "conv2d, dilated": (lambda x, w: F.conv2d(x, w, None, 1, 2, 2), [(4, 8, 6, 6), (8, 8, 3, 3)]),
+    "conv_transpose2d": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1), [(4, 8, 6, 6), (8, 6, 3, 3), (6,)]
+    ),
+    "index_select": (lambda x: torch.index_select(x * x, 0, torch.tensor([2, 0, 2])) ** 2, [X]),
+    "x[index]": (lambda x: (x * x)[torch.tensor([2, 0, 2])] ** 2, [X]),
+    "norm, linear": (lambda x, w, b, m: F.linear(F.layer_norm(x, (32,), w, b), m), [X, (32,), (32,), (24, 32)]),
+    "gated unit": (lambda a, b, m: F.linear(F.silu(a) * b, m), [X, X, (24, 32)]),
+    "dropped activation": (lambda x, m: F.linear(F.dropout(F.gelu(x), 0.3), m), [X, (24, 32)]),
+    "batch norm, relu, conv": (
+        lambda x, w, b, m: F.conv2d(F.relu(F.batch_norm(x, None, None, w, b, True), inplace=True), m),
+        [(4, 8, 6, 6), (8,), (8,), (6, 8, 3, 3)],
+    ),
+    "eager attention": (
+        lambda q, k, v: F.dropout(F.softmax(q @ k.mT / 5 + MASK.to(q.dtype), -1), 0.3) @ v, [(2, 4, 16, 32)] * 3
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_is_the_plain_operation(case):
+    function, shapes = CASES[case]
+    inputs = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
+    y, plain, _ = run(function, inputs, row=False)
+    result, ours, stash = run(function, inputs, row=True)
+    # a row ran: something is kept in its stash, or the node is an autograd function (PyTorch's end with a digit)
+    assert stash.kept_bytes > 0 or not result.grad_fn.name()[-1].isdigit()
+    torch.testing.assert_close(result, y, rtol=1e-12, atol=1e-12)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_its_forward_is_bit_for_bit_the_plain_one(case):
+    function, shapes = CASES[case]
+    inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
+    assert torch.equal(run(function, inputs, row=True)[0], run(function, inputs, row=False)[0])
+
+
+CAST = [
+    "linear", "linear without bias", "addmm", "matmul", "bmm", "softmax", "attention", "attention, causal",
+    "layer norm", "rms norm", "batch norm", "group norm", "conv1d", "conv2d", "conv_transpose2d", "gelu",
+    "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CAST)
+def test_under_autocast(case):
+    function, shapes = CASES[case]
+    inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
+    with torch.autocast("cpu", torch.bfloat16):
+        y, plain, _ = run(function, inputs, row=False)
+        result, ours, _ = run(function, inputs, row=True)
+    assert torch.equal(result, y)
+    assert result.dtype == y.dtype
+    for a, b in zip(ours, plain, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).norm() <= 0.01 * b.norm()

@@ -1,0 +1,214 @@
+"""bfp at 4 bits on the values at which coding whatever is saved ruined gradients: each is exact, or close."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dsq.stash import apply
+
+LEAST = 0.95  #: cosine of every gradient
+
+
+class Model(nn.Module):
+    """A function of its parameters and its input."""
+
+    def __init__(self, function, *parameters):
+        super().__init__()
+        self.function = function
+        self.inner = nn.ParameterList(nn.Parameter(p.clone()) for p in parameters)
+
+    def forward(self, x):
+        return self.function(x, *self.inner)
+
+
+def gradients(model, x, upstream=None):
+    torch.manual_seed(1)
+    x = x.clone().requires_grad_()
+    y = model(x)
+    if upstream is None:
+        upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+    return torch.autograd.grad(y, (x, *model.parameters()), upstream)
+
+
+def pairs(function, x, *parameters, upstream=None):
+    """(under bfp at 4 bits, exact) gradients of the input and the parameters."""
+    model = Model(function, *parameters)
+    exact = gradients(model, x, upstream)
+    apply(model, "bfp", bits=4)
+    return list(zip(gradients(model, x, upstream), exact, strict=True))
+
+
+def cosine(a, b):
+    return float(F.cosine_similarity(a.double().flatten(), b.double().flatten(), dim=0))
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def peaked(deviation, attention):
+    q, k = (deviation * drawn(1, 1, 128, 32, seed=s) for s in (1, 2))
+    return pairs(attention, q, k, drawn(1, 1, 128, 32, seed=3))
+
+
+def written(q, k, v):
+    return F.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
+
+
+@pytest.mark.parametrize("attention", [F.scaled_dot_product_attention, written], ids=["in one call", "written"])
+@pytest.mark.parametrize(("deviation", "least"), [(1, 0.95), (2, 0.9), (4, 0.85), (6, 0.8)])
+def test_peaked_attention(deviation, least, attention):
+    for ours, exact in peaked(deviation, attention):
+        assert cosine(ours, exact) >= least
+        assert 1 / 1.5 < ours.norm() / exact.norm() < 1.5
+
+
+@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa", "bfloat16"])
+@pytest.mark.parametrize("deviation", [6, 30])
+def test_attention_is_bounded_at_any_peak(deviation, policy):
+    q, k, v = (scale * drawn(1, 1, 128, 32, seed=s) for s, scale in enumerate((deviation, deviation, 1)))
+    model = Model(F.scaled_dot_product_attention, k, v)
+    exact = gradients(model, q)
+    apply(model, policy)
+    for ours, true in zip(gradients(model, q), exact, strict=True):
+        assert ours.isfinite().all()
+        assert ours.norm() < 3 * true.norm()
+
+
+def _masked(value):
+    mask = torch.full((64, 64), value).triu(1)
+    return lambda x, w: F.scaled_dot_product_attention(x @ w, x, x, mask)
+
+
+def _added_mask(value):
+    mask = torch.full((64, 64), value).triu(1)
+    return lambda x, w: F.softmax(x @ w @ x.mT / 8 + mask, -1) @ x
+
+
+def _ctc(x, w):
+    scores = F.linear(x, w).log_softmax(-1).exp()
+    lengths = torch.full((4,), 30), torch.full((4,), 10)
+    targets = torch.randint(1, 20, (4, 10), generator=torch.Generator().manual_seed(0))
+    return F.ctc_loss((scores + 1e-6).log(), targets, *lengths, reduction="sum")
+
+
+def _residual(loss):
+    """A loss whose residuals are a hundredth of what it compares."""
+
+    def function(x, w):
+        y = F.linear(x, w)
+        return loss(y, (y + 0.01 * drawn(*y.shape, seed=5)).detach(), reduction="sum")
+
+    return function
+
+
+def _grid(x, w):
+    grid = F.affine_grid(w.view(1, 2, 3).expand(4, 2, 3), (4, 8, 16, 16), align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+X, W = drawn(64, 64), drawn(64, 64, seed=1) / 8
+SEQUENCES = drawn(30, 4, 32)
+IMAGES = drawn(4, 8, 16, 16)
+CHANNELS = torch.ones(8), torch.zeros(8)
+FEATURES = torch.ones(64), torch.zeros(64)
+ROWS = 10.0 ** torch.linspace(-3, 3, 64)[:, None]  # of very different size
+
+CASES = {
+    "rrelu": (lambda x, w: F.rrelu(F.linear(x, w), training=True), X, W),
+    "ctc_loss of probabilities": (_ctc, SEQUENCES, drawn(20, 32, seed=1)),
+    "mse_loss": (_residual(F.mse_loss), X, W),
+    "smooth_l1_loss": (_residual(F.smooth_l1_loss), X, W),
+    "huber_loss": (_residual(F.huber_loss), X, W),
+    "sin of large arguments": (lambda x, w: torch.sin(30 * F.linear(x, w)), X, W),
+    "cos of large arguments": (lambda x, w: torch.cos(30 * F.linear(x, w)), X, W),
+    "mask of -inf": (_masked(-torch.inf), X, W),
+    "mask of -1e9": (_masked(-1e9), X, W),
+    "added mask of -inf": (_added_mask(-torch.inf), X, W),
+    "added mask of -1e9": (_added_mask(-1e9), X, W),
+    "layer norm of x + 100": (lambda x, w, b: F.layer_norm(x + 100, (64,), w, b), X, *FEATURES),
+    "rms norm of x + 100": (lambda x, w: F.rms_norm(x + 100, (64,), w), X, FEATURES[0]),
+    "group norm of x + 100": (lambda x, w, b: F.group_norm(x + 100, 4, w, b), IMAGES, *CHANNELS),
+    "batch norm of 100 +- 1": (
+        lambda x, w, b, m: F.linear(F.batch_norm(x + 100, None, None, w, b, True), m), X, *FEATURES, W
+    ),
+    "grid_sample": (_grid, IMAGES, torch.tensor([0.9, 0.1, 0.05, -0.1, 1.1, 0.02])),
+    "layer norm of rows of any size": (lambda x, w, b: F.layer_norm(ROWS * x, (64,), w, b), X, *FEATURES),
+    "linear of rows of any size": (lambda x, w: F.linear(ROWS * x, w), X, W),
+    "norm and linear of rows of any size": (
+        lambda x, w, b, m: F.linear(F.layer_norm(ROWS * x, (64,), w, b), m), X, *FEATURES, W
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gradient_is_exact_or_close(case):
+    for ours, exact in pairs(*CASES[case]):
+        assert ours.isfinite().all()
+        assert cosine(ours, exact) >= LEAST
+        assert 0.8 < ours.norm() / exact.norm() < 1.25
+
+
+def test_a_float_mask_given_to_the_model():
+    """It is an input, and a product of the model's own may read it."""
+    for value in (-torch.inf, -1e9):
+        mask = torch.full((64, 64), value).triu(1)
+        model = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
+        x = drawn(2, 64, 64)
+
+        def run(model, x=x, mask=mask):
+            model.zero_grad()
+            (model(x, src_mask=mask) * drawn(2, 64, 64, seed=1)).sum().backward()
+            return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+        exact = run(model)
+        apply(model, "bfp", bits=4)
+        for ours, true in zip(run(model), exact, strict=True):
+            assert ours.isfinite().all()
+            if true.norm() > 1e-3:  # a bias of the keys has no gradient but by rounding
+                assert cosine(ours, true) >= LEAST
+
+
+def test_a_softmax_whose_upstream_gradient_has_a_large_common_part():
+    """What cancels in exact arithmetic cancels: rows sum to 1."""
+    scores = drawn(4, 64, 64)
+    upstream = 10 + drawn(4, 64, 64, seed=1)
+    for ours, exact in pairs(lambda x: F.softmax(2 * x, -1), scores, upstream=upstream):
+        assert (ours - exact).norm() <= 0.2 * exact.norm()
+
+
+LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
+WITHOUT_A_ROW = {
+    "instance norm": lambda x: F.instance_norm(x, eps=1e-3),
+    "local response norm": lambda x: F.local_response_norm(x, 3),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "cross_entropy": lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(120) % 32).expand(2),
+    "einsum": lambda x: torch.einsum("abi,aci->abc", x, x),
+    "norm": lambda x: x.norm(dim=-1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "amax": lambda x: x.amax(-1),
+    "log, lgamma": lambda x: (x.abs() + 0.01).log() + torch.lgamma(x.abs() + 0.01),
+    "1 / x": lambda x: 1 / x,
+    "x ** -0.5": lambda x: x.abs() ** -0.5,
+    "division": lambda x: x / (x.flip(0).abs() + 0.01),
+    "sin": torch.sin,
+    "cumprod": lambda x: x.cumprod(-1),
+    "std": lambda x: x.std(-1),
+    "gumbel_softmax": F.gumbel_softmax,
+    "cdist": lambda x: torch.cdist(x, x.flip(0)),
+    "LSTM": lambda x: LSTM(x)[0],
+    "GRU": lambda x: GRU(x)[0],
+}
+
+
+@pytest.mark.parametrize("policy", ["bfp", "mesa", "gact", "bfloat16"])
+@pytest.mark.parametrize("name", WITHOUT_A_ROW)
+def test_what_has_no_row_is_exact(name, policy):
+    function = WITHOUT_A_ROW[name]
+    model, x = Model(lambda x, w: function(x + w), torch.zeros(32)), drawn(30, 4, 32)
+    exact = gradients(model, x)
+    apply(model, policy)
+    assert all(torch.equal(ours, true) for ours, true in zip(gradients(model, x), exact, strict=True))
