@@ -71,7 +71,7 @@ _SETTINGS = {
     "class": _Setting(class_of, set_class),
     #: the attention function, in models of transformers
     "attention": _Setting(lambda m: m.config._attn_implementation, lambda m, name: m.set_attn_implementation(name)),
-    #: whether every saved tensor is packed
+    #: whether what the operations of dsq.stash's table keep is packed
     "stash": _Setting(lambda module: "bfp" in applied(module), _set_stash),
 }
 

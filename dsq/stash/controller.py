@@ -95,7 +95,7 @@ def _remove_hook_of_copy(hook: Removable, copy: nn.Module) -> None:
 class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to add what they keep between steps.
 
-    `undo` collects what remove() takes back, in reverse order; helpers push onto it (hooks.around_forward,
+    `undo` collects what remove() takes back, in reverse order; helpers push onto it (interception.intercept,
     class_swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates,
     caches, seeds).
     """

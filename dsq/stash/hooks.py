@@ -13,6 +13,12 @@ Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
 innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
+def in_checkpoint() -> bool:
+    """Whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts the tensors that are saved."""
+    top = innermost_hooks()
+    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
+
+
 def in_backward() -> bool:
     """Whether a backward is running in this thread: what is saved now is a recomputation's."""
     return torch._C._current_graph_task_id() != -1

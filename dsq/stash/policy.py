@@ -168,7 +168,7 @@ _COMPILE_BEFORE = (
 @dataclass(frozen=True)
 class _RefuseCompiled:
     """A forward pre-hook: RuntimeError where the model is compiled, or a block that was not when the policy came; and
-    under torch.func, which takes no saved-tensor hooks."""
+    under torch.func, which takes neither saved-tensor hooks nor the table's autograd functions."""
 
     known: set[Callable[..., Any]]
 

@@ -46,7 +46,7 @@ def attach(
     seed: int = 0,
     swap_dir: str | None = None,
 ) -> Controller:
-    """Keep what autograd saves, from the model's forward to its backward, in `bits` bits a value on average.
+    """Keep what the table's operations save while the model's forward runs, in `bits` bits a value on average.
 
     Args:
         bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit; block formats 0.5). Until c_l was

@@ -2,7 +2,7 @@
 
 A rule acts around one call of a PyTorch function, whoever makes it (a module, a shared module, or F.relu in a model's
 forward): PyTorch's own op runs, with PyTorch's own backward (but ReLU, which makes and reads bits:
-saved_tensors/rules/masked_relu.py), and the rule decides in what form its saved tensors are kept. So every option of
+masked_relu.py), and the rule decides in what form its saved tensors are kept. So every option of
 every layer keeps its meaning, and gradients are equal bit for bit.
 
     op                            its input x is kept                its weight w is kept     else

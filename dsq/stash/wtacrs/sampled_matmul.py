@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dsq.stash.codes import exact_form, keep, kept
-from dsq.stash.hooks import innermost_hooks
+from dsq.stash.hooks import in_checkpoint
 from dsq.stash.interception import form_now
 from dsq.stash.table.products import PRODUCT
 from dsq.stash.wtacrs.row_samples import RowSampler, index_of, scales_of
@@ -36,7 +36,7 @@ class SampledProducts(TorchFunctionMode):
         self.sampler = sampler
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if not kwargs and getattr(func, "__name__", "") in _PRODUCTS and _fits(*args) and innermost_hooks() is None:
+        if not kwargs and getattr(func, "__name__", "") in _PRODUCTS and _fits(*args) and not in_checkpoint():
             return _SampledMatmul.apply(*args, self.sampler)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
