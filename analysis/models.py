@@ -1,4 +1,4 @@
-"""The two models on which stash policies are compared: an encoder and a ResNet-20."""
+"""The models on which stash policies are compared: an encoder, a GPT of it and a ResNet-20."""
 
 from __future__ import annotations
 
@@ -61,6 +61,24 @@ def encoder(
     """Pre-LN encoder blocks with GELU, and the final norm."""
     stack = (EncoderBlock(width, heads, ffn, dropout, sdpa, causal) for _ in range(blocks))
     return nn.Sequential(*stack, nn.LayerNorm(width))
+
+
+class GPT(nn.Module):
+    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, blocks: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.encoder = encoder(blocks, width, heads, 4 * width, dropout, sdpa=True, causal=True)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
+        logits: Tensor = self.head(self.encoder(x_BTD))
+        return logits
 
 
 class BasicBlock(nn.Module):

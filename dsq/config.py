@@ -53,7 +53,7 @@ class DSQConfig:
     box_axis: BoxAxis = "contraction"
     #: "exact": each GEMM on the fastest units that hold its products exactly; "float32": all in float32
     units: Units = "exact"
-    #: "linears": the layers' inputs are stashed at q1; "all": what the other operations of dsq.stash's table keep too, at
+    #: "linears": the layers' inputs are stashed at q1; "all": what other operations of dsq.stash's table keep too, at
     #: no less than 4 bits
     stash: Stash = "linears"
     #: quantise attention's two products too (dsq.ops.attention): in nn.MultiheadAttention, in models of transformers

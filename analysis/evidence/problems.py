@@ -19,7 +19,7 @@ from analysis.evidence.suite import Task
 from analysis.experiments import glue
 from analysis.experiments.text.labelled import LabelledSentences
 from analysis.experiments.text.subwords import train_bpe
-from analysis.models import encoder, resnet20
+from analysis.models import GPT, encoder, resnet20
 from analysis.stash.train import Classifier, read
 
 #: windows, sentences or images of a batch that is judged
@@ -31,24 +31,6 @@ def make(task: Task, seed: int, files: Sequence[Path]) -> Problem:
     """The task's model, its weights drawn from torch's generator, and its batches in the order that ``seed`` gives."""
     made = {"language": language, "sentences": sentences, "finetuning": finetuning, "images": images}
     return (made | {"graph": graphs.nodes})[task.kind](task, torch.Generator().manual_seed(seed), files)
-
-
-class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's."""
-
-    def __init__(self, vocabulary: int, context: int, width: int, blocks: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.encoder = encoder(blocks, width, heads, 4 * width, dropout, sdpa=True, causal=True)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
-        for table in (self.tokens, self.places):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
-        logits: Tensor = self.head(self.encoder(x_BTD))
-        return logits
 
 
 def language(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.evidence.problems import GPT
+from analysis.models import GPT
 from dsq.stash import interception, table
 
 WIDTH, BLOCKS, HEADS, LENGTH, BATCH = 192, 4, 6, 256, 8

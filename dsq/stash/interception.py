@@ -40,8 +40,10 @@ class Interception(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
             with self:
                 return multi_head_attention_forward(*args, **kwargs)
-        if func is Tensor.unflatten:  # a Python method that a compiler does not trace under a mode
+        if func is Tensor.unflatten:  # Python's methods, which a compiler does not find in a dict, or trace here
             func = torch.unflatten
+        elif func is Tensor.__pow__:
+            func = torch.pow
         row = TABLE.get(func)
         if row is None or not torch.is_grad_enabled() or "out" in kwargs or _special(args) or _special(kwargs.values()):
             return func(*args, **kwargs)

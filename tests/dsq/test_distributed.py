@@ -207,7 +207,9 @@ def test_tensor_parallel_layers_are_those_of_one_process(found, kind, level):
 def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kind):
     exact = tensor_parallel(1, kind, "[4,4,4,16]", stash="all")
     for each in found:
-        assert max(map(error, each[kind, "stash all"], exact)) < 0.1  # of one process the norm and the layer share a code
+        assert (
+            max(map(error, each[kind, "stash all"], exact)) < 0.1
+        )  # of one process the norm and the layer share a code
 
 
 def test_dtensors_are_stashed_as_they_are(found):

@@ -37,7 +37,8 @@ class Linear(torch.autograd.Function):
         keep(ctx, stash.code(x, LINEAR), stash.exact(w_NK) if ctx.needs_input_grad[1] else None)
         ctx.biased = bias is not None
         y = F.linear(x, w_NK, bias)
-        return torch.ops.aten._unsafe_view(y, y.shape)  # not a view: fairseq's attention scales it in place  # type: ignore[no-any-return]
+        # not a view: fairseq's attention scales it in place
+        return torch.ops.aten._unsafe_view(y, y.shape)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor | None]:
@@ -123,11 +124,6 @@ def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
         return torch.matmul(input, other)
     return MatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def reversed_matmul(stash: Stash, other: Tensor, input: Tensor) -> Tensor:
-    """``other.__rmatmul__(input)``."""
-    return matmul(stash, input, other)
 
 
 class MatMul(torch.autograd.Function):
