@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,21 @@ def bits_of(nbytes: int) -> float:
     return 8 * nbytes / (BATCH * LENGTH * WIDTH * BLOCKS)
 
 
+def picture(rows: pd.DataFrame, path: Path) -> None:
+    """Bits against error after the most updates, a point a setup; the line is the error of the linears' stash alone."""
+    late = rows[rows.updates == rows.updates.max()]
+    alone = late[late.setup == "linears alone, 4"].error.iloc[0]
+    figure, axes = plt.subplots(figsize=(8, 5))
+    axes.axhline(alone, color="grey", linestyle="--", label="the linears' inputs alone at 4 bits")
+    for row in late[late.setup != "linears alone, 4"].itertuples():
+        axes.plot(row.bits, row.error, "o", color="tab:blue" if "gact" not in row.setup else "tab:orange")
+        axes.annotate(row.setup, (row.bits, row.error), xytext=(4, 4), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="bits of a token, a unit of width and a block", ylabel="error of the whole gradient", yscale="log")
+    axes.set_title(f"a GPT after {late.updates.iloc[0]} updates")
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="plain text, or .xz of it")
@@ -144,6 +160,7 @@ def main() -> None:
         if update in args.updates:
             rows += errors(model, text, update)
             pd.DataFrame(rows).to_csv(args.out / "stash_bits.csv", index=False)
+    picture(pd.DataFrame(rows), args.out / "stash_bits.png")
 
 
 if __name__ == "__main__":
