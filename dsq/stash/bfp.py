@@ -7,6 +7,7 @@ more bits than q1. What has no row is as PyTorch keeps it (dsq/stash/table).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Any, get_args
 
@@ -133,9 +134,7 @@ class BoxCodec:
     """Codes in boxes of neighbours; ``seed`` None rounds to nearest."""
 
     def __init__(self, fmt: Format, seed: int | None, more: Mapping[What, int] = MORE) -> None:
-        self.formats = {what: _wider(fmt, more.get(what, 0)) for what in get_args(What)}
-        #: as operators take them, for compilers, which cannot cache what str() needs
-        self.texts = {what: str(wider) for what, wider in self.formats.items()}
+        self.formats, self.texts = _formats(fmt, tuple(more.items()))
         self.packs, self.seed, self.turns = fmt.packs, seed, count(1)
 
     def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
@@ -162,6 +161,14 @@ class _Unpack:
 
     def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         return unpack(codes[0], codes[1], self.fmt, self.sizes, 0, dtype)
+
+
+@lru_cache(maxsize=64)  # asked for in each forward
+def _formats(fmt: Format, more: tuple[tuple[What, int], ...]) -> tuple[dict[What, Format], dict[What, str]]:
+    """The format of each thing that is kept, and its text, as operators take it: compilers cannot make a text."""
+    wider = dict(more)
+    formats = {what: _wider(fmt, wider.get(what, 0)) for what in get_args(What)}
+    return formats, {what: str(format) for what, format in formats.items()}
 
 
 def _wider(fmt: Format, more: int) -> Format:

@@ -75,8 +75,13 @@ class _Made:
 
     def form(self) -> Form | None:
         """The form, while all of its codes live."""
-        tensors = tuple(code() for code in self.codes)
-        return None if None in tensors else Form(tensors, self.make)  # type: ignore[arg-type]
+        tensors = []
+        for code in self.codes:
+            tensor = code()
+            if tensor is None:
+                return None
+            tensors.append(tensor)
+        return Form(tuple(tensors), self.make)
 
 
 class Stash:
@@ -128,7 +133,7 @@ class Stash:
             return self.exact(x)
         tensors, decode = encoded
         made = Form(tensors, _Decoded(decode, x.dtype))
-        self._count(values.numel() * x.element_size(), sum(tensor.nbytes for tensor in tensors))
+        self._count(values.numel() * x.element_size(), _nbytes(tensors))
         self._put(key, x, made)
         return _seen_as(made, order)
 
@@ -181,9 +186,8 @@ class Stash:
         order, values = MemoryOrder.of(y)
         if values.numel() != y.numel():  # an expanded tensor
             return
-        forms = [form for form in sources if form is not None]
-        tensors = tuple(tensor for form in forms for tensor in form.tensors)
-        made = Form(tensors, _Derived(tuple((len(form.tensors), form.make) for form in forms), make, order))
+        parts, tensors = _parts(sources)
+        made = Form(tensors, _Derived(parts, make, order))
         self._put((*storage_key(y), *span(values)), y, made)
 
     def restored(self, y: Tensor, kept: Kept, restore: Callable[..., Tensor], *beside: Form) -> Form:
@@ -200,7 +204,7 @@ class Stash:
     def put_linear(self, x: Tensor, operand: Operand, form: Form) -> None:
         """Note the codes that a quantised linear layer made of ``x``: ``form`` makes its values, in memory order."""
         _, values = MemoryOrder.of(x)
-        self._count(x.nbytes, sum(tensor.nbytes for tensor in form.tensors))
+        self._count(x.nbytes, _nbytes(form.tensors))
         self._put((*storage_key(x), *span(values)), x, form, operand)
 
     def find_linear(self, x: Tensor, operand: Operand) -> tuple[Tensor, ...] | None:
@@ -219,7 +223,8 @@ class Stash:
         return None if made is None else made.form()
 
     def _put(self, key: tuple[object, ...], x: Tensor, form: Form, linear: Operand | None = None) -> None:
-        codes = tuple(_holding(tensor) if self._holding else ref(tensor) for tensor in form.tensors)
+        hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
+        codes = tuple(map(hold, form.tensors))
         self._made[key] = _Made(codes, weak(x), form.make, linear)
 
 
@@ -230,8 +235,25 @@ def exact_form(x: Tensor) -> Form:
 
 def derived_form(sources: Sequence[Form], make: Callable[..., Tensor]) -> Form:
     """A form that ``make`` makes of the values of others."""
-    parts = tuple((len(form.tensors), form.make) for form in sources)
-    return Form(tuple(t for form in sources for t in form.tensors), lambda saved: make(*_values(parts, saved)))
+    parts, tensors = _parts(sources)
+    return Form(tensors, lambda saved: make(*_values(parts, saved)))
+
+
+def _parts(forms: Sequence[Form | None]) -> tuple[tuple[tuple[int, Any], ...], tuple[Tensor, ...]]:
+    """How many tensors each form has and what makes its value, and all of the tensors."""
+    parts: list[tuple[int, Any]] = []
+    tensors: list[Tensor] = []
+    for form in forms:
+        if form is None:
+            parts.append((0, None))
+        else:
+            parts.append((len(form.tensors), form.make))
+            tensors.extend(form.tensors)
+    return tuple(parts), tuple(tensors)
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum([tensor.nbytes for tensor in tensors])
 
 
 def _values(parts: Sequence[tuple[int, Make]], saved: Sequence[Tensor]) -> list[Tensor]:
@@ -244,8 +266,8 @@ def _values(parts: Sequence[tuple[int, Make]], saved: Sequence[Tensor]) -> list[
 
 def keep(ctx: Any, *forms: Form | None) -> None:
     """Save forms (None: nothing) for the backward of an autograd function; called once, in its forward."""
-    ctx.forms = tuple((0 if form is None else len(form.tensors), None if form is None else form.make) for form in forms)
-    ctx.save_for_backward(*(tensor for form in forms if form is not None for tensor in form.tensors))
+    ctx.forms, tensors = _parts(forms)
+    ctx.save_for_backward(*tensors)
 
 
 def kept(ctx: Any) -> list[Any]:
