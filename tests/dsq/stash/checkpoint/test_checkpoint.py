@@ -9,6 +9,7 @@ from torch import nn
 
 from analysis.models import encoder, resnet20
 from dsq.stash import apply, measure
+from dsq.stash.table.bits import MORE
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.gradients import error, gradient
 
@@ -120,9 +121,9 @@ def test_with_bfp_inputs_and_recomputed_stash_are_packed():
     alone, exact = measure(lambda: model(x).sum()), gradient(model, x)
     packed = apply(model, "bfp", bits=4)
     report = measure(lambda: model(x).sum())
-    spared = x.nbytes - (x.numel() * 4.5 / 8 + 1)
-    assert report.nbytes <= alone.nbytes - 3 * spared  # two blocks' inputs and what the last norm keeps
-    assert packed.report().kept_bytes >= 3 * (x.nbytes - spared)
+    spared, by_norm = (x.nbytes - (x.numel() * (bits + 0.5) / 8 + 1) for bits in (4, 4 + MORE["norm"]))
+    assert report.nbytes <= alone.nbytes - 2 * spared - by_norm  # two blocks' inputs and what the last norm keeps
+    assert packed.report().kept_bytes >= 3 * x.nbytes - 2 * spared - by_norm
     assert 0.01 < error(gradient(model, x), exact) < 0.2
 
 
