@@ -64,6 +64,10 @@ class Codec(Protocol):
         ...
 
 
+#: the operand of a layer, and the width of the rows that it read
+_LinearCodes = tuple[Operand, int]
+
+
 @dataclass(frozen=True, eq=False)
 class _Made:
     """What was made of a piece of memory. Its codes are referred to weakly: a graph that dies frees them."""
@@ -71,7 +75,7 @@ class _Made:
     codes: tuple[Callable[[], Tensor | None], ...]
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
     make: Make
-    linear: Operand | None  #: whose codes they are, of a quantised linear layer
+    linear: _LinearCodes | None  #: where a quantised linear layer made them
 
     def form(self) -> Form | None:
         """The form, while all of its codes live."""
@@ -202,15 +206,15 @@ class Stash:
         return self.find(y) or form
 
     def put_linear(self, x: Tensor, operand: Operand, form: Form) -> None:
-        """Note the codes that a quantised linear layer made of ``x``: ``form`` makes its values, in memory order."""
-        _, values = MemoryOrder.of(x)
+        """Note the codes that a quantised linear layer made of ``x``, row by row: ``form`` makes its values."""
         self._count(x.nbytes, _nbytes(form.tensors))
-        self._put((*storage_key(x), *span(values)), x, form, operand)
+        if x.is_contiguous():  # else its rows do not lie in memory as others would look for them
+            self._put((*storage_key(x), *span(x)), x, form, (operand, x.shape[-1]))
 
     def find_linear(self, x: Tensor, operand: Operand) -> tuple[Tensor, ...] | None:
-        """The codes that a layer with the same operand made of the same memory, contiguous."""
-        made = self._made.get((*storage_key(x), *span(x.detach())))
-        form = None if made is None or made.linear != operand else made.form()
+        """The codes that a layer with the same operand made of the same memory in rows of the same width."""
+        made = self._made.get((*storage_key(x), *span(x))) if x.is_contiguous() else None
+        form = made.form() if made is not None and made.linear == (operand, x.shape[-1]) else None
         return None if form is None else form.tensors
 
     def _count(self, raw: int, kept: int) -> None:
@@ -222,7 +226,7 @@ class Stash:
         made = self._made.get(key)
         return None if made is None else made.form()
 
-    def _put(self, key: tuple[object, ...], x: Tensor, form: Form, linear: Operand | None = None) -> None:
+    def _put(self, key: tuple[object, ...], x: Tensor, form: Form, linear: _LinearCodes | None = None) -> None:
         hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
         codes = tuple(map(hold, form.tensors))
         self._made[key] = _Made(codes, weak(x), form.make, linear)

@@ -43,16 +43,6 @@ def run_eagerly() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def backward_again() -> Iterator[None]:
-    """Let compiled blocks run their backward once more, as ``retain_graph`` asks: those compiled with buffers that the
-    backward may overwrite (``donated_buffer``) refuse.
-    """
-    config = sys.modules.get("torch._functorch.config")
-    with nullcontext() if config is None else config.patch(donated_buffer=False):
-        yield
-
-
 def inside_compiled() -> bool:
     """Whether torch.compile traces the code that runs now, or left it out of a graph, of which it does not tell."""
     if torch.compiler.is_compiling():
