@@ -35,7 +35,7 @@ from dsq.process_memory import give_memory_back
 from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
 from dsq.stash.controller import APPLIED, Controller
 
-Compiled = Literal["nothing", "blocks", "model"]
+Compiled = Literal["nothing", "model"]
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
 
@@ -47,7 +47,7 @@ class Policy:
     name: str
     attach: Callable[..., Controller]
     composes_with: frozenset[str]
-    compiled: Compiled  #: what it may find compiled: "blocks" of the model, one by one, or the "model" itself too
+    compiled: Compiled  #: what it may find compiled: the "model", or blocks of it one by one
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options of the policy: attach's parameters after the model."""
