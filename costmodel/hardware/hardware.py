@@ -5,6 +5,8 @@
     [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
     [memory]      gb = 80            source = "..."     DRAM; may be left out
     [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
+    [network]     gb_per_s = 200  devices = 8  source = "..."  from a node of so many devices to others; may be left out
+    [attention]   efficiency = 0.32  efficiency_source = "..."  a fused kernel's share of a product's rate; may be left out
     [on_chip]     mb = 40            source = "..."     memory the tile model may use
     [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
     [energy]      dram_pj_per_byte = 39  source = "..." may be left out, as may `pj_per_mac` of a peak
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from costmodel.hardware.efficiency import IDEAL, TYPICAL, Efficiency
 from costmodel.hardware.shipped import profile_names, profile_text
 from costmodel.names import suggestion
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
@@ -118,6 +121,10 @@ class Hardware:
     measured: str = ""  #: when and how; empty: the figures are stated by others
     stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
     dram_pj_per_byte: float = 0  #: 0: not stated
+    network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
+    node: int = 0  #: devices of a node, between which the link runs; 0: all
+    attention: float = 1  #: rate of a fused attention kernel, as a share of a product's best rate by itself
+    efficiency: Efficiency = IDEAL  #: what steps reach of the rates
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -140,10 +147,11 @@ class Hardware:
         """What its times stand on, in words."""
         if self.measured:
             return f"measured ({self.measured})"
-        if all(peak.flops == peak.stated for peak in self.peaks) and self.bandwidth == self.stated_bandwidth:
+        if self.efficiency == IDEAL:
             return "estimated, at datasheet rates: real steps take longer"
         parts = [f"{peak.datatype} {peak.flops / peak.stated:.2f}" for peak in self.peaks]
         parts.append(f"DRAM {self.bandwidth / self.stated_bandwidth:.2f}")
+        parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
         return f"estimated: datasheet rates x efficiency ({', '.join(parts)})"
 
 
@@ -172,7 +180,8 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = ["bandwidth", "on_chip", "vector", *(part for part in ("memory", "link", "energy") if part in data)]
+    parts = ["bandwidth", "on_chip", "vector"]
+    parts += [part for part in ("memory", "link", "network", "energy") if part in data]
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
     bandwidth = 1e9 * _number(data, "bandwidth.gb_per_s")
@@ -185,6 +194,10 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
         sources={part: _source(data, part) for part in parts},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
         link=1e9 * _number(data, "link.gb_per_s") * _efficiency(data, "link", datasheet) if "link" in data else 0,
+        network=1e9 * _number(data, "network.gb_per_s") * _efficiency(data, "network", datasheet) if "network" in data else 0,
+        node=int(_number(data, "network.devices")) if "network" in data else 0,
+        attention=_efficiency(data, "attention", datasheet) if "attention" in data else 1,
+        efficiency=IDEAL if datasheet or measured else TYPICAL,
         measured=measured,
         stated_bandwidth=0 if measured else bandwidth,
         dram_pj_per_byte=_number(data, "energy.dram_pj_per_byte") if "energy" in data else 0,

@@ -1,10 +1,12 @@
 """Roofline (Williams et al., 2009): intensity, ridge point, bound and time floor, per operation class and in total.
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
-matrix products run the fastest way their operands multiply exactly (Hardware.rate), pointwise passes at the vector rate
-with one operation a value moved. On hardware that was measured, a kernel takes what such a product or pass was measured
-to take, its memory included. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone take
-longer than its operations.
+matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
+rate, pointwise passes at the vector rate with one operation a value moved. In a real step a kernel takes longer: it
+reaches a share of the bandwidth, computes little while it moves, and is no shorter than a launch
+(hardware/efficiency.py; not with --datasheet). On hardware that was measured, it takes what such a product or pass was
+measured to take, its memory included. A class's time is the sum over its kernels; it is memory-bound if its bytes alone
+take longer than its operations.
 """
 
 from collections import defaultdict
@@ -37,7 +39,7 @@ class Floor:
     bytes: Bits
     compute_seconds: Bits
     memory_seconds: Bits
-    seconds: Bits  #: sum over kernels of the larger of the two, or of what was measured
+    seconds: Bits  #: sum over kernels, as Efficiency puts the two together, or as was measured
 
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
@@ -118,19 +120,24 @@ def floors(
             values = float(transfer.values)
             flops[kernel] += values
             seconds[kernel] += values / hardware.vector_flops
+    launches: dict[Kernel, int] = defaultdict(int)
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
+        launches[kernel] += not matmul.group.operation.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware)
     totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
-        memory, compute = size / hardware.bandwidth, seconds[kernel]
+        reached = hardware.efficiency
+        memory, compute = size / (hardware.bandwidth * reached.memory), seconds[kernel]
         measured = bool(hardware.measured)
         if isinstance(group.operation, Pointwise):
             measured = _is_measured(group.operation, phase, hardware, container)
             compute = _pass_seconds(group, phase, hardware, container) if measured else compute
-        longest = compute if measured else np.maximum(memory, compute)
+        both = np.maximum(memory, compute) + reached.serial * np.minimum(memory, compute)
+        launched = group.count * max(1, launches[kernel]) * reached.launch
+        longest = compute if measured else np.maximum(both, launched)
         name = key(group)
         totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, longest)
     return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
@@ -174,8 +181,10 @@ def _beside(matmul: CostedMatMul, hardware: Hardware) -> Bits:
 
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> Bits:
     """Time of the group's products, run the fastest exact way for the two widths."""
-    count, flops = matmul.group.count, float(FLOPS_PER_MAC * matmul.total_macs)
-    values = float(matmul.values * count)
+    op, count = matmul.group.operation, matmul.group.count
+    assert isinstance(op, Gemm)
+    share = hardware.attention if op.on_chip else 1
+    flops, values = float(FLOPS_PER_MAC * matmul.total_macs) / share, float(matmul.values * count)
 
     def of(pair: int) -> float:
         m1, m2 = divmod(pair, WIDEST + 1)

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import matmuls
-from costmodel.model.entries import in_layer
+from costmodel.model.entries import in_layer, layer_of
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from costmodel.model.memory import Method, packed_values
 from costmodel.model.operations import Workload
+from costmodel.model.quantisation import BF16
 from costmodel.model.roofline import step_floor
 from costmodel.model.traffic import transfers
 
@@ -19,17 +20,19 @@ class Step:
     compute: float  #: of forward and backward: the roofline's floor, recomputation included
     packing: float  #: and unpacking of what a policy keeps; 0: none, or never measured
     update: float  #: of the optimiser: the device's share, where ZeRO shares it out
-    communication: float
+    communication: float  #: of sending, by itself
+    exposed: float  #: the part of it that the step waits for
     bound: str
 
     @property
     def seconds(self) -> float:
-        """Nothing overlapped."""
-        return self.compute + self.packing + self.update + self.communication
+        return self.compute + self.packing + self.update + self.exposed
 
 
 def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
-    """Raises ValueError where several devices have no link."""
+    """Time of a step on each of its devices. Raises ValueError where several devices have no link."""
+    setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
+    method = replace(method, setup=setup)
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
@@ -38,13 +41,28 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
     bound = "memory" if (passes + update).memory_bound else "compute"
-    communicated = communication_bytes(workload, method)
-    if communicated and not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
-    talking = communicated / hardware.link if communicated else 0.0
+    sending = sending_seconds(workload, method, hardware)
     packing = packing_seconds(workload, method, hardware) or 0.0
+    exposed = max(sending - seconds, 0.0) + hardware.efficiency.exposed * min(sending, seconds)
     alone = seconds + packing + float(update.seconds)
-    return Step(seconds, packing, float(update.seconds), talking, "link" if talking > alone else bound)
+    return Step(seconds, packing, float(update.seconds), sending, exposed, "link" if sending > alone else bound)
+
+
+def sending_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Time of what data-parallel devices send in a step, by itself: rings of all devices, a message a layer. Its bytes
+    take the slower of the link inside a node and the network between nodes; its hops take a latency each."""
+    if method.devices == 1:
+        return 0.0
+    if not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
+    sent = communication_bytes(workload, method)
+    nodes = -(-method.devices // hardware.node) if hardware.node else 1
+    slowest = min(hardware.link, hardware.network) if nodes > 1 else hardware.link
+    layers = len({layer for op in workload.operations if (layer := layer_of(op))}) + 1
+    messages = (3 if method.zero == 3 else 2) * layers  # two gathers and a scatter; or a scatter and a gather
+    between = messages * (nodes - 1)
+    inside = messages * (method.devices - 1) - between
+    return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
 
 
 def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float | None:
