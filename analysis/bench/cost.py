@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.timing.timer import Call, in_turns
+from analysis.timing import Call, in_turns
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.quantisation import Setup
 from costmodel.model.sweep import front, grid, parse_range, sweep
