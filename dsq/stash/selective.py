@@ -10,15 +10,14 @@ Rows of the table with nothing coded. They run where they keep less than PyTorch
     max-pool 2d; average pools 2d       x and places        places in 16 or 32 bits; nothing
 
 (memsave, section 2.2.1; its section 2.2.2 keeps ReLU's mask in bytes.) PyTorch drops the input of a frozen linear layer
-by itself. Where the layer behind a ReLU trains, it keeps the ReLU's result too: the bits are then 1/32 more than PyTorch
-keeps.
+by itself. Where the layer behind a ReLU trains, it keeps the ReLU's result too: the bits are then 1/32 more than what
+PyTorch keeps.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
