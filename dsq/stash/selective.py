@@ -43,7 +43,7 @@ def _if_frozen(row: Row, function: Callable[..., Any], position: int) -> Row:
 
 def _batch_norm(stash: Stash, *args: Any, **kwargs: Any) -> Tensor:
     training = kwargs.get("training", args[5] if len(args) > 5 else False)
-    return F.batch_norm(*args, **kwargs) if training else _frozen_scale(stash, *args, **kwargs)  # type: ignore[no-any-return]
+    return F.batch_norm(*args, **kwargs) if training else _frozen_scale(stash, *args, **kwargs)
 
 
 _frozen_scale = _if_frozen(norms.batch_norm, F.batch_norm, 3)
