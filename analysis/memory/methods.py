@@ -5,7 +5,7 @@ from typing import Any
 
 from costmodel.model import memory
 from costmodel.model.quantisation import AUTOCAST, DSQ, FP32, Setup
-from costmodel.model.stash import POLICIES
+from costmodel.model.entries import POLICIES
 from dsq.precision import Precision
 
 
