@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.timing.timer import in_turns
+from analysis.timing import in_turns
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 
