@@ -1,8 +1,8 @@
 """What a training step reaches of the rates that a hardware file states: the constants of the time model.
 
-`python -m analysis.published fit` fits `memory` and `exposed`, and the share of attention that the files of the A100 and the
-H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md). The other constants
-have the sources that stand beside them.
+`python -m analysis.published fit` fits `memory` and `exposed`, and the share of attention that the files of the A100
+and the H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md). The other
+constants have the sources that stand beside them.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,8 @@ class Efficiency:
 
 
 #: launch: assumed. hops: NVIDIA/nccl, src/graph/tuning.cc: ring, protocol Simple, NVLink 3.4 us, network 14 us
-TYPICAL = Efficiency(memory=0.52, serial=1, exposed=0.67, launch=8 * MICRO, hop=3.4 * MICRO, hop_between_nodes=14 * MICRO)
+TYPICAL = Efficiency(
+    memory=0.80, serial=1, exposed=0.37, launch=8 * MICRO, hop=3.4 * MICRO, hop_between_nodes=14 * MICRO
+)
 #: for rates that were measured in steps, and for --datasheet
 IDEAL = Efficiency(memory=1, serial=0, exposed=1, launch=0, hop=0, hop_between_nodes=0)

@@ -9,7 +9,7 @@ from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.model.quantisation import AUTOCAST, BF16, FP32
-from costmodel.planning.step import communication_bytes, packing_seconds, step_time
+from costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
 from costmodel.workloads.named import load_workload
 
 
@@ -21,6 +21,35 @@ def test_communication_and_step():
     assert step_time(workload, eight, h100).seconds > step_time(workload, alone, h100).seconds
     with pytest.raises(ValueError, match="states no link"):
         step_time(workload, eight, load_hardware("laptop-cpu"))
+
+
+def test_sending_takes_the_slower_of_two_links_and_a_latency_for_each_hop():
+    """A model of one layer under ZeRO-3: two gathers and a scatter, of the layer and of the rest."""
+    layer = Gemm("decoder.layers.0.fc", 64, 512, 512)
+    workload = Workload("one", (layer, Pointwise("optimiser", "adam", layer.parameters, 1)), tokens=64)
+    h100 = load_hardware("h100")
+    hop, between = h100.efficiency.hop, h100.efficiency.hop_between_nodes
+    for devices, rate, hops in ((8, h100.link, 7 * hop), (64, h100.network, 56 * hop + 7 * between)):
+        method = Method("", BF16, devices=devices, zero=3)
+        expected = communication_bytes(workload, method) / rate + 6 * hops
+        assert sending_seconds(workload, method, h100) == pytest.approx(expected)
+
+
+def test_a_step_waits_for_a_share_of_what_it_sends_and_for_what_it_cannot_hide():
+    workload, method = load_workload("roberta_base_mnli"), Method("", BF16, devices=8)
+    quick, share = load_hardware("h100"), load_hardware("h100").efficiency.exposed
+    hidden = step_time(workload, method, quick)
+    assert hidden.communication < hidden.compute
+    assert hidden.exposed == pytest.approx(share * hidden.communication)
+    slow = step_time(workload, method, replace(quick, link=quick.link / 1000))
+    assert slow.exposed == pytest.approx(slow.communication - (1 - share) * slow.compute)
+    assert step_time(workload, method, load_hardware("h100", datasheet=True)).exposed > 0
+
+
+def test_fsdp_computes_in_16_bits_what_autocast_leaves_in_32():
+    workload, h100 = load_workload("opt_1.3b"), load_hardware("h100")
+    autocast, bf16 = (step_time(workload, Method("", setup, devices=8, zero=3), h100) for setup in (AUTOCAST, BF16))
+    assert autocast == bf16
 
 
 @pytest.mark.parametrize(("setup", "word"), [(FP32, 4), (BF16, 2), (AUTOCAST, 4)])
@@ -37,7 +66,8 @@ def test_zero_shares_out_the_update():
     workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
     whole, shared = (step_time(workload, Method("", BF16, devices=8, zero=zero), h100) for zero in (0, 1))
     alone = step_time(workload, Method("", BF16), h100)
-    assert alone.update == pytest.approx(30 * workload.trained / h100.bandwidth)  # bytes a parameter, read and written
+    reached = h100.bandwidth * h100.efficiency.memory
+    assert alone.update == pytest.approx(30 * workload.trained / reached)  # bytes a parameter, read and written
     assert (whole.update, shared.update) == (alone.update, pytest.approx(alone.update / 8))
     assert whole.compute == shared.compute == alone.compute
 
