@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import ROOT
+from analysis.figures import BLUE, GREY, ORANGE, look, plt, save
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
@@ -196,6 +197,9 @@ def fit(fitted: list[Run]) -> dict[str, float]:
 
 # -- judge
 
+#: how each half is drawn
+LOOKS = {"fitted": (GREY, "x"), "judging": (BLUE, "o"), "others": (ORANGE, "s")}
+
 
 def judged(run: Run) -> dict[str, Any]:
     """A row of the results: what was published, and what is predicted."""
@@ -219,27 +223,35 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Predicted against published throughput, both on logarithmic axes, the worst rows named."""
-    from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, plt, save
-
+    """Predicted against published throughput, and their ratio; the five worst are numbered."""
     with look():
-        figure, axes = plt.subplots(figsize=(6.4, 5.6))
-        ends = np.array([200.0, 250_000.0])
-        axes.fill_between(ends, ends / 1.25, ends * 1.25, color=GREY, alpha=0.15, lw=0, label="within 25 %")
-        axes.plot(ends, ends, color=GREY, lw=0.8)
-        looks = {"fitted": (GREY, "x"), "judging": (BLUE, "o"), "others": (ORANGE, "s")}
-        for half, (colour, marker) in looks.items():
+        figure, (both, ratio) = plt.subplots(2, 1, figsize=(6.4, 6.8), sharex=True, height_ratios=(3, 2))
+        ends, ones = np.array([200.0, 250_000.0]), np.ones(2)
+        for axes, middle in ((both, ends), (ratio, ones)):
+            axes.fill_between(ends, middle / 1.25, middle * 1.25, color=GREY, alpha=0.15, lw=0, label="within 25 %")
+            axes.plot(ends, middle, color=GREY, lw=0.8)
+        for half, (colour, marker) in LOOKS.items():
             mine = [record for record in records if record["half"] == half]
-            points = [(record["published"], record["predicted"]) for record in mine]
-            axes.scatter(*zip(*points, strict=True), s=22, color=colour, marker=marker, label=half, alpha=0.8)
-        for record in sorted(records, key=lambda record: -abs(np.log(record["ratio"])))[:4]:
-            name = f"{record['model']}, {record['hardware']}, {record['sequence']}: {record['ratio']:.2f}"
-            place = (record["published"], record["predicted"])
-            axes.annotate(name, place, xytext=(8, -10), textcoords="offset points", fontsize=7, color=GREEN)
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-        axes.set(xlabel="published tokens a second of a device", ylabel="predicted")
-        axes.legend()
+            style = {"s": 18, "color": colour, "marker": marker, "alpha": 0.8, "label": half}
+            published = [record["published"] for record in mine]
+            both.scatter(published, [record["predicted"] for record in mine], **style)
+            ratio.scatter(published, [record["ratio"] for record in mine], **style)
+        for number, record in enumerate(worst(records)[:5], start=1):
+            place = (record["published"], record["ratio"])
+            ratio.annotate(str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=8)
+        both.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="predicted tokens a second of a device")
+        ratio.set(
+            yscale="log", ylim=(0.5, 2), ylabel="predicted / published", xlabel="published tokens a second of a device"
+        )
+        ratio.set_yticks([0.5, 0.8, 1, 1.25, 2], ["0.5", "0.8", "1", "1.25", "2"])
+        ratio.minorticks_off()
+        both.legend()
         save(figure, path)
+
+
+def worst(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records, the farthest from what was published first."""
+    return sorted(records, key=lambda record: -abs(float(np.log(record["ratio"]))))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -262,9 +274,8 @@ def run(task: str, markdown: bool) -> None:
     shown |= dict.fromkeys(("least", "a tenth below", "a tenth above", "most"), ".2f") | {"told not to fit": ""}
     halves_ = [{"half": kind} | summary([one for one in records if one["half"] == kind]) for kind in HALVES]
     print(table(halves_, shown, markdown=markdown))
-    worst = sorted(records, key=lambda record: -abs(np.log(record["ratio"])))[:12]
     columns = dict.fromkeys(list(records[0])[:8], "") | {"published": ",.0f", "predicted": ",.0f", "ratio": ".2f"}
-    print("\nworst:\n" + table(worst, columns, markdown=markdown))
+    print("\nworst:\n" + table(worst(records)[:12], columns, markdown=markdown))
 
 
 def write_table(records: list[dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from costmodel.hardware.efficiency import IDEAL, TYPICAL, Efficiency
+from costmodel.hardware.efficiency import IDEAL, MEASURED, TYPICAL, Efficiency
 from costmodel.names import suggestion
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
@@ -209,7 +209,7 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
         else 0,
         node=int(_number(data, "network.devices")) if "network" in data else 0,
         attention=_efficiency(data, "attention", datasheet) if "attention" in data else 1,
-        efficiency=IDEAL if datasheet or measured else TYPICAL,
+        efficiency=MEASURED if measured else IDEAL if datasheet else TYPICAL,
         measured=measured,
         stated_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
         passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),

@@ -23,9 +23,12 @@ class Step:
     communication: float  #: of sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
+    low: float = 1  #: eight of ten such steps take between low and high times `seconds`
+    high: float = 1
 
     @property
     def seconds(self) -> float:
+        """The time that is expected."""
         return self.compute + self.packing + self.update + self.exposed
 
 
@@ -41,11 +44,20 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
     bound = "memory" if (passes + update).memory_bound else "compute"
-    sending = sending_seconds(workload, method, hardware)
+    sending, reached = sending_seconds(workload, method, hardware), hardware.efficiency
     packing = packing_seconds(workload, method, hardware) or 0.0
-    exposed = max(sending - seconds, 0.0) + hardware.efficiency.exposed * min(sending, seconds)
+    exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + float(update.seconds)
-    return Step(seconds, packing, float(update.seconds), sending, exposed, "link" if sending > alone else bound)
+    return Step(
+        seconds,
+        packing,
+        float(update.seconds),
+        sending,
+        exposed,
+        "link" if sending > alone else bound,
+        reached.low,
+        reached.high,
+    )
 
 
 def sending_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
