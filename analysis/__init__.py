@@ -8,6 +8,7 @@ step_time/    the cost model's time of a step against the measured one
 bench/        times and memory on this CPU
 revisions.py  bits and times of this tree against another checkout's
 gpu/          the GPU kernels: agreement, bandwidth, steps
+house.py      lines and files of Python by room
 timing.py     the one timer, and races of steps
 corpus/       the text that the demo is trained on
 results/      files that these gave
