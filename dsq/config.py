@@ -1,8 +1,10 @@
 """What a user asks for: the schedule, the format and how it is applied."""
 
+# ruff: noqa: RUF009 - _option makes a field
+
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dsq import formats
@@ -11,7 +13,7 @@ from dsq.damage import damage
 from dsq.formats.layout import BoxAxis
 from dsq.linear import Quantizers, Units
 from dsq.packing import Rounding
-from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, check_levels, check_rise_at
+from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, parse_levels, parse_rise_at
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]
@@ -29,8 +31,12 @@ class _Converted(Protocol[Given_contra, Kept_co]):
     def __set__(self, config: object, value: Given_contra) -> None: ...
 
 
-_LEVELS: Any = DEFAULT_LEVELS
-_AT_PLATEAUS: Any = ()
+def _option(default: Any, help: str, metavar: str | None = None, words: Any = None, kind: type | None = None) -> Any:
+    """Return a field that describes itself. ``words``: a Literal, or the words that are accepted."""
+    choices = None if words is None else get_args(words) or tuple(words)
+    metavar = metavar if choices is None else f"{{{','.join(choices)}}}"
+    kind = kind or (type(default) if isinstance(default, (int, float)) else str)
+    return field(default=default, metadata={"help": help, "kind": kind, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +46,94 @@ class DSQConfig:
     The format is ``snvint`` unless told: at 2 to 4 bits it loses less than the paper's ``bfp``, at the same bytes
     (docs/formats.md, which has its time too); widths above 6 are ``bfp`` then, which is as good there.
 
+    The fields describe themselves, once for configs, flags and ledgers. ``dataclasses.fields(DSQConfig)`` gives the
+    names and defaults, and each field's ``metadata`` has "help", "kind" (bool, int, float or str), "choices" (the
+    accepted words, or None) and "metavar". A command line has a switch for a bool, and for any other field a flag whose
+    text ``value_from_text(name, text)`` reads.
+
     Raises ValueError for a value out of its range; warns of widths and rounding that were seen to damage training.
     """
 
-    #: the schedule, lowest first; one level is a static precision. A string or Precision stands for one level
-    levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _LEVELS
-    format: str = formats.DEFAULT  #: a name of dsq.formats.FORMATS
-    box: int = formats.BOX  #: values that share a scale (all but fixed)
-    fraction_bits: int | None = None  #: the static binary point (fixed); None: placed by the largest value
-    rounding: Rounding = "nearest"
-    #: "contraction": boxes run along the contraction axis of the GEMM that consumes the tensor; "last": the last axis
-    box_axis: BoxAxis = "contraction"
-    #: "exact": each GEMM on the fastest units that hold its products exactly; "float32": all in float32
-    units: Units = "exact"
-    #: "linears": the layers' inputs are stashed at q1; "all": what other operations of dsq.stash's table keep too, at
-    #: no less than 4 bits
-    stash: Stash = "linears"
-    #: quantise attention's two products too (dsq.ops.attention): in nn.MultiheadAttention, in models of transformers
-    #: and in modules that call F.scaled_dot_product_attention
-    attention: bool = False
-    adapters: bool = False  #: convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt
-    exclude: str | None = None  #: regular expression; modules whose name it matches anywhere stay as they are
-    #: convert layers whose weight is an embedding's too (output projections): few bits there keep a model from learning
-    tied: bool = False
-    patience: int = 5  #: validations without improvement before the next level (DSQ, section 6: N = 5)
-    threshold: float = 0.0  #: least relative improvement of the validation loss that counts as one
-    #: when each level but the first begins, in updates or fractions of the run; none: at plateaus
-    rise_at: _Converted[RiseAt, tuple[float, ...]] = _AT_PLATEAUS
-    #: at a rise the learning rate's schedule goes on ("keep"), or starts again in the updates that are left ("restart")
-    lr_at_rise: LearningRate = "keep"
-    eval_full_precision: bool = False  #: evaluate in floating point; default: at q0, what was trained
+    levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(
+        DEFAULT_LEVELS,
+        "the precision schedule, lowest level first, each level [q0,q1,q2,q3] in bits of 2..32: "
+        '"[4,3,3,8] [8,4,4,8]". One level is a static precision',
+        "LEVELS",
+    )
+    format: str = _option(
+        formats.DEFAULT,
+        "number format: snvint (boxes of integers with a signed, fractional scale), sbfp (signed powers of two), bfp "
+        "(block floating point, the paper's, less exact at few bits) or fixed (fixed point)",
+        words=formats.FORMATS,
+    )
+    box: int = _option(formats.BOX, "values that share a scale (all but fixed)", "N")
+    fraction_bits: int | None = _option(
+        None,
+        "static binary point of format fixed: the step is 2^-N. Absent: placed by each tensor's largest value",
+        "N",
+        kind=int,
+    )
+    rounding: Rounding = _option("nearest", "rounding: nearest (ties to even) or stochastic", words=Rounding)
+    box_axis: BoxAxis = _option(
+        "contraction",
+        "axis of the boxes: contraction (that of the GEMM that reads the tensor) or last (the tensor's own last axis)",
+        words=BoxAxis,
+    )
+    units: Units = _option(
+        "exact",
+        "each GEMM on the fastest units that hold its products exactly (exact), or all in float32",
+        words=Units,
+    )
+    stash: Stash = _option(
+        "linears",
+        "what is stashed at q1: the inputs of the linears, or all that other operations of dsq.stash's table keep too, "
+        "at 4 bits or more",
+        words=Stash,
+    )
+    attention: bool = _option(
+        False,
+        "quantise attention's two products too, of queries by keys and of weights by values: in nn.MultiheadAttention, "
+        "in models of transformers, and in modules that call F.scaled_dot_product_attention",
+    )
+    adapters: bool = _option(False, "convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt")
+    exclude: str | None = _option(
+        None,
+        "layers whose name it matches anywhere stay in floating point, as in output_projection",
+        "REGEX",
+    )
+    tied: bool = _option(
+        False,
+        "convert layers whose weight is an embedding's too, as a shared output_projection; absent: they stay in "
+        "floating point, as few bits there keep a model from learning",
+    )
+    patience: int = _option(
+        5, "validations without a better validation loss before the next level (DSQ, section 6: N = 5)", "N"
+    )
+    threshold: float = _option(
+        0.0,
+        "a validation loss is better if it is lower than the best by more than this fraction of it",
+        "FRACTION",
+    )
+    rise_at: _Converted[RiseAt, tuple[float, ...]] = _option(
+        (),
+        "updates after which each level but the first begins, or fractions of the run, as in 0.8: the validation loss "
+        "then decides nothing. Absent: at plateaus",
+        "N",
+    )
+    lr_at_rise: LearningRate = _option(
+        "keep",
+        "at a rise the schedule of the learning rate goes on (keep), or starts again in the updates that are left of "
+        "the run (restart)",
+        words=LearningRate,
+    )
+    eval_full_precision: bool = _option(False, "validate and generate in floating point, not at q0")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", check_levels(self.levels))
+        object.__setattr__(self, "levels", parse_levels(self.levels))
         choice("stash", self.stash, get_args(Stash))
         choice("lr_at_rise", self.lr_at_rise, get_args(LearningRate))
         check_plateau(self.patience, self.threshold)
-        object.__setattr__(self, "rise_at", check_rise_at(self.rise_at, len(self.levels)))
+        object.__setattr__(self, "rise_at", parse_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
         for name in ("attention", "adapters", "tied", "eval_full_precision"):
@@ -128,3 +185,21 @@ class DSQConfig:
 
 #: fields of DSQConfig that only some formats have, with their defaults
 _OPTIONS = {"box": formats.BOX, "fraction_bits": None}
+#: fields of DSQConfig whose range depends on other fields
+_DEPENDENT = ("fraction_bits", "rise_at")
+_NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
+
+
+def value_from_text(name: str, text: str) -> Any:
+    """Return the value of DSQConfig's field ``name`` that ``text`` means, as a flag gives it.
+
+    Raises ValueError, whose message does not name the field, where the text means none that DSQConfig takes.
+    """
+    described = next(option for option in fields(DSQConfig) if option.name == name)
+    value: Any = text
+    if accepted := _NUMBERS.get(described.metadata["kind"]):
+        try:
+            value = described.metadata["kind"](text)
+        except ValueError:
+            raise ValueError(f"must be {accepted}, got {text!r}") from None
+    return value if name in _DEPENDENT else getattr(DSQConfig.from_dict({name: value}), name)

@@ -51,38 +51,14 @@ DEFAULT_LEVELS = (Precision(4, 4, 4, 8), Precision(8, 4, 4, 8))
 Level = Precision | str | Sequence[int]
 
 
-def parse_named_precision(text: str) -> tuple[str | None, Precision]:
-    """``fixed:[16,16,16,16]`` as the format's name (None without one) and the precision. Raises ValueError."""
-    name, colon, widths = text.rpartition(":")
-    return name.strip().lower() if colon else None, Precision.parse(widths)
+def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
+    """Return the schedule that ``levels`` asks for: at least one level, and no width is less than in the level before.
 
-
-def parse_levels(text: str) -> tuple[Precision, ...]:
-    """The schedule written ``[4,3,3,8] [8,4,4,8]`` (spaces, commas or semicolons between). Raises ValueError."""
-    if not isinstance(text, str) or not re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])*\s*", text):
-        raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
-    return check_levels(Precision.parse(level) for level in re.findall(r"\[[^\[\]]*\]", text))
-
-
-def levels_text(levels: Iterable[Precision]) -> str:
-    """The schedule as ``parse_levels`` reads it."""
-    return " ".join(map(str, levels))
-
-
-def check_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
-    """``levels`` as a schedule: at least one, each width of a level at least that of the level before.
-
-    A level is a Precision, its text, or its four widths; one level by itself is a schedule of one, and a text may hold
-    several. Raises ValueError where they are no levels, none, or decrease.
+    Flags, configs, ``dsq-cost`` and recipes read levels with this function. It takes a text, as "[4,3,3,8] [8,4,4,8]"
+    (spaces, commas or semicolons between; one level needs no brackets), a Precision, four widths, or a list of these.
+    Raises ValueError for anything else, for no level, and for a width that decreases.
     """
-    if not isinstance(levels, (Precision, str)) and not isinstance(levels, Iterable):
-        raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
-    if isinstance(levels, str) and levels.count("[") > 1:
-        return parse_levels(levels)
-    given: list[Any] = [levels] if isinstance(levels, (Precision, str)) else list(levels)
-    if len(given) == 4 and all(isinstance(width, int) for width in given):
-        given = [given]
-    schedule = tuple(map(_level, given))
+    schedule = tuple(_precisions(levels))
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")
     for before, after in pairwise(schedule):
@@ -91,20 +67,50 @@ def check_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     return schedule
 
 
-def _level(level: Any) -> Precision:
-    if isinstance(level, (list, tuple)) and len(level) == 4:
-        return Precision(*level)
-    return level if isinstance(level, Precision) else Precision.parse(level)
+def parse_named_levels(text: str) -> tuple[str | None, tuple[Precision, ...]]:
+    """Return the format's name (None without one) and the schedule of a text such as "fixed:[16,16,16,16]"."""
+    name, colon, levels = text.rpartition(":")
+    return name.strip().lower() if colon else None, parse_levels(levels)
 
 
-RiseAt = float | Iterable[float]
+def parse_named_precision(text: str) -> tuple[str | None, Precision]:
+    """Return the format's name (None without one) and the one level of a text such as "fixed:[16,16,16,16]"."""
+    name, colon, widths = text.rpartition(":")
+    return name.strip().lower() if colon else None, Precision.parse(widths)
 
 
-def check_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
-    """``rise_at`` as a tuple: no numbers, or one for each level but the first, rising: updates, or all of them
-    fractions of the run. Raises ValueError for anything else."""
-    given = tuple(rise_at) if isinstance(rise_at, Iterable) and not isinstance(rise_at, str) else (rise_at,)
-    numbers = tuple(_moment(moment) for moment in given)
+def levels_text(levels: Iterable[Precision]) -> str:
+    """Return the text of a schedule, which ``parse_levels`` reads back."""
+    return " ".join(map(str, levels))
+
+
+def _precisions(levels: Any) -> Iterator[Precision]:
+    if isinstance(levels, Precision):
+        yield levels
+    elif isinstance(levels, str) and re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])+\s*", levels):
+        yield from map(Precision.parse, re.findall(r"\[[^\[\]]*\]", levels))
+    elif isinstance(levels, str):
+        yield Precision.parse(levels)
+    elif not isinstance(levels, Iterable):
+        raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
+    elif len(given := list(levels)) == 4 and all(isinstance(width, int) for width in given):
+        yield Precision(*given)
+    else:
+        for level in given:
+            yield from _precisions(level)
+
+
+RiseAt = float | str | Iterable[float]
+
+
+def parse_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
+    """Return ``rise_at`` as a tuple: no numbers, or one for each of ``levels`` but the first.
+
+    The numbers rise, and are updates, or all of them fractions of the run. A text has spaces or commas between them, as
+    "0.3 0.8". Raises ValueError for anything else.
+    """
+    given = re.split(r"[\s,]+", rise_at.strip()) if isinstance(rise_at, str) else rise_at
+    numbers = tuple(map(_moment, given if isinstance(given, Iterable) else (given,)))
     if numbers and len(numbers) != levels - 1:
         raise ValueError(f"rise_at must be {levels - 1} numbers for {levels} levels, got {len(numbers)}")
     if any(before >= after for before, after in pairwise(numbers)) or len({number < 1 for number in numbers}) > 1:
@@ -113,7 +119,9 @@ def check_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
 
 
 def _moment(value: Any) -> float:
-    """``value``. 1.0 is refused: it may stand for the first update or for the end of the run."""
+    """Return ``value`` as a number. 1.0 is refused: it may stand for the first update or for the end of the run."""
+    if isinstance(value, str) and re.fullmatch(r"\d+|\d*\.\d+", value):
+        value = float(value) if "." in value else int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     if isinstance(value, float) and 0 < value < 1:

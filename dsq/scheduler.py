@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from dsq.arguments import whole_number
-from dsq.precision import Level, Precision, RiseAt, check_levels, check_rise_at
+from dsq.precision import Level, Precision, RiseAt, parse_levels, parse_rise_at
 
 
 @dataclass(slots=True)
@@ -66,8 +66,8 @@ class PrecisionScheduler:
         rise_at: RiseAt = (),
         total_updates: int | None = None,
     ) -> None:
-        self.levels = check_levels(levels)
-        self.rise_at = check_rise_at(rise_at, len(self.levels))
+        self.levels = parse_levels(levels)
+        self.rise_at = parse_rise_at(rise_at, len(self.levels))
         if total_updates is not None:
             total_updates = whole_number("total_updates", total_updates, 1)
         if any(moment < 1 for moment in self.rise_at):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.masks import pack_mask, unpack_mask
+from dsq.kernels.dispatch import pack_mask, unpack_mask
 from dsq.stash.memory_order import MemoryOrder, span
 from dsq.stash.storages import storage_key, weak
 

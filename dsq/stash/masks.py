@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsq.kernels.backend import FLOATS
-from dsq.kernels.masks import pack_mask, unpack_mask
+from dsq.kernels.dispatch import pack_mask, unpack_mask
 from dsq.stash.memory_order import MemoryOrder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 import dsq
-from dsq.precision import check_levels, levels_text
+from dsq.precision import levels_text, parse_levels
 from fairseq_plugin.flags import InputError, flag_of, quiet
 from fairseq_plugin.run.stash import Measured
 
@@ -89,4 +89,4 @@ def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
 
 
 def _shown(value: Any) -> str:
-    return f'"{levels_text(check_levels(value))}"' if isinstance(value, list) else repr(value)
+    return f'"{levels_text(parse_levels(value))}"' if isinstance(value, list) else repr(value)

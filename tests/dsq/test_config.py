@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 
 import dsq
+from dsq.config import value_from_text
 from dsq.formats.signed_nvint import SignedNVInt
 
 
@@ -18,11 +21,24 @@ def test_parse_and_print():
         ["[2,2,2,16]", "16,4,4,16"],
         [[2, 2, 2, 16], (16, 4, 4, 16)],
         [dsq.Precision(2, 2, 2, 16), "[16,4,4,16]"],
+        ["[2,2,2,16] [16,4,4,16]"],
     ],
 )
 def test_levels_in_every_form(levels):
     assert dsq.DSQConfig(levels=levels).levels == (dsq.Precision(2, 2, 2, 16), dsq.Precision(16, 4, 4, 16))
     assert dsq.DSQConfig(levels=[4, 4, 4, 16]).levels == (dsq.Precision(4, 4, 4, 16),)
+
+
+def test_a_field_describes_itself_and_reads_the_text_of_a_flag():
+    described = {option.name: option.metadata for option in dataclasses.fields(dsq.DSQConfig)}
+    assert all(option["help"] and option["kind"] in (bool, int, float, str) for option in described.values())
+    assert described["rounding"]["choices"] == ("nearest", "stochastic")
+    assert value_from_text("levels", "4,4,4,8") == (dsq.Precision(4, 4, 4, 8),)
+    assert dsq.DSQConfig(rise_at=value_from_text("rise_at", "0.8")).rise_at == (0.8,)
+    with pytest.raises(ValueError, match=r"^must be a whole number, got 'x'$"):
+        value_from_text("box", "x")
+    with pytest.raises(ValueError, match=r"^patience must be a whole number from 1, got 0$"):
+        value_from_text("patience", "0")
 
 
 def test_a_low_q3_of_fixed_point_is_allowed_with_one_warning(recwarn):

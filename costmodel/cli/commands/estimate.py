@@ -21,7 +21,7 @@ from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated
 from costmodel.paper.run_cost import shares as shares_of
-from dsq.precision import check_rise_at
+from dsq.precision import parse_rise_at
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -65,7 +65,7 @@ def _shares(arguments: argparse.Namespace) -> list[float]:
         moments = []
     if not moments or not all(0 < moment < 1 for moment in moments):
         raise ValueError(f"rise_at must be fractions of the run between 0 and 1, as in 0.8, got {arguments.rise_at!r}")
-    return shares_of(check_rise_at(moments, len(arguments.precision)))
+    return shares_of(parse_rise_at(moments, len(arguments.precision)))
 
 
 #: records, shown columns, title, notes and facts

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import FLOATS
-from dsq.kernels.masks import apply_mask, relu, unpack_mask
+from dsq.kernels.dispatch import apply_mask, relu, unpack_mask
 from dsq.stash.masks import Mask, TwoValued
 from dsq.stash.memory_order import MemoryOrder
 from dsq.stash.selective.function_mode import Call, Replacement
