@@ -35,9 +35,7 @@ def demo(out: Path) -> None:
     found = {label: _results(folder) for label, folder in folders.items()}
     _show_translations(folders)
     rows = [{"": _NAMES[label][0], **figures(results)} for label, results in found.items()]
-    print(
-        f"\n{table(rows, {'': '', 'BLEU': '.1f', 'valid loss': '.3f', 'kept for the backward, MiB': '.2f', 'train, s': '.0f'})}"
-    )
+    print(f"\n{table(rows, _COLUMNS)}")
     draw(found, out / "demo.png")
     print(f"\npicture: {out / 'demo.png'}; all figures: {out}/*/results.json")
 

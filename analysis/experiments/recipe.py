@@ -158,14 +158,14 @@ def _change(content: dict[str, Any], change: str) -> None:
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:
     _only_known(content, ("title", "data", "training", "options", "runs", "workload"), "")
-    data = _data(_table(content, "data", ""))
+    title, data = _typed(content.get("title", ""), str, "title"), _data(_table(content, "data", ""))
     runs = content.get("runs")
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ValueError("runs must be tables headed [[runs]], at least one")
     workload = "transformer_iwslt_de_en" if data.translates else "roberta_base_mnli"
     return Experiment(
         name=name,
-        title=_typed(content.get("title", ""), str, "title"),
+        title=title,
         data=data,
         training=_training(_table(content, "training", ""), "training"),
         options=_options(_table(content, "options", ""), "options"),

@@ -33,7 +33,10 @@ LEDGERS = sorted(
         ('[data]\nkind = "web"', "data.kind must be one of parallel, labelled, got 'web'"),
         ('[data]\nkind = "parallel"', "data.path must be given for data.kind = 'parallel'"),
         ('[data]\nkind = "labelled"\npath = "x"', "data.task must be given for data.kind = 'labelled'"),
-        ('[data]\nkind = "parallel"\npath = "x"\nvocab = "many"', "data.vocab must be a whole number from 1, got 'many'"),
+        (
+            '[data]\nkind = "parallel"\npath = "x"\nvocab = "many"',
+            "data.vocab must be a whole number from 1, got 'many'",
+        ),
         ('[data]\nkind = "parallel"\npath = "x"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),
         (HEAD, "runs must be tables headed [[runs]]"),
         (HEAD + "[[runs]]\nbits = 4", "runs[0].bits is no key here; accepted are seed, levels, format"),

@@ -112,7 +112,9 @@ def test_a_forgotten_prefix_is_suggested(tmp_path):
 
 def test_pieces_say_the_text_again() -> None:
     pytest.importorskip("sentencepiece")
-    sentences = [f"{who} {what}." for who in ("der Hund", "die Katze", "Tom") for what in ("bellt", "ruft", "singt laut")]
+    sentences = [
+        f"{who} {what}." for who in ("der Hund", "die Katze", "Tom") for what in ("bellt", "ruft", "singt laut")
+    ]
     bpe = train_bpe(sentences, 40)
     assert bpe.get_piece_size() == 40
     assert [bpe.decode(bpe.encode(sentence)) for sentence in sentences] == sentences
@@ -163,7 +165,10 @@ def test_a_table_of_another_form_is_refused(tmp_path: Path, content: str, named:
     ("dev", "named"),
     [
         ("label\tsentence\nsame\tx\n", "the train and the dev table of toy have other columns of sentences"),
-        ("label\tsentence1\tsentence2\nneither\tx\ty\n", "the dev table of toy has labels that train has not: 'neither'"),
+        (
+            "label\tsentence1\tsentence2\nneither\tx\ty\n",
+            "the dev table of toy has labels that train has not: 'neither'",
+        ),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path: Path, dev: str, named: str) -> None:

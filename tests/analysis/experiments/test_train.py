@@ -56,7 +56,9 @@ def write_pairs_that_agree(path: Path, count: int, seed: int) -> None:
     for _ in range(count):
         who, what, other = draw.choice(["hund", "katze"]), *draw.sample(["frisst", "schläft", 'sagt "ja'], 2)
         same = draw.random() < 0.5
-        rows.append("\t".join(("same" if same else "other", f"der {who} {what}", f"es {what if same else other} {who}")))
+        rows.append(
+            "\t".join(("same" if same else "other", f"der {who} {what}", f"es {what if same else other} {who}"))
+        )
     path.write_text("\n".join(rows) + "\n")
 
 
@@ -101,7 +103,9 @@ def test_a_pretrained_roberta_is_fine_tuned_by_its_recipe(tmp_path: Path, monkey
     sizes = ("encoder-layers=1", "encoder-embed-dim=16", "encoder-ffn-embed-dim=16", "encoder-attention-heads=2")
     more = ("cpu=true", "max-epoch=2", "batch-size=4", "validate-interval-updates=2", *sizes)
     changes = [*(f"training.{change}" for change in more), f'data.pretrained="{weights}"']
-    run.run_recipe(RECIPES / "roberta_qnli_table1.toml", tmp_path / "out", data=tmp_path, changes=changes, only=["snvint*"])
+    run.run_recipe(
+        RECIPES / "roberta_qnli_table1.toml", tmp_path / "out", data=tmp_path, changes=changes, only=["snvint*"]
+    )
     (log,) = (tmp_path / "out").glob("snvint*/train.log")
     assert f"loading pretrained model from {weights / 'model.pt'}" in log.read_text()
     pieces = tmp_path / "out" / "data" / "pieces"
