@@ -48,16 +48,8 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
     packing = packing_seconds(workload, method, hardware) or 0.0
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + float(update.seconds)
-    return Step(
-        seconds,
-        packing,
-        float(update.seconds),
-        sending,
-        exposed,
-        "link" if sending > alone else bound,
-        reached.low,
-        reached.high,
-    )
+    bound = "link" if sending > alone else bound
+    return Step(seconds, packing, float(update.seconds), sending, exposed, bound, reached.low, reached.high)
 
 
 def sending_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -104,7 +96,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:
         return 2 * part * gradients
-    word = (STATE_BITS if method.setup.autocast else float(method.setup.container_bits)) / 8
+    whole = method.setup.autocast and method.zero < 3  # FSDP's mixed precision gathers what it casts
+    word = (STATE_BITS if whole else float(method.setup.container_bits)) / 8
     gradients *= micro_batches if method.zero >= 2 else 1
     weights = 2 * workload.parameters * micro_batches if method.zero == 3 else workload.trained
     return part * (gradients + word * weights)
