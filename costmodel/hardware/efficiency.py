@@ -14,8 +14,8 @@ MICRO = 1e-6
 class Efficiency:
     """What a step reaches of a device's rates."""
 
-    #: rate at which a step's kernels move their tensors, as a share of the file's bandwidth: the ledger counts each
-    #: tensor once, and PyTorch's kernels move some twice
+    #: rate at which a step's kernels move their tensors, as a share of the file's bandwidth: PyTorch's kernels move some
+    #: tensors more often than the ledger counts
     memory: float
     #: share of the shorter of a kernel's two times, of computing and of moving, that the longer does not hide
     serial: float
@@ -32,16 +32,16 @@ class Efficiency:
 
 
 #: launch: assumed. hops: NVIDIA/nccl, src/graph/tuning.cc: ring, protocol Simple, NVLink 3.4 us, network 14 us. low and
-#: high: the half of the published trainings that was not fitted
+#: high: the published trainings that were not fitted
 TYPICAL = Efficiency(
-    memory=0.80,
+    memory=0.62,
     serial=1,
-    exposed=0.37,
+    exposed=0.74,
     launch=8 * MICRO,
     hop=3.4 * MICRO,
     hop_between_nodes=14 * MICRO,
-    low=0.91,
-    high=1.11,
+    low=0.94,
+    high=1.10,
 )
 #: for --datasheet, which takes no efficiency
 IDEAL = Efficiency(memory=1, serial=0, exposed=1, launch=0, hop=0, hop_between_nodes=0)

@@ -6,8 +6,8 @@
     [memory]      gb = 80            source = "..."     DRAM; may be left out
     [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
     [network]     gb_per_s = 200  devices = 8  source = "..."  between nodes of so many devices; may be left out
-    [attention]   efficiency = 0.4  efficiency_source = "..."  of a product's rate, in fused kernels; may be left out
-    [on_chip]     mb = 40            source = "..."     memory the tile model may use
+    [attention]   efficiency = 0.37 efficiency_source = "..."  of a product's rate, in fused kernels; may be left out
+    [on_chip]     mb = 40            source = "..."     of products' tiles; left out: caches serve what is read again
     [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
     [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
     [[pass]]      kind = "softmax"  bits = 32  phase = "forward"  ns_per_value = 0.5  us_per_call = 3    measured only
@@ -24,6 +24,7 @@ and widths above 16 bits, which are kept as floats, are not split. A measured pe
 of those that hold a product the first counts.
 """
 
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,7 @@ class Pass:
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
-    on_chip_bytes: float
+    on_chip_bytes: float  #: of products' tiles; infinite: each operand is read once
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
@@ -185,8 +186,7 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = ["bandwidth", "on_chip", "vector"]
-    parts += [part for part in ("memory", "link", "network") if part in data]
+    parts = ["bandwidth", "vector", *(part for part in ("on_chip", "memory", "link", "network") if part in data)]
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
 
@@ -198,7 +198,7 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     return Hardware(
         name=_field(data, "name", str),
         bandwidth=reached("bandwidth"),
-        on_chip_bytes=1e6 * _number(data, "on_chip.mb"),
+        on_chip_bytes=1e6 * _number(data, "on_chip.mb") if "on_chip" in data else math.inf,
         vector_flops=1e12 * _number(data, "vector.tflops"),
         peaks=tuple(_peak(entry, f"peak[{index}]", datasheet, bool(measured)) for index, entry in enumerate(peaks)),
         sources={part: _source(data, part) for part in parts},

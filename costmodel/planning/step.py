@@ -90,8 +90,9 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
 def communication_bytes(workload: Workload, method: Method, micro_batches: int = 1) -> float:
     """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
     updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
-    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast they are fp32. What no device has whole
-    is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3."""
+    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast weights are fp32 up to ZeRO-2; FSDP's
+    mixed precision, ZeRO-3, gathers 16 bits. What no device has whole is sent for each micro-batch: gradients under
+    ZeRO-2 and 3, weights under ZeRO-3."""
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:
