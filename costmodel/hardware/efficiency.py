@@ -14,11 +14,13 @@ MICRO = 1e-6
 class Efficiency:
     """What a step reaches of a device's rates."""
 
-    #: rate at which a step's kernels move their tensors, as a share of the file's bandwidth: PyTorch's kernels move some
-    #: tensors more often than the ledger counts
+    #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: PyTorch's kernels move some
+    #: more often than the ledger counts
     memory: float
     #: share of the shorter of a kernel's two times, of computing and of moving, that the longer does not hide
     serial: float
+    #: copies in 16 bits that quantising an operand writes, where units multiply floats
+    copies: float
     #: share of the time of sending that a step waits for, though it computes meanwhile
     exposed: float
     #: least seconds of a kernel: PyTorch does not launch one sooner
@@ -36,6 +38,7 @@ class Efficiency:
 TYPICAL = Efficiency(
     memory=0.62,
     serial=1,
+    copies=1,
     exposed=0.74,
     launch=8 * MICRO,
     hop=3.4 * MICRO,
@@ -44,6 +47,6 @@ TYPICAL = Efficiency(
     high=1.10,
 )
 #: for --datasheet, which takes no efficiency
-IDEAL = Efficiency(memory=1, serial=0, exposed=1, launch=0, hop=0, hop_between_nodes=0)
+IDEAL = Efficiency(memory=1, serial=0, copies=0, exposed=1, launch=0, hop=0, hop_between_nodes=0)
 #: for rates that were measured: python -m analysis.step_time.check gives low and high
 MEASURED = replace(IDEAL, low=1.0, high=1.15)

@@ -54,6 +54,11 @@ class Peak:
     per_value: float = 0  #: seconds for each value of the operands and the result
     per_call: float = 0  #: seconds for each product
 
+    @property
+    def multiplies_floats(self) -> bool:
+        """Whether its units take floats of 16 bits, as which codes are multiplied; else they take codes."""
+        return self.holds.get(Identity.name, (0, 0))[0] >= 16
+
     def passes(self, first: Format, second: Format) -> int:
         """In how many exact passes it multiplies such operands; 0: it cannot."""
         wider, other = sorted((first, second), key=lambda operand: -operand.bits)
@@ -126,6 +131,10 @@ class Hardware:
     efficiency: Efficiency = IDEAL  #: what steps reach of the rates
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def moving(self, nbytes: float) -> float:
+        """Seconds that a step's kernels take to move so many bytes."""
+        return nbytes / (self.bandwidth * self.efficiency.memory)
 
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""

@@ -23,6 +23,8 @@ from dsq.formats import WIDEST, Identity
 FLOPS_PER_MAC = 2
 #: widest codes whose forward product has a kernel of its own; a backward with 16 bits at q3 is PyTorch's
 CODED_FORWARD = 8
+#: width of the floats that codes are multiplied as
+COPY_BITS = 16
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
 TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused zero bias"), "scale")
@@ -82,11 +84,7 @@ def rates(
     listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
 ) -> list[Rate]:
     """How the matrix products of a class run, for one configuration: each way once."""
-    used = [
-        hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
-        for matmul in listed
-        if key(matmul.group) == name
-    ]
+    used = [_rate(matmul, hardware) for matmul in listed if key(matmul.group) == name]
     return list({str(rate): rate for rate in used}.values())
 
 
@@ -123,12 +121,12 @@ def floors(
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
         launches[kernel] += not matmul.group.operation.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
-        seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware)
+        seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
     reached = hardware.efficiency
     totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
-        memory, compute = size / (hardware.bandwidth * reached.memory), seconds[kernel]
+        memory, compute = hardware.moving(size), seconds[kernel]
         found = _measured_pass(group, phase, hardware, container)
         if found is not None:
             compute = found
@@ -155,25 +153,33 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
     return group.count * hardware.passes[TIMED_AS.get(op.kind, op.kind), container, phase].seconds(op.rows * op.width)
 
 
-def _beside(matmul: CostedMatMul, hardware: Hardware) -> float:
-    """Time of what a layer does beside a product, where that was measured: its bias's gradient sums dy. A converted
-    layer's weight that is stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
+def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
+    """Time of what a layer does beside a product. Quantising reads both operands and writes the floats that are
+    multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
+    (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op = matmul.group.operation
     assert isinstance(op, Gemm)
     found = 0.0
     summed, turned = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
         found = summed.seconds(op.M * op.N)
-    if turned and op.transposed and not isinstance(matmul.format, Identity):
-        narrow = CODED_FORWARD if matmul.name == "forward" else 0
-        found += turned.seconds(op.K * op.N) if matmul.m1 > narrow else 0.0
+    if isinstance(matmul.format, Identity):
+        return matmul.group.count * found
+    if turned and op.transposed and matmul.m1 > (CODED_FORWARD if matmul.name == "forward" else 0):
+        found += turned.seconds(op.K * op.N)
+    if _rate(matmul, hardware).peak.multiplies_floats:
+        copied = matmul.operand_values * (container + COPY_BITS) / 8
+        found += hardware.efficiency.copies * hardware.moving(copied)
     return matmul.group.count * found
+
+
+def _rate(matmul: CostedMatMul, hardware: Hardware) -> Rate:
+    return hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
 
 
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     """Time of the group's products, run the fastest exact way for the two widths."""
     op, count = matmul.group.operation, matmul.group.count
     assert isinstance(op, Gemm)
-    rate = hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
     share = hardware.attention if op.on_chip else 1
-    return rate.seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
+    return _rate(matmul, hardware).seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from costmodel.hardware.hardware import Hardware
+from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.entries import in_layer, layer_of
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
@@ -18,7 +18,7 @@ class Step:
     """A step's least time on each device, in seconds."""
 
     compute: float  #: of forward and backward: the roofline's floor, recomputation included
-    packing: float  #: and unpacking of what a policy keeps; 0: none, or never measured
+    packing: float  #: and unpacking of what a policy keeps; 0: none is packed
     update: float  #: of the optimiser: the device's share, where ZeRO shares it out
     communication: float  #: of sending, by itself
     exposed: float  #: the part of it that the step waits for
@@ -45,7 +45,7 @@ def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
         seconds += _layers_forward(workload, method, hardware)
     bound = "memory" if (passes + update).memory_bound else "compute"
     sending, reached = sending_seconds(workload, method, hardware), hardware.efficiency
-    packing = packing_seconds(workload, method, hardware) or 0.0
+    packing = packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + float(update.seconds)
     bound = "link" if sending > alone else bound
@@ -69,13 +69,28 @@ def sending_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
 
 
-def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float | None:
-    """Of packing what the method's policy keeps, and unpacking it; None: the hardware file does not know."""
+def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Time of packing what the method's policy keeps, and of unpacking it: as measured, else what their bytes take."""
     if not method.stash:
         return 0.0
-    found = [hardware.passes.get(("pack", method.stash.codes, phase)) for phase in (FORWARD, BACKWARD)]
-    values = packed_values(workload, method)
-    return sum(pack.seconds(size) for pack in found if pack for size in values) if all(found) or not values else None
+    values, measured = packed_values(workload, method), _packing(method, hardware)
+    if measured:
+        return sum(pack.seconds(size) for pack in measured for size in values)
+    container = float(method.setup.container_bits)
+    moved = sum(values) * (container + min(container, method.stash.bits)) / 8
+    return 2 * max(hardware.moving(moved), len(values) * hardware.efficiency.launch)
+
+
+def packing_is_measured(method: Method, hardware: Hardware) -> bool:
+    """Whether the hardware file knows what packing takes, or the method packs nothing."""
+    return not method.stash or bool(_packing(method, hardware))
+
+
+def _packing(method: Method, hardware: Hardware) -> list[Pass]:
+    """What packing and unpacking were measured to take; empty: they were not."""
+    codes = method.stash.codes if method.stash else 0
+    found = [hardware.passes.get(("pack", codes, phase)) for phase in (FORWARD, BACKWARD)]
+    return [pack for pack in found if pack] if all(found) else []
 
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:

@@ -9,7 +9,13 @@ from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.model.quantisation import AUTOCAST, BF16, FP32
-from costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
+from costmodel.planning.step import (
+    communication_bytes,
+    packing_is_measured,
+    packing_seconds,
+    sending_seconds,
+    step_time,
+)
 from costmodel.workloads.named import load_workload
 
 
@@ -80,8 +86,17 @@ def test_packing_takes_what_was_measured():
     workload = Workload("two", layers, tokens=4096)
     passes = {("pack", 4, phase): Pass(1e-9, 1e-6) for phase in ("forward", "backward")}
     method = Method("", FP32, stash=POLICIES["bfp 4"])
-    assert packing_seconds(workload, method, load_hardware("h100")) is None
     assert packing_seconds(workload, Method("", FP32), load_hardware("h100")) == 0
     timed = replace(load_hardware("h100"), passes=passes)
     assert packing_seconds(workload, method, timed) == pytest.approx(2 * 3 * (4096 * 8 * 1e-9 + 1e-6))
     assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)
+    assert packing_is_measured(method, timed)
+
+
+def test_packing_that_was_never_measured_moves_its_bytes_twice():
+    """A kept x of 16 bits becomes codes of 4 bits and a half with their scales, and x again."""
+    workload = Workload("one", (Gemm("a", 4096, 4096, 8, input="x"),), tokens=4096)
+    method, h100 = Method("", BF16, stash=POLICIES["bfp 4"]), load_hardware("h100")
+    expected = 2 * 4096 * 4096 * (16 + 4.5) / 8 / (h100.bandwidth * h100.efficiency.memory)
+    assert packing_seconds(workload, method, h100) == pytest.approx(expected)
+    assert not packing_is_measured(method, h100)
