@@ -59,8 +59,8 @@ class Family:
 
 
 _UNBIASED = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
-_LLAMA: Mapping[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm": True} | _UNBIASED
-_GPT: Mapping[str, Any] = {"fused_qkv": True, "final_norm": True}
+_LLAMA: dict[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm": True} | _UNBIASED
+_GPT: dict[str, Any] = {"fused_qkv": True, "final_norm": True}
 _BERT = Family("encoder", {"embedding_norm": True, "post_norm": True}, ("words", "positions", "types"))
 _T5 = Family(
     "both",

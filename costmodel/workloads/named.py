@@ -98,7 +98,7 @@ def fairseq(name: str) -> Transformer:
     )
 
 
-def _sized(model: Transformer, given: dict[str, int]) -> Transformer:
+def _sized(model: Transformer, given: Any) -> Transformer:
     for length, stack in (("source_length", model.encoder), ("target_length", model.decoder)):
         side = "encoder" if length == "source_length" else "decoder"
         if length in given and not stack:

@@ -140,7 +140,8 @@ def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]
 
 def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, source: str) -> list[Operation]:
     """A router and experts; rows are gathered by expert."""
-    name, rows, ours = f"{prefix}.experts", tokens * experts.chosen, {"weights": experts.count}
+    name, rows = f"{prefix}.experts", tokens * experts.chosen
+    ours: dict[str, Any] = {"weights": experts.count}
     return [
         Gemm(f"{prefix}.router", tokens, stack.d, experts.count, quantised=False, input=source),
         Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),

@@ -55,7 +55,7 @@ def name_points(axes: Axes, named: Iterable[tuple[str, Point, str]], taken: Sequ
     boxes = list(taken)
     for text, point, colour in named:
         for distance, (dx, dy) in product(DISTANCES, DIRECTIONS):
-            side = {"ha": "left" if dx > 0 else "right"}
+            side: dict[str, Any] = {"ha": "left" if dx > 0 else "right"}
             leader = LEADER | {"color": colour, "relpos": (0 if dx > 0 else 1, 0.5)}
             away = (dx * distance, dy * distance)
             label = axes.annotate(text, point, away, **LABEL, **side, color=colour, arrowprops=leader)

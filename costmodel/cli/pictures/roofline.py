@@ -21,7 +21,7 @@ NAMED_SHARE = 0.02
 #: names that a label lists
 NAMES = 3
 #: roofs nearer than this factor share a label
-SAME_ROOF = 1.25
+SAME_ROOF = 1.3
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,15 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, dots: list[Dot]
     top, bandwidth = max(peak.flops for peak in hardware.peaks) / TERA, hardware.bandwidth / TERA
     left = min(dot.intensity for dot in dots) / 3
     right = max(max(dot.intensity for dot in dots), top / bandwidth) * 200
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(min(dot.attained for dot in dots) / TERA / 3, 4 * top))
+    axes.set(
+        xscale="log", yscale="log", xlim=(left, right), ylim=(min(dot.attained for dot in dots) / TERA / 3, 4 * top)
+    )
     handles = [Line2D([], [], marker="o", linestyle="", color=colours[setup], label=setup) for setup in setups]
     reached = "measured" if hardware.measured else "programs reach"
-    handles += [Line2D([], [], color=BLACK, label=reached), Line2D([], [], color=GREY, linestyle="--", label="datasheet")]
+    handles += [
+        Line2D([], [], color=BLACK, label=reached),
+        Line2D([], [], color=GREY, linestyle="--", label="datasheet"),
+    ]
     legend = axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=SMALL)
     taken = [legend.get_window_extent(), *_draw_roofs(axes, hardware)]
     for dot in dots:
