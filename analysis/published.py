@@ -28,7 +28,7 @@ from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import BF16
 from costmodel.planning.step import step_time
-from costmodel.workloads.families import transformer_of
+from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.transformer import build
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
