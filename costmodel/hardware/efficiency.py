@@ -48,5 +48,5 @@ TYPICAL = Efficiency(
 )
 #: for --datasheet, which takes no efficiency
 IDEAL = Efficiency(memory=1, serial=0, copies=0, exposed=1, launch=0, hop=0, hop_between_nodes=0)
-#: for rates that were measured: python -m analysis.step_time.check gives low and high
+#: for rates that were measured: python -m analysis.step_time gives low and high
 MEASURED = replace(IDEAL, low=1.0, high=1.15)
