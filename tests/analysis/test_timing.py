@@ -1,7 +1,6 @@
 """The one timer, on a clock that is told the time."""
 
-from analysis.timing.race import race
-from analysis.timing.timer import in_turns
+from analysis.timing import in_turns, race
 
 
 def test_calls_take_turns_and_every_other_round_is_reversed():
