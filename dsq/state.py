@@ -178,13 +178,17 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement), what Observation saw, and MiB of
-        the process, "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them.
-
-        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the
-        worst of a parameter.
+        """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
+        without improvement), and what Observation saw. On Linux also MiB of the process, "dsq/process_resident_mib" and
+        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
+        "dsq/gradient_cosine", the worst of a parameter.
         """
-        found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
+        scheduler = self.scheduler
+        found = {
+            "level": float(scheduler.level),
+            "bits": float(scheduler.precision.q1),
+            "stale": float(scheduler.stale),
+        }
         found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}

@@ -2,8 +2,8 @@
 
     trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback()])
 
-That is [8,4,4,8] with everything stashed packed; PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8) has a schedule. The
-model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
+That is [8,4,4,8] with everything stashed packed; PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8) has a schedule.
+The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
 the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
 how it was trained:
 
@@ -64,9 +64,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self._training = False
         self._others = set[str]()  # losses of other sets since the monitored one
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Convert a model that the trainer will compile before ``on_train_begin``: graphs know policies made before."""
         if args.torch_compile and not converted(kwargs["model"]):
             convert(kwargs["model"], self.config)

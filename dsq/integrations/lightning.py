@@ -2,8 +2,8 @@
 
     trainer = lightning.Trainer(..., callbacks=[PrecisionCallback()])
 
-That is [8,4,4,8] with everything stashed packed; PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8) has a schedule. The
-module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
+That is [8,4,4,8] with everything stashed packed; PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8) has a schedule.
+The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
 level is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
 
 Where ModelCheckpoint saves every N steps and N falls on a validation, Lightning saves first and does not validate again
@@ -11,12 +11,14 @@ when it resumes: that loss is lost. Save at the end of the validation, which is 
 """
 
 import warnings
+from functools import partial, wraps
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from dsq.config import DSQConfig
+from dsq.stash.interception import under_policies
 from dsq.state import DynamicPrecision, convert_at
 
 
@@ -45,6 +47,14 @@ class PrecisionCallback(Callback):
             updates = trainer.estimated_stepping_batches if self.config.rise_at or restarts else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
             self._saved = {}  # of a checkpoint that another module was tested with
+
+        if stage == "fit" and "training_step" not in vars(pl_module):
+            step: Any = pl_module.training_step  # a policy acts on calls of the module; Lightning calls this
+            vars(pl_module)["training_step"] = wraps(step)(partial(under_policies, pl_module, step))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the detour of the training step away again."""
+        vars(pl_module).pop("training_step", None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the level of the checkpoint. Warns where the level follows validations and there will be none.

@@ -118,6 +118,9 @@ class Bfp(TablePolicy):
         seed = None if self.rounding == "nearest" else (self.seed << 36) + (self.forwards << 16)
         return BoxCodec(self._format, seed, self.more)
 
+    def traced_codec(self) -> "BoxCodec | None":
+        return None if self.rounding == "stochastic" else BoxCodec(self.format_now(), None, self.more)
+
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)
 
