@@ -183,12 +183,8 @@ class DynamicPrecision:
         "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
         "dsq/gradient_cosine", the worst of a parameter.
         """
-        scheduler = self.scheduler
-        found = {
-            "level": float(scheduler.level),
-            "bits": float(scheduler.precision.q1),
-            "stale": float(scheduler.stale),
-        }
+        found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
+        found["stale"] = float(self.scheduler.stale)
         found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}

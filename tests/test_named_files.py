@@ -1,4 +1,4 @@
-"""Every file that a page, a comment or a docstring names by its path from the root is there, and every place of a link."""
+"""Every file that a page, a comment or a docstring names by its path is there, and every place of a link."""
 
 import re
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     callback = PrecisionCallback("[8,4,4,8] [8,5,5,8]", rise_at=2)
-    model, trainer = trained(tmp_path, callback, torch_compile=True, torch_compile_backend="aot_eager", max_steps=6)
+    _, trainer = trained(tmp_path, callback, torch_compile=True, torch_compile_backend="aot_eager", max_steps=6)
     assert callback.dynamic.scheduler.level == 1
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     eager = trained(tmp_path, PrecisionCallback("[8,4,4,8] [8,5,5,8]", rise_at=2), max_steps=6)[1]
