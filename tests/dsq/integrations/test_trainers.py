@@ -394,7 +394,7 @@ def test_every_callback_takes_the_same(trainer):
         callback(whole, rise_at=0.8)
     with pytest.raises(TypeError, match=r'config must be a DSQConfig or a schedule as text, "\[8,4,4,8\]", got 8'):
         callback(8)
-    with pytest.raises(ValueError, match="must be four whole numbers .* got 'high'"):
+    with pytest.raises(ValueError, match=r"must be four whole numbers .* got 'high'"):
         callback("high")
 
 
