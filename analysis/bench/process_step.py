@@ -19,7 +19,7 @@ import dsq
 from analysis.bench.process import Case
 from analysis.models import encoder
 from analysis.timing import host_clock
-from dsq.stash.meter.resident import resident
+from dsq.process_memory import resident
 
 LEVELS = "[8,4,4,8]"
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits

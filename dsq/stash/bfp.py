@@ -5,8 +5,7 @@ memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. The
 more bits than q1. What has no row is as PyTorch keeps it (dsq/stash/table).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import count
 from typing import Any, get_args
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
-from dsq.kernels.dispatch import pack, unpack
+from dsq.kernels.dispatch import pack
 from dsq.linear import Quantised
 from dsq.packing import Rounding
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.codes import Decode, Kept, What
+from dsq.stash.codes import Code, Kept, UnpackBoxes, What
 from dsq.stash.controller import Controller, check_keys
 from dsq.stash.interception import TablePolicy, intercept
 from dsq.stash.memory_order import MemoryOrder
@@ -137,7 +136,7 @@ class BoxCodec:
         self.formats, self.texts = _formats(fmt, tuple(more.items()))
         self.packs, self.seed, self.turns = fmt.packs, seed, count(1)
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         if not self.packs:
             return None
         if torch.compiler.is_compiling():
@@ -145,22 +144,13 @@ class BoxCodec:
         fmt = self.formats[kept.what]
         seed = None if self.seed is None else self.seed + next(self.turns)
         codes = pack(values.reshape(-1), fmt, 0, seed)
-        return codes, _Unpack(fmt, (values.numel(),))
+        return codes, UnpackBoxes(fmt, (values.numel(),))
 
-    def _encode_traced(self, values: Tensor, kept: Kept) -> tuple[tuple[Tensor, ...], Decode]:
+    def _encode_traced(self, values: Tensor, kept: Kept) -> Code:
         text, sizes = self.texts[kept.what], (values.numel(),)
         seed = None if self.seed is None else torch.randint(2**62, (), device="cpu").item()
         codes = torch.ops.dsq.pack(values.reshape(-1), text, 0, seed)
         return codes, lambda saved, dtype: torch.ops.dsq.unpack(*saved, text, sizes, 0, dtype)
-
-
-@dataclass(eq=False, slots=True)
-class _Unpack:
-    fmt: Format
-    sizes: tuple[int, ...]
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return unpack(codes[0], codes[1], self.fmt, self.sizes, 0, dtype)
 
 
 @lru_cache(maxsize=64)  # asked for in each forward

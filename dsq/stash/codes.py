@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsq.formats import Format
 from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.dispatch import pack_mask, unpack_mask
+from dsq.kernels.dispatch import pack_mask, unpack, unpack_mask
 from dsq.stash.memory_order import MemoryOrder, span
 from dsq.stash.storages import storage_key, weak
 
@@ -51,17 +52,29 @@ class Form(NamedTuple):
 
 #: (codes, dtype) -> the values, in memory order, contiguous
 Decode = Callable[[Sequence[Tensor], torch.dtype], Tensor]
+Code = tuple[tuple[Tensor, ...], Decode]
 
 
 class Codec(Protocol):
     """What a policy is to the table: how values become few bits."""
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         """Codes of ``values``, which lie in ``order``; None keeps the tensor exact.
 
         An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
         """
         ...
+
+
+@dataclass(eq=False, slots=True)
+class UnpackBoxes:
+    """The Decode of what ``dsq.pack`` made of values in a row."""
+
+    fmt: Format
+    sizes: tuple[int, ...]
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return unpack(codes[0], codes[1], self.fmt, self.sizes, 0, dtype)
 
 
 #: the operand of a layer, and the width of the rows that it read

@@ -25,7 +25,7 @@ from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
-from dsq.stash.codes import Decode, Kept, Kind
+from dsq.stash.codes import Code, Kept, Kind
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
 from dsq.stash.interception import TablePolicy, intercept
 from dsq.stash.memory_order import MemoryOrder
@@ -138,7 +138,7 @@ class RangeCodec:
         self.kinds, self.ranges, self.heads = kinds, ranges, heads
         self.turns: Counter[str] = Counter()
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         if kept.kind not in self.kinds:
             return None
         groups, width = self._groups(order, kept.axis)

@@ -10,11 +10,10 @@ from torch import Tensor
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
 from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import affine_pack, affine_unpack, pack, unpack
+from dsq.kernels.dispatch import affine_pack, affine_unpack, pack
 from dsq.packing import quantize
-from dsq.stash.codes import Decode
+from dsq.stash.codes import Code, UnpackBoxes
 
-Code = tuple[tuple[Tensor, ...], Decode]
 _GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
 
@@ -52,18 +51,9 @@ def _boxes(name: str) -> CodeFamily:
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
     def encode(values_N: Tensor, bits: int, seed: int) -> Code:
-        return pack(values_N, formats[bits], 0, seed), _UnpackBoxes(formats[bits], values_N.numel())
+        return pack(values_N, formats[bits], 0, seed), UnpackBoxes(formats[bits], (values_N.numel(),))
 
     return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
-
-
-@dataclass(eq=False, slots=True)
-class _UnpackBoxes:
-    fmt: Format
-    count: int
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return unpack(codes[0], codes[1], self.fmt, (self.count,), 0, dtype)
 
 
 @cache
