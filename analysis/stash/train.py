@@ -34,7 +34,7 @@ from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import as_csv, table
-from dsq.stash.wtacrs.controller import WTACRS
+from dsq.stash.wtacrs import WTACRS
 
 PROG = "python -m analysis.stash.train"
 #: what each run applies, in order

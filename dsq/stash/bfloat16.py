@@ -9,7 +9,7 @@ from dsq.arguments import whole_number
 from dsq.stash.codes import Code, Kept
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, intercept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
 

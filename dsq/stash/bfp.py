@@ -22,7 +22,7 @@ from dsq.scheduler import PrecisionScheduler
 from dsq.stash.codes import Code, Kept, UnpackBoxes, What
 from dsq.stash.controller import Controller, check_keys
 from dsq.stash.interception import TablePolicy, intercept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.table.bits import MORE
 

@@ -95,8 +95,8 @@ def _remove_hook_of_copy(hook: Removable, copy: nn.Module) -> None:
 class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to add what they keep between steps.
 
-    `undo` collects what remove() takes back, in reverse order; helpers push onto it (interception.intercept,
-    class_swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates,
+    `undo` collects what remove() takes back, in reverse order; interception.intercept, swap_classes and set_attribute
+    push onto it. state_dict() holds all that a resumed run needs to equal an unbroken one (estimates,
     caches, seeds).
     """
 
@@ -123,6 +123,27 @@ class Controller(SharedByCopies):
         for hook in hooks:
             self.undo.callback(_remove_hook, hook)
 
+    def swap_classes(
+        self, table: Mapping[type[nn.Module], type[nn.Module]], where: Callable[[str, nn.Module], bool]
+    ) -> list[tuple[str, nn.Module]]:
+        """Give each module whose EXACT type is a key of the table the class beside it; (name, module) of the changed.
+
+        The class is a subclass of the module's own: names, parameters, hooks, tying, device, training flag and every
+        option stay, isinstance still holds, a deep copy works. A user's subclass (its forward may differ) and a
+        parametrised module are left alone; a module shared by several parents is changed once.
+        """
+        changed = [(n, m) for n, m in self.model.named_modules() if type(m) in table and where(n, m)]
+        for _, module in changed:
+            self.undo.callback(setattr, module, "__class__", type(module))
+            self.swapped.append((module, type(module)))
+            module.__class__ = table[type(module)]
+        return changed
+
+    def set_attribute(self, module: nn.Module, name: str, value: Any) -> None:
+        """Set a plain attribute that the module does not have; remove() deletes it."""
+        self.undo.callback(_delete_attribute, module, name)
+        module.__dict__[name] = value
+
     def remove(self, copy: nn.Module | None = None) -> None:
         """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
 
@@ -135,6 +156,10 @@ class Controller(SharedByCopies):
             raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
         else:
             self.undo.close_copy(self.model, copy)
+
+
+def _delete_attribute(module: nn.Module, name: str) -> None:
+    module.__dict__.pop(name, None)
 
 
 def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:

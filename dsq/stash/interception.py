@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,39 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
-from dsq.stash.codes import Codec, Form, Kept, Stash, exact_form
+from dsq.stash.codes import BOUNDARY, Codec, Form, Kept, Stash, exact_form
 from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
-from dsq.stash.hooks import in_backward, innermost_hooks
-from dsq.stash.multi_head_forward import multi_head_attention_forward
 from dsq.stash.table import TABLE, Row
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
+
+#: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
+innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
+
+
+def in_checkpoint() -> bool:
+    """Whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts the tensors that are saved."""
+    top = innermost_hooks()
+    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def in_backward() -> bool:
+    """Whether a backward is running in this thread: what is saved now is a recomputation's."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _own_body(func: FunctionType) -> FunctionType:
+    """A function of torch.nn.functional that runs its own lines under a TorchFunctionMode.
+
+    As it is, it would hand itself to the mode again. The copy differs in one name: the check for that always says no.
+    """
+    names = {**func.__globals__, "has_torch_function": lambda tensors: False}
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
 class Interception(TorchFunctionMode):
@@ -65,9 +93,6 @@ class Interception(TorchFunctionMode):
                 segment.get_inputs = _Inputs.of(segment.saved_args, self.stash)
                 segment.saved_args = []
             self.stash.enter_segment(segment)
-
-
-BOUNDARY = Kept("boundary", "other")  #: a hidden state that a checkpoint keeps
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from dsq.packing import Rounding
 from dsq.stash.codes import Code, Kept, Kind
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
 from dsq.stash.interception import TablePolicy, intercept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

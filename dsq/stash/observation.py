@@ -10,9 +10,9 @@ from torch.utils.hooks import RemovableHandle
 from dsq.linear import Quantised
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
+from dsq.stash.memory import parameter_storages
 from dsq.stash.meter import GraphMeter, next_node
 from dsq.stash.policy import applied
-from dsq.stash.storages import parameter_storages
 
 
 class Observation:

@@ -5,13 +5,13 @@
 
 A policy is a file or a folder of dsq/stash/, named in its __init__.py, which registers it. The keyword-only parameters
 ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
-once. attach changes a model by helpers (intercept, swap_classes), which put what remove() takes back on the controller.
-No policy imports another's.
+once. attach changes a model by helpers (intercept, Controller.swap_classes), which put what remove() takes back on the
+controller. No policy imports another's.
 
 Two mechanisms exist:
     model    a mode while the model's forward runs: interception.py. It runs the rows of the table (bfp, mesa, gact,
              bfloat16), which differ in their codec alone, or other rules (selective)
-    modules  a module's class or forward replaced in place: class_swap.py (wtacrs, checkpoint)
+    modules  a module's class or forward replaced in place: controller.py (wtacrs, checkpoint)
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
@@ -22,6 +22,7 @@ make no sense.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from torch import nn
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
-from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
+from dsq.stash.compiled import compiled_blocks, compiled_calls
 from dsq.stash.controller import APPLIED, Controller
 
 Compiled = Literal["nothing", "model"]
@@ -100,7 +101,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
     give_memory_back()
-    forget_compiled()
+    if "torch._dynamo" in sys.modules:  # what was compiled before a policy is compiled anew, under its mode
+        sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)
@@ -173,7 +175,7 @@ class _RefuseCompiled:
     known: set[Callable[..., Any]]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from dsq.stash.codes import Code, Kept, Stash
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, forward_policies, intercept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.table import TABLE, Row, masks, norms, products
 

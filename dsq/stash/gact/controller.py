@@ -15,8 +15,7 @@ from dsq.stash.gact.codecs import EXACT
 from dsq.stash.gact.forwards import RecomputedForward, ReplayedForward, TrainingForward
 from dsq.stash.gact.plan import BitPlan, Sensitivities
 from dsq.stash.gact.step import GradientVariance, RecordedStep, differentiable, sensitivities
-from dsq.stash.hooks import in_backward
-from dsq.stash.interception import TablePolicy
+from dsq.stash.interception import TablePolicy, in_backward
 
 _ALARM = 0.5  #: part of the gradient's variance that the codes may make up before the user is warned
 _ALARM_AFTER = 20  #: steps from an adaptation to that check: the running mean must have seen the new bits

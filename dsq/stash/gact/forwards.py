@@ -10,7 +10,7 @@ from torch import Tensor
 from dsq.stash.codes import Code, Decode, Kept
 from dsq.stash.gact.codecs import EXACT
 from dsq.stash.gact.plan import BitPlan
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 
 
 def _seed_of(*parts: int | str) -> int:

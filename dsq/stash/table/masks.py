@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling

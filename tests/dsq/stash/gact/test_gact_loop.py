@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from dsq import stash
 from dsq.stash.gact.forwards import Dual
-from dsq.stash.hooks import innermost_hooks
+from dsq.stash.interception import innermost_hooks
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 from tests.dsq.stash.gradients import all_gradients, error
 
