@@ -73,7 +73,7 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.__pow__:
             func = torch.pow
         row = self.rows.get(func)
-        if row is None or not torch.is_grad_enabled() or "out" in kwargs or _special(args) or _special(kwargs.values()):
+        if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
             self._follow_checkpoints()
@@ -139,12 +139,15 @@ class _UnderPolicies:
             return self.run(*args, **kwargs)
 
 
-def _special(values: Iterable[Any]) -> bool:
-    """Whether a tensor is among them that no row takes: a DTensor, say, has operations of its own."""
-    for value in values:  # noqa: SIM110 - asked in each call of a row: a generator takes twice as long
-        if isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter):
-            return True
-    return False
+def _takes(values: Iterable[Any]) -> bool:
+    """Whether a row takes these: one wants a gradient, and none is a DTensor, say, which has operations of its own."""
+    wanted = False
+    for value in values:
+        if isinstance(value, Tensor):
+            if type(value) is not Tensor and type(value) is not nn.Parameter:
+                return False
+            wanted = wanted or value.requires_grad
+    return wanted
 
 
 #: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)

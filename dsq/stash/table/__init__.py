@@ -24,7 +24,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     max-pool; average pool                places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
 
-What is worth more bits stands in bits.py. No row, by evidence: losses and log-softmax (the gradient is most
+What is worth more bits stands in dsq/stash/bfp.py. No row, by evidence: losses and log-softmax (the gradient is most
 sensitive to them: GACT, section 6.1), what divides or compares (norms, amax, log), sin and cos of large arguments.
 docs/extending.md shows how to add a row.
 """
@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.linear import linear
-from dsq.stash.table import attention, masks, norms, pointwise, products, shapes
+from dsq.stash.table import attention, masks, norms, pointwise, products
 
 Row = Callable[..., Any]
 aten = torch.ops.aten
@@ -73,8 +73,8 @@ def _rows() -> dict[Callable[..., Any], Row]:
         masks.max_pool2d: (F.max_pool2d, torch.max_pool2d),
         masks.avg_pool2d: (F.avg_pool2d,),
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
-        shapes.index_select: (torch.index_select, Tensor.index_select),
-        shapes.getitem: (Tensor.__getitem__,),
+        pointwise.index_select: (torch.index_select, Tensor.index_select),
+        pointwise.getitem: (Tensor.__getitem__,),
         activation(F.gelu, pointwise.gelu_backward, "approximate", approximate="none"): (F.gelu,),
         activation(F.silu, aten.silu_backward, "inplace", inplace=False): (F.silu,),
         activation(F.mish, aten.mish_backward, "inplace", inplace=False): (F.mish,),

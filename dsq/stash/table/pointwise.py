@@ -1,9 +1,13 @@
-"""Rows of the activations and of products value by value.
+"""Rows of the activations, of products value by value, and of operations that move values.
 
 An activation keeps its input; what it makes, which the next linear layer would keep, is made again from that. A product
 keeps both factors and gives its result again: a gated unit keeps its two inputs and nothing else. A factor that is
 broadcast (a row's 1 / deviation in an RMS norm that is written out) stays exact: it is small, and every value of the
 row is multiplied by it.
+
+What moves values keeps an index, and gives its result again from a code of the input. A message of a graph network,
+x[source], is as long as the edges are many: the product that weighs it would keep it, and x, which is far smaller, is
+kept already.
 """
 
 from collections.abc import Callable
@@ -29,7 +33,7 @@ def activation(function: Callable[..., Tensor], backward: Backward, *names: str,
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
         options = defaults | dict(zip(names, args, strict=False)) | named
         in_place = options.pop("inplace", False)
-        if in_place or not input.requires_grad:
+        if in_place:
             return function(input, *args, **named)
         values = tuple(options[name] for name in names if name != "inplace")
         return Activation.apply(stash, input, function, backward, values)  # type: ignore[no-any-return, no-untyped-call]
@@ -87,8 +91,6 @@ def tanh_backward(dy: Tensor, x: Tensor) -> Tensor:
 
 def glu(stash: Stash, input: Tensor, dim: int = -1) -> Tensor:
     """F.glu: a product of one half and a sigmoid of the other."""
-    if not input.requires_grad:
-        return F.glu(input, dim)
     gradient = lambda dy, x, dim: aten.glu_backward(dy, x, dim)  # noqa: E731
     return Activation.apply(stash, input, F.glu, gradient, (dim,))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -98,8 +100,6 @@ def mul(stash: Stash, input: Any, other: Any) -> Tensor:
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         return torch.mul(input, other)
     if not input.is_floating_point() or not other.is_floating_point():
-        return torch.mul(input, other)
-    if not (input.requires_grad or other.requires_grad):
         return torch.mul(input, other)
     return Mul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -136,7 +136,29 @@ def square(stash: Stash, input: Tensor) -> Tensor:
 
 def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
     """torch.pow(input, 2); other exponents keep their input exact: a gradient may divide by it."""
-    if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent != 2 or not input.requires_grad:
+    if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent != 2:
         return torch.pow(input, exponent)
     gradient = lambda dy, x: 2 * dy * x  # noqa: E731
     return Activation.apply(stash, input, torch.square, gradient, ())  # type: ignore[no-any-return, no-untyped-call]
+
+
+def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """torch.index_select."""
+    y = torch.index_select(input, dim, index)
+    _from_index(stash, y, input, index, lambda x, index: torch.index_select(x, dim, index))
+    return y
+
+
+def getitem(stash: Stash, input: Tensor, index: Any) -> Tensor:
+    """x[index] by one tensor of places; other indices are views, or rare."""
+    y: Tensor = input[index]
+    if isinstance(index, Tensor) and index.dtype == torch.int64:
+        _from_index(stash, y, input, index, lambda x, index: x[index])
+    return y
+
+
+def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) -> None:
+    if x.requires_grad and x.is_floating_point() and x.dim() >= 2:
+        source = stash.find(x)
+        if source is not None:
+            stash.derive(y, (source, stash.exact(index)), make)

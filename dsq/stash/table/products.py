@@ -158,8 +158,7 @@ def convolution(dimensions: int, transposed: bool) -> Any:
     ) -> Tensor:
         names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
         options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
-        frozen = not (weight.requires_grad or input.requires_grad)
-        if frozen or input.dim() != dimensions + 2 or isinstance(padding, str):
+        if input.dim() != dimensions + 2 or isinstance(padding, str):
             return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
         tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
         geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])
