@@ -236,7 +236,7 @@ def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
     own = type(model)
     controller.intercepts = True
-    controller.undo.callback(_restore_class, model, controller)
+    controller.undo.append((_restore_class, (model, controller)))
     if not hasattr(own, "_dsq_plain"):
         object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
 

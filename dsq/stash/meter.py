@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from types import CellType
 from typing import Any
 
 import torch
@@ -164,10 +165,14 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
                     yield attribute.removeprefix("_raw_saved_"), saved.data
                     hook = saved.unpack_hook
                     if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
-                        cells = (cell.cell_contents for cell in hook.__closure__)
-                        frame = next(found for found in cells if hasattr(found, "saved_args"))
-                        yield "checkpoint", (frame.saved_args, frame.get_inputs)
+                        frame = next(found for found in _cells(hook) if hasattr(found, "saved_args"))
+                        again = getattr(frame.recompute_fn, "run", frame.recompute_fn)
+                        yield "checkpoint", (frame.saved_args, frame.get_inputs, _cells(again))
     yield from getattr(node, "__dict__", {}).items()
+
+
+def _cells(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
 
 
 def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from dsq.linear import Quantised
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
-from dsq.stash.memory import parameter_storages
+from dsq.stash.memory import parameter_storages, weak
 from dsq.stash.meter import GraphMeter, next_node
 from dsq.stash.policy import applied
 
@@ -20,6 +20,8 @@ class Observation:
 
     once: the first forward of each layer after ``begin`` alone, and with the error of its stash; then the layers run
         without hooks again. Else all forwards until ``end``.
+    nbytes: bytes that the layers keep; input_bytes: those of their inputs in float32, which plain layers would keep;
+        layers: how many were seen.
     """
 
     paused = False  #: whether forwards pass unseen
@@ -51,17 +53,14 @@ class Observation:
 
     @property
     def layers(self) -> int:
-        """Layers whose forward was seen."""
         return len(self._seen)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the layers keep."""
         return sum(held.nbytes for held in self._meter.held)
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of their inputs in float32, which plain layers would keep."""
         return sum(4 * count for _, _, count in self._inputs)
 
     def metrics(self) -> dict[str, float]:
@@ -72,11 +71,9 @@ class Observation:
         """
         if not self._seen:
             return self._before_that
-        found = {"stash_mib": self.nbytes / 2**20}
-        found["stash_error"] = (self._errors / self._squares) ** 0.5 if self._squares else 0.0
-        for name, controller in applied(self.model).items():
-            found[f"{name}_mib"] = controller.report().kept_bytes / 2**20
-        return found
+        error = (self._errors / self._squares) ** 0.5 if self._squares else 0.0
+        reports = {f"{name}_mib": it.report().kept_bytes / 2**20 for name, it in applied(self.model).items()}
+        return {"stash_mib": self.nbytes / 2**20, "stash_error": error, **reports}
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy: the hooks that the layers of a copied or saved model carry along do nothing."""
@@ -87,6 +84,7 @@ class Observation:
         if layer in self._handles and not self.paused:
             self._first_nodes.setdefault(layer, []).append(next_node())
 
+    @torch.no_grad()
     def _after(self, layer: Any, args: Any, output: Any) -> None:
         first_nodes = self._first_nodes.get(layer) if layer in self._handles and not self.paused else None
         if not first_nodes:
@@ -100,19 +98,15 @@ class Observation:
         self._meter.add([y], first_node)
         if args and isinstance(args[0], Tensor):
             x = args[0].to_local() if hasattr(args[0], "to_local") else args[0]  # of a DTensor, this rank's
-            storage = StorageWeakRef(x.untyped_storage())
+            storage = weak(x)
             self._inputs[storage.cdata, int(x.storage_offset()), x.numel()] = storage
             if self.once:
-                self._note_error(layer.quantizers.matmuls.stash, x)
+                stash, x_TK = layer.quantizers.matmuls.stash, matrix(x).float()
+                rounded = x_TK if stash.format is None else quantize(x_TK, stash.format, stash.axis)
+                self._squares += float(x_TK.square().sum())
+                self._errors += float((rounded - x_TK).square().sum())
         if self.once:
             self._remove(layer)
-
-    @torch.no_grad()
-    def _note_error(self, stash: Any, x: Tensor) -> None:
-        x_TK = matrix(x).float()
-        rounded = x_TK if stash.format is None else quantize(x_TK, stash.format, stash.axis)
-        self._squares += float(x_TK.square().sum())
-        self._errors += float((rounded - x_TK).square().sum())
 
     def _remove(self, layer: nn.Module) -> None:
         for handle in self._handles.pop(layer, ()):

@@ -105,7 +105,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
         sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)
     controller.name = policy
-    controller.undo.callback(_forget, model, policy)
+    controller.undo.append((_forget, (model, policy)))
     controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(compiled_calls(model)), prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)

@@ -95,70 +95,52 @@ def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual
     return result
 
 
-#: coordinates of each parameter, evenly spaced: a running mean of all would cost as much as the parameters
-_SAMPLED = 1024
-_DECAY = 0.9
+_SAMPLED = 1024  #: coordinates of each parameter, evenly spaced: means of all would cost as much as the parameters
 _FEWEST = 10  #: gradients before which no variance is told
 
 
 class GradientVariance:
-    """Var[g] = E||g||^2 - ||E g||^2, exponential means over the gradients that reach the parameters while it listens.
+    """Var[g] of the gradients that reach the parameters while it listens, on a sample of their coordinates.
 
     Non-finite gradients (a loss scaler's overflow) are passed over.
     """
 
     def __init__(self, controller: Controller) -> None:
         self.listening = False
-        self.means: dict[str, Tensor] = {}  #: of the sampled coordinates
-        self.sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  #: mean of ||g||^2, weights, squares of the weights
+        self.sums: dict[str, tuple[int, Tensor, Tensor]] = {}  #: gradients, their sum, the sum of their squares
         for name, parameter in controller.model.named_parameters():
             if parameter.requires_grad:
                 controller.until_removed(parameter.register_hook(partial(self._note, name)))
 
     def restart(self) -> None:
         """Forget, and listen."""
-        self.listening, self.means, self.sums = True, {}, {}
+        self.listening, self.sums = True, {}
 
     def _note(self, name: str, grad: Tensor) -> None:
         if not self.listening or not grad.numel():
             return
-        sample = grad.detach().reshape(-1)[:: max(1, grad.numel() // _SAMPLED)].float()
-        square = sample.square().sum() * (grad.numel() / sample.numel())
-        mean = self.means.get(name)
-        if mean is None or mean.shape != sample.shape:  # the first one, or of an embedding that was resized
-            mean, self.sums[name] = torch.zeros_like(sample), (torch.zeros_like(square),) * 3
-        old_square, weight, weights = self.sums[name]
-        if bool(square.isfinite()):
-            self.means[name] = _DECAY * mean + (1 - _DECAY) * sample
-            self.sums[name] = (
-                _DECAY * old_square + (1 - _DECAY) * square,
-                _DECAY * weight + (1 - _DECAY),
-                _DECAY**2 * weights + (1 - _DECAY) ** 2,
-            )
+        sample = grad.detach().reshape(-1)[:: max(1, grad.numel() // _SAMPLED)].double()
+        count, total, square = self.sums.get(name, (0, torch.zeros_like(sample), sample.new_zeros(())))
+        if total.shape == sample.shape and bool(sample.isfinite().all()):
+            self.sums[name] = count + 1, total + sample, square + sample.square().sum()
 
     def value(self, sizes: Mapping[str, int]) -> float | None:
         """The variance, summed over the parameters; None before ten gradients came.
 
         sizes: values of each parameter, by name.
         """
-        total = 0.0
-        for name, (square, weight, weights) in ((n, tuple(map(float, s))) for n, s in self.sums.items()):
-            if name not in sizes:  # a layer that was replaced
-                continue
-            if weight < 1 - _DECAY**_FEWEST * 1.001:
+        variance = 0.0
+        for name, (count, total, square) in self.sums.items():
+            if count < _FEWEST:
                 return None
-            mean = self.means[name] / weight
-            scale = sizes[name] / mean.numel()
-            # a mean of n gradients carries 1/n of the variance; `share` is that 1/n for unequal weights
-            share = weights / weight**2
-            total += (square / weight - scale * float(mean.square().sum())) / (1 - share)
-        return max(total, 0.0) if self.sums else None
+            of_sample = float(square - total.square().sum() / count) / (count - 1)
+            variance += of_sample * sizes.get(name, 0) / total.numel()
+        return max(variance, 0.0) if self.sums else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"listening": self.listening, "means": dict(self.means), "sums": dict(self.sums)}
+        return {"listening": self.listening, "sums": dict(self.sums)}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Take back what state_dict gave, on the device of the model."""
         self.listening = state["listening"]
-        self.means = {name: mean.to(device) for name, mean in state["means"].items()}
-        self.sums = {name: tuple(part.to(device) for part in sums) for name, sums in state["sums"].items()}
+        self.sums = {name: (n, a.to(device), b.to(device)) for name, (n, a, b) in state["sums"].items()}
