@@ -164,26 +164,16 @@ class ForwardPolicy(Controller):
         recomputation of a part of one."""
         raise NotImplementedError
 
-    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once."""
         if not torch.is_grad_enabled() or self.is_entered():
             return run(*args, **kwargs)
-        with self.entered(module):
+        with again(((self, module),)):
             return run(*args, **kwargs)
 
     def is_entered(self) -> bool:
         """Whether this thread is inside of a forward under the policy."""
-        return any(policy is self for policy, _ in _RUNNING.entered)
-
-    @contextmanager
-    def entered(self, module: nn.Module) -> Iterator[None]:
-        """``around``, noted for checkpoints that are called inside."""
-        _RUNNING.entered.append((self, module))
-        try:
-            with self.around(module):
-                yield
-        finally:
-            _RUNNING.entered.pop()
+        return self in [policy for policy, _ in _RUNNING.entered]
 
 
 class TablePolicy(ForwardPolicy):
@@ -232,6 +222,33 @@ class _Running(threading.local):
 _RUNNING = _Running()
 
 
+@contextmanager
+def again(entering: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
+    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
+    checkpoint enters those of its forward around its recomputation."""
+    before = len(_RUNNING.entered)
+    with ExitStack() as stack:
+        try:
+            for policy, module in entering:
+                if not policy.is_entered():
+                    _RUNNING.entered.append((policy, module))
+                    stack.enter_context(policy.around(module))
+            yield
+        finally:
+            del _RUNNING.entered[before:]
+
+
+def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
+    """The policies in whose forward this thread is, and the models."""
+    return tuple(_RUNNING.entered)
+
+
+def form_now(x: Tensor, word: Kept) -> Form:
+    """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
+    functions of other policies."""
+    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
+
+
 def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
     own = type(model)
@@ -257,7 +274,7 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         run: Callable[..., Any] = partial(own.__call__, self)
         for policy in forward_policies(self):
-            run = partial(_call, policy, self, run)
+            run = partial(policy.call, self, run)
         return run(*args, **kwargs)
 
     names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
@@ -270,31 +287,6 @@ class _Unpicklable(type):
 
 
 copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
-
-
-def _call(policy: ForwardPolicy, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return policy.call(module, run, args, kwargs)
-
-
-@contextmanager
-def again(entered: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
-    """What a checkpoint enters around its recomputation: the policies that were entered around its forward."""
-    with ExitStack() as stack:
-        for policy, module in entered:
-            if all(policy is not running for running, _ in _RUNNING.entered):
-                stack.enter_context(policy.entered(module))
-        yield
-
-
-def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
-    """The policies in whose forward this thread is, and the models."""
-    return tuple(_RUNNING.entered)
-
-
-def form_now(x: Tensor, word: Kept) -> Form:
-    """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
-    functions of other policies."""
-    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
 
 
 @contextmanager

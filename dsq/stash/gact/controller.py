@@ -41,11 +41,11 @@ class Gact(TablePolicy):
 
     # ---- around the forward ----
 
-    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Before a training forward adapt, if the step remembered is complete, and remember this one if one is due;
         after it watch for the gradient that comes back."""
         if self.replay is not None or in_backward() or not torch.is_grad_enabled() or self.is_entered():
-            return super().call(module, run, args, kwargs)
+            return super().call(module, run, *args, **kwargs)
         if self.pending is not None and self.pending.complete and self.pending.training == module.training:
             self.adapt(self.pending)
             self.pending = None
@@ -53,7 +53,7 @@ class Gact(TablePolicy):
         self.pending = RecordedStep.start(module, args, kwargs) if self.due() else None
         self.inputs = args, kwargs
         self.step += 1
-        output = super().call(module, run, args, kwargs)
+        output = super().call(module, run, *args, **kwargs)
         self.inputs, self.recomputed = (), 0
         if self.run is not None:
             self.run.learn()
