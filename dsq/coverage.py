@@ -15,8 +15,8 @@ from dsq.conversion import as_plain, converted
 from dsq.gradient_check import GradientCheck, compare
 from dsq.layers.unquantised import Unquantised, unquantised
 from dsq.process_memory import resident
-from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure, reachable
+from dsq.stash.policy import run_eagerly
 from dsq.undisturbed import undisturbed, without_gradients
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows

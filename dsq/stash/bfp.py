@@ -47,7 +47,7 @@ _MOST = 16  #: the widest code
 MORE: Mapping[What, int] = MappingProxyType({"attention": 2, "softmax": 2, "activation": 2, "norm": 2})  #: than q1
 
 
-@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiled="model")
+@register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
 def attach(
     model: nn.Module,
     *,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.formats import Format
-from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.dispatch import pack_mask, unpack, unpack_mask
+from dsq.kernels.backend import FLOATS, AffineCodes, Groups, Operand
+from dsq.kernels.dispatch import affine_unpack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
 FEW = 256  #: values up to which a tensor is kept exact
@@ -78,6 +78,18 @@ class UnpackBoxes:
 
     def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         return unpack(codes[0], codes[1], self.fmt, self.sizes, self.axis, dtype)
+
+
+@dataclass(eq=False, slots=True)
+class UnpackAffine:
+    """The Decode of what ``affine_pack`` made of ``count`` values."""
+
+    bits: int
+    groups: Groups
+    count: int
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
 
 
 class _Made(NamedTuple):

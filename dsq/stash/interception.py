@@ -249,6 +249,11 @@ def form_now(x: Tensor, word: Kept) -> Form:
     return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
 
 
+def codec_now() -> Codec | None:
+    """The codec of the policy of the table in whose forward this thread is. For operators of compiled graphs."""
+    return _RUNNING.stashes[-1].codec if _RUNNING.stashes else None
+
+
 def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
     own = type(model)
@@ -294,7 +299,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
     """Run the forward of ``model`` inside as if no stash policy were applied to it or to a module in it.
 
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
-    eagerly by whoever needs it (``dsq.stash.compiled.run_eagerly``).
+    eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
     noted = [(policy, module) for module in model.modules() for policy in forward_policies(module)]
     swapped: list[tuple[nn.Module, type[nn.Module]]] = []

@@ -23,9 +23,10 @@ make no sense.
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -33,10 +34,7 @@ from torch import nn
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
-from dsq.stash.compiled import compiled_blocks, compiled_calls
 from dsq.stash.controller import APPLIED, Controller
-
-Compiled = Literal["nothing", "model"]
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
 
@@ -48,19 +46,14 @@ class Policy:
     name: str
     attach: Callable[..., Controller]
     composes_with: frozenset[str]
-    compiled: Compiled  #: what it may find compiled: the "model", or blocks of it one by one
-
-    def options(self) -> dict[str, inspect.Parameter]:
-        """The options of the policy: attach's parameters after the model."""
-        parameters = inspect.signature(self.attach).parameters
-        return dict(list(parameters.items())[1:])
+    compiles: bool  #: whether the model, or blocks of it, may be compiled before
 
 
 _POLICIES: dict[str, Policy] = {}
 
 
 def register(
-    name: str, composes_with: tuple[str, ...] = (), compiled: Compiled = "nothing"
+    name: str, composes_with: tuple[str, ...] = (), compiles: bool = False
 ) -> Callable[[Callable[..., Controller]], Callable[..., Controller]]:
     """Enter `attach(model, *, options...) -> Controller` under a name; a pair is allowed when either names the other.
 
@@ -69,7 +62,7 @@ def register(
 
     def enter(attach: Callable[..., Controller]) -> Callable[..., Controller]:
         assert name not in _POLICIES, f"policy {name} registered twice"
-        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiled)
+        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiles)
         return attach
 
     return enter
@@ -106,7 +99,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.append((_forget, (model, policy)))
-    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(compiled_calls(model)), prepend=True))
+    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(_compiled_calls(model)), prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
@@ -127,7 +120,8 @@ def _forget(model: nn.Module, policy: str) -> None:
 
 
 def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
-    accepted = entry.options()
+    _, *parameters = inspect.signature(entry.attach).parameters.items()  # the first is the model
+    accepted = dict(parameters)
     for name in options:
         if name not in accepted:
             forms = ", ".join(f"{p.name}={p.default!r}" for p in accepted.values()) or "no option"
@@ -154,12 +148,14 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:
     found = dict(compiled_blocks(model))
-    if found and entry.compiled == "nothing":
-        able = ", ".join(p for p in policies() if _POLICIES[p].compiled != "nothing")
+    if found and not entry.compiles:
+        able = ", ".join(p for p in policies() if _POLICIES[p].compiles)
         raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile go {able}")
-    if model in found and (entry.compiled != "model" or found[model] != "forward"):
+    if found.get(model, "forward") != "forward":
         raise ValueError(_COMPILE_BEFORE)
 
+
+# ---- torch.compile: found by name, as importing torch._dynamo to ask takes a second ----
 
 _COMPILE_BEFORE = (
     "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
@@ -175,7 +171,33 @@ class _RefuseCompiled:
     known: set[Callable[..., Any]]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
+
+
+def _compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:
+    return {getattr(block, name) for block, name in compiled_blocks(model)}
+
+
+def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
+    holds its compiled call.
+    """
+    left = [model]
+    while left:  # before each forward: children() also reads their names
+        module = left.pop()
+        if type(module).__name__ == "OptimizedModule":
+            yield module, "forward"
+        elif module._compiled_call_impl is not None:
+            yield module, "_compiled_call_impl"
+        else:
+            left += [child for child in module._modules.values() if child is not None]
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Let compiled modules run as they were before: a mode that sees every operation sees none inside of a graph."""
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        yield

@@ -1,6 +1,6 @@
 """The codes that GACT can allocate bits of: GACT's own per-group quantiser, or a block format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
-from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import affine_pack, affine_unpack, pack
+from dsq.kernels.backend import Groups
+from dsq.kernels.dispatch import affine_pack, pack
 from dsq.packing import quantize
-from dsq.stash.codes import Code, UnpackBoxes
+from dsq.stash.codes import Code, UnpackAffine, UnpackBoxes
 
 _GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
@@ -33,17 +33,7 @@ class CodeFamily:
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
     """GACT's quantiser (appendix A.4): q = floor((x - low) / step + u), step = (max - min) / (2^b - 1), by groups."""
     groups = Groups(_GROUP, -(-values_N.numel() // _GROUP))
-    return tuple(affine_pack(values_N, bits, groups, None, seed)), _UnpackAffine(bits, groups, values_N.numel())
-
-
-@dataclass(eq=False, slots=True)
-class _UnpackAffine:
-    bits: int
-    groups: Groups
-    count: int
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
+    return tuple(affine_pack(values_N, bits, groups, None, seed)), UnpackAffine(bits, groups, values_N.numel())
 
 
 def _boxes(name: str) -> CodeFamily:

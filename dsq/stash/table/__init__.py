@@ -44,7 +44,6 @@ aten = torch.ops.aten
 
 
 def _rows() -> dict[Callable[..., Any], Row]:
-    activation = pointwise.activation
     by_row: dict[Row, tuple[Any, ...]] = {
         products.plain_linear: (F.linear,),
         products.quantised_linear: (linear,),
@@ -59,9 +58,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         norms.batch_norm: (F.batch_norm,),
         norms.group_norm: (F.group_norm,),
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
-        pointwise.square: (torch.square, Tensor.square),
         pointwise.power: (torch.pow, Tensor.pow),
-        pointwise.glu: (F.glu,),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
         masks.relu_in_place: (torch.relu_, Tensor.relu_),
         masks.leaky_relu: (F.leaky_relu,),
@@ -75,18 +72,9 @@ def _rows() -> dict[Callable[..., Any], Row]:
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
         pointwise.index_select: (torch.index_select, Tensor.index_select),
         pointwise.getitem: (Tensor.__getitem__,),
-        activation(F.gelu, pointwise.gelu_backward, "approximate", approximate="none"): (F.gelu,),
-        activation(F.silu, aten.silu_backward, "inplace", inplace=False): (F.silu,),
-        activation(F.mish, aten.mish_backward, "inplace", inplace=False): (F.mish,),
-        activation(torch.tanh, pointwise.tanh_backward): (F.tanh, torch.tanh, Tensor.tanh),
-        activation(torch.sigmoid, pointwise.sigmoid_backward): (F.sigmoid, torch.sigmoid, Tensor.sigmoid),
-        activation(F.elu, pointwise.elu_backward, "alpha", "inplace", alpha=1.0, inplace=False): (F.elu,),
-        activation(F.selu, pointwise.selu_backward, "inplace", inplace=False): (F.selu,),
-        activation(F.softplus, pointwise.softplus_backward, "beta", "threshold", beta=1.0, threshold=20.0): (
-            F.softplus,
-        ),
     }
-    return products.CONVOLUTIONS | {function: row for row, functions in by_row.items() for function in functions}
+    others = {function: row for row, functions in by_row.items() for function in functions}
+    return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others
 
 
 TABLE = _rows()
