@@ -31,6 +31,7 @@ Kind = Literal["matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batc
 What = Literal["linear", "product", "convolution", "softmax", "attention", "norm", "activation", "factor", "boundary"]
 
 _compiling = torch.compiler.is_compiling
+_keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class UnpackAffine:
         return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
 
 
-class _Made(NamedTuple):
+class _Entry(NamedTuple):
     """What was made of a piece of memory. Its codes are referred to weakly: a graph that dies frees them."""
 
     codes: tuple[Callable[[], Tensor | None], ...]
@@ -127,7 +128,7 @@ class Stash:
         self.kept_bytes = 0
         self.segment: object = None  #: the checkpoint in whose segment the forward is
         self._holding = recomputing
-        self._made: dict[tuple[object, ...], _Made] = {}
+        self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
         self._exact: dict[tuple[object, ...], StorageWeakRef] = {}
 
@@ -257,7 +258,7 @@ class Stash:
         hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
         if len(self._made) >= _MOST:  # of packed_checkpoint, which no forward ends
             self._made = {k: made for k, made in self._made.items() if made.tensors() is not None}
-        self._made[key] = _Made(tuple(map(hold, form.tensors)), form.make, order, weak(x), linear)
+        self._made[key] = _Entry(tuple(map(hold, form.tensors)), form.make, order, weak(x), linear)
         return form
 
 
@@ -272,6 +273,9 @@ def exact_form(x: Tensor) -> Form:
 def keep(ctx: Any, *forms: Form | None) -> None:
     """Save forms (None: nothing) for the backward of an autograd function; called once, in its forward."""
     ctx.forms, tensors = _parts(forms)
+    for _, make in ctx.forms:
+        if isinstance(make, _Made):
+            make.note_use()
     ctx.save_for_backward(*tensors)
 
 
@@ -330,35 +334,76 @@ def _holding(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 
-@dataclass(eq=False, slots=True)
-class _Decoded:
-    decode: Decode
-    dtype: torch.dtype
-    order: MemoryOrder
+class _Made:
+    """Makes a value that several operations may keep: in a backward once, and held until the last of them had it."""
 
-    def __call__(self, codes: Sequence[Tensor]) -> Tensor:
-        return self.order.restore(self.decode(codes, self.dtype))
+    __slots__ = ("uses", "value")
+    uses: int  #: operations that are to ask for the value, and values that are to be made of it
+    value: Tensor | None
 
+    def __init__(self) -> None:
+        self.uses, self.value = 0, None
 
-@dataclass(eq=False, slots=True)
-class _Derived:
-    sources: tuple[tuple[int, Any], ...]
-    make: Callable[..., Tensor]
-    order: MemoryOrder
+    def note_use(self) -> None:
+        """An operation, or a value that one keeps, will ask for this one."""
+        self.uses += 1
+        if self.uses == 1:
+            for source in self.sources():
+                if isinstance(source, _Made):
+                    source.note_use()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.order.laid_out(self.make(*_values(self.sources, tensors)))
+        value = self.made(tensors) if self.value is None else self.value
+        self.uses -= 1
+        self.value = None if self.uses <= 0 or _keep_graph() else value  # a graph that is kept may be read otherwise
+        return value
+
+    def sources(self) -> Sequence[Any]:
+        """What makes the values that this one is made of."""
+        return ()
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError
 
 
-@dataclass(eq=False, slots=True)
-class _Seen:
+class _Decoded(_Made):
+    __slots__ = ("decode", "dtype", "order")
+
+    def __init__(self, decode: Decode, dtype: torch.dtype, order: MemoryOrder) -> None:
+        super().__init__()
+        self.decode, self.dtype, self.order = decode, dtype, order
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.order.restore(self.decode(tensors, self.dtype))
+
+
+class _Derived(_Made):
+    __slots__ = ("make", "order", "parts")
+
+    def __init__(self, parts: tuple[tuple[int, Any], ...], make: Callable[..., Tensor], order: MemoryOrder) -> None:
+        super().__init__()
+        self.parts, self.make, self.order = parts, make, order
+
+    def sources(self) -> Sequence[Any]:
+        return [make for _, make in self.parts]
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.order.laid_out(self.make(*_values(self.parts, tensors)))
+
+
+class _Seen(_Made):
     """The values of another view of the same memory."""
 
-    make: Make
-    order: MemoryOrder
-    seen: MemoryOrder
+    __slots__ = ("make", "order", "seen")
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
+    def __init__(self, make: Make, order: MemoryOrder, seen: MemoryOrder) -> None:
+        super().__init__()
+        self.make, self.order, self.seen = make, order, seen
+
+    def sources(self) -> Sequence[Any]:
+        return (self.make,)
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
         return self.seen.restore(self.order.flat(self.make(tensors)))
 
 
