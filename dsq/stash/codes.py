@@ -104,8 +104,8 @@ class _Entry(NamedTuple):
 
     def tensors(self) -> tuple[Tensor, ...] | None:
         """The codes, while all of them live."""
-        alive: list[Any] = [code() for code in self.codes]
-        return None if None in alive else tuple(alive)
+        alive = tuple([code for refer in self.codes if (code := refer()) is not None])
+        return alive if len(alive) == len(self.codes) else None
 
     def seen_as(self, order: MemoryOrder) -> Form | None:
         """The form, as one consumer lays the values out."""
