@@ -31,6 +31,7 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
@@ -171,7 +172,9 @@ class _RefuseCompiled:
     known: set[Callable[..., Any]]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
+        # a compiler that gave this frame up runs it as it is, and traces what it calls
+        inside = torch.compiler.is_compiling() or get_eval_frame_callback() is not None
+        if inside or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
