@@ -108,13 +108,19 @@ class Bfp(TablePolicy):
         if bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
             layers = (module for module in self.model.modules() if isinstance(module, Quantised))
             q1 = next((layer.quantizers.q1 for layer in layers), None)
-        return _format(bits, self.format_name, self.box, q1)
+        make = _format.__wrapped__ if torch.compiler.is_compiling() else _format  # a graph calls no cache
+        return make(bits, self.format_name, self.box, q1)
 
     def codec(self, module: nn.Module) -> "BoxCodec":
         self.forwards += 1
         self._format = self.format_now()
         seed = None if self.rounding == "nearest" else (self.seed << 36) + (self.forwards << 16)
         return BoxCodec(_formats(self._format, tuple(self.more.items())), seed)
+
+    def traced_codec(self) -> "BoxCodec | None":
+        if self.rounding == "stochastic":
+            return None
+        return BoxCodec(_formats.__wrapped__(self.format_now(), tuple(self.more.items())), None)
 
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)

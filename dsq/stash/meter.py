@@ -216,21 +216,21 @@ class _ModuleRuns:
         self.weights: set[int] = set()  #: storages of the parameters and buffers of the modules that ran
 
     def enter(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled block is one node, its own
+            return
         if not self.stack:
             self.names.update({m: name for name, m in module.named_modules() if m not in self.names})
             tensors = (*module.parameters(), *module.buffers())
             self.weights |= {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
         self.stack.append(module)
-        self._note()
+        self.changes.append((next_node(), module))
 
     def leave(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         while self.stack and self.stack.pop() is not module:
             pass
-        self._note()
-
-    def _note(self) -> None:
-        if not torch.compiler.is_compiling():  # a compiled block is one node, its own
-            self.changes.append((next_node(), self.stack[-1] if self.stack else None))
+        self.changes.append((next_node(), self.stack[-1] if self.stack else None))
 
     def module_at(self, sequence: int) -> str:
         found = next((module for start, module in reversed(self.changes) if start <= sequence), None)

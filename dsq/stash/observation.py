@@ -36,13 +36,12 @@ class Observation:
     def begin(self) -> None:
         """Look again; until then ``metrics`` tells what was seen before."""
         self._before_that = self.metrics()
-        self.end()
         self._meter = GraphMeter(set())
         self._inputs: dict[tuple[int, int, int], StorageWeakRef] = {}  #: by where they lie, which no other may take
         self._first_nodes: dict[nn.Module, list[int]] = {}
         self._seen, self._squares, self._errors = set(), 0.0, 0.0
         for layer in self.model.modules():
-            if isinstance(layer, Quantised):
+            if isinstance(layer, Quantised) and layer not in self._handles:  # hooks that wait stay: others compile anew
                 hooks = layer.register_forward_pre_hook(self._before), layer.register_forward_hook(self._after)
                 self._handles[layer] = hooks
 
@@ -81,11 +80,13 @@ class Observation:
         return {**kept, "_handles": {}, "_seen": set()}
 
     def _before(self, layer: nn.Module, args: Any) -> None:
-        if layer in self._handles and not self.paused:
+        if layer in self._handles and not self.paused and not torch.compiler.is_compiling():
             self._first_nodes.setdefault(layer, []).append(next_node())
 
     @torch.no_grad()
     def _after(self, layer: Any, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():  # a graph is not looked into
+            return
         first_nodes = self._first_nodes.get(layer) if layer in self._handles and not self.paused else None
         if not first_nodes:
             return

@@ -36,6 +36,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
 from dsq.stash.controller import APPLIED, Controller
+from dsq.stash.interception import traced_in
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
 
@@ -172,9 +173,12 @@ class _RefuseCompiled:
     known: set[Callable[..., Any]]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        # a compiler that gave this frame up runs it as it is, and traces what it calls
-        inside = torch.compiler.is_compiling() or get_eval_frame_callback() is not None
-        if inside or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
+        if torch.compiler.is_compiling():
+            if not traced_in():
+                raise RuntimeError(_COMPILE_BEFORE)
+            return
+        given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
+        if given_up or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
