@@ -39,7 +39,7 @@ def train(name: str, training: Training) -> tuple[nn.Module, Callable[[], Tensor
     model, loss_of = training
     if first.startswith("["):
         options = {key: value for word in words for key, value in OPTIONS.get(word, {}).items()}
-        dsq.convert(model, dsq.DSQConfig(levels=first, exclude="lm_head", **options))  # type: ignore[arg-type]
+        dsq.convert(model, dsq.DSQConfig(levels=first, **options))  # type: ignore[arg-type]
     elif first not in PLAIN:
         dsq.stash.apply(model, first)
     if first == "bf16":
