@@ -62,7 +62,8 @@ def against_copies(rounds: int) -> Iterator[Race]:
 
 def operations(isa: str, x: Tensor, y: Tensor, fmt: Format) -> dict[str, Call]:
     """Pack, unpack and quantise on both axes, writing into memory that is there."""
-    calls, backend = dict[str, Call](), cpu_backend(isa)
+    calls = dict[str, Call]()
+    backend: Any = cpu_backend(isa)  # its functions take the outputs too
     for axis, dim in AXES.items():
         layout = Layout.of(x.shape, dim)
         codes = backend.pack(x, fmt, layout, None)

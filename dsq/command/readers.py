@@ -53,7 +53,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             raise ValueError("a key has more than 50 parts")
         return tomllib.loads(text, parse_float=_finite)
 
-    return _parsed(path, "TOML", parse)
+    data: dict[str, Any] = _parsed(path, "TOML", parse)
+    return data
 
 
 def check_pattern(label: str, text: str) -> None:
