@@ -7,7 +7,7 @@
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
-# make lint    ruff, mypy and the contracts of imports
+# make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
 # make docs    the documentation site, in site/
 # make wheel   dist/: the wheel and the sdist, checked
 # make first-hour  install the wheel in an environment of its own and do there what a person does first
@@ -84,6 +84,10 @@ lint: $(DEV)
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m mypy
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
+	$(PYTHON) -m validate_pyproject pyproject.toml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 docs: $(DEV)
 	$(PYTHON) -m mkdocs build --strict --quiet
