@@ -34,7 +34,7 @@ from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
 from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
 from dsq.stash.controller import APPLIED, Controller
-from dsq.stash.interception import traced_in
+from dsq.stash.interception import TablePolicy, traced_in
 
 Compiled = Literal["nothing", "model"]
 
@@ -105,7 +105,9 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.callback(_forget, model, policy)
-    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(compiled_calls(model)), prepend=True))
+    traces = isinstance(controller, TablePolicy) and controller.traced_codec() is not None
+    refuse = _RefuseCompiled(compiled_calls(model), traces)
+    controller.until_removed(model.register_forward_pre_hook(refuse, prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
@@ -172,10 +174,11 @@ class _RefuseCompiled:
     under torch.func, which takes neither saved-tensor hooks nor the table's autograd functions."""
 
     known: set[Callable[..., Any]]
+    traces: bool  #: whether a compiler may trace the policy into a graph around the model
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
-            if not traced_in():
+            if not (self.traces and traced_in()):
                 raise RuntimeError(_COMPILE_BEFORE)
             return
         if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
