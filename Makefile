@@ -1,7 +1,7 @@
 # make demo    corpus, training from [4,3,3,8] to [8,4,4,8], BLEU, costs, picture: under 6 minutes on two CPU cores
 # make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
 # make test    lint, types and all tests
-# make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
+# make soak    the tests that take minutes: the first hour, bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
@@ -52,7 +52,8 @@ test: lint
 	$(WHOLE) $(PYTHON) -m pytest -n auto --dist loadfile
 
 soak: $(DEV)
-	$(PYTHON) -m pytest -m soak
+	$(WHOLE) $(PYTHON) -m pytest -m soak
+	.ci/first-hour $(abspath $(PYTHON))
 
 # the sanitizers' own libraries come before Python's; leaks are Python's and PyTorch's own
 sanitize: $(DEV)
@@ -99,7 +100,7 @@ wheel: $(DEV)
 	$(PYTHON) -m twine check --strict dist/*
 
 first-hour:
-	.ci/first-hour $(or $(BASE_PYTHON),python3)
+	.ci/first-hour $(BASE_PYTHON)
 
 env: $(DEV)
 
