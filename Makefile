@@ -53,7 +53,7 @@ test: lint
 
 soak: $(DEV)
 	$(WHOLE) $(PYTHON) -m pytest -m soak
-	.ci/first-hour $(abspath $(PYTHON))
+	.ci/first-hour $(PYTHON)
 
 # the sanitizers' own libraries come before Python's; leaks are Python's and PyTorch's own
 sanitize: $(DEV)
