@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.models import GPT
-from dsq.stash import interception, table
+from dsq.stash import table
 
 WIDTH, BLOCKS, HEADS, LENGTH, BATCH = 192, 4, 6, 256, 8
 Setup = tuple[str, str, dict[str, Any], dict[str, int], dict[Any, Any]]
@@ -63,12 +63,10 @@ def applied(
     controller = dsq.stash.apply(model, policy, **options)
     if policy == "bfp":
         controller.more = more  # type: ignore[attr-defined]
-    before = table.TABLE
-    interception.TABLE = rows  # type: ignore[attr-defined]
+    controller.rows = rows  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        interception.TABLE = before  # type: ignore[attr-defined]
         controller.remove()
 
 
