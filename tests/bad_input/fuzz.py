@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -158,6 +159,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=10**9)
     given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))  # a file without an end costs no other process
     end, number, wrong = time.monotonic() + 60 * given.minutes, given.first, 0
     while number < given.first + given.cases and time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
