@@ -93,8 +93,8 @@ def errors(model: nn.Module, text: Tensor, updates: int) -> list[dict]:
     source = batches(text, seed=1)
     fixed = [next(source) for _ in range(4)]
     exact = [gradient(model, x, y) for x, y in fixed]
-    for name, *setup in SETUPS:
-        with applied(model, *setup):
+    for name, policy, options, more, table_rows in SETUPS:
+        with applied(model, policy, options, more, table_rows):
             found = [gradient(model, x, y) for x, y in (fixed[:1] if name.startswith("gact") else []) + fixed]
         found = found[-len(fixed) :]
         error = sum(float((g - e).square().sum()) for (g, _), (e, _) in zip(found, exact, strict=True)) ** 0.5

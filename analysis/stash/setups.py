@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from analysis.models import GPT, encoder, resnet20
 from dsq import stash
+from dsq.formats import format_class
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,18 @@ CASES = {
     "boundaries": TrainingCase(lambda: GPT(256, 2048, 256, 12, 4, dropout=0.0), _words, _next_words),
     "compiled": TrainingCase(lambda: encoder(4, 256, 4, 1024, sdpa=True), partial(_values, 4, 256, 256), F.mse_loss),
 }
-_ANY = ("plain", "checkpoint", "bfp 4", "bfp 2", "snvint 4", "snvint 2", "mesa", "gact 4", "gact 2", "gact 4 of bfp")
+_ANY: tuple[str, ...] = (
+    "plain",
+    "checkpoint",
+    "bfp 4",
+    "bfp 2",
+    "snvint 4",
+    "snvint 2",
+    "mesa",
+    "gact 4",
+    "gact 2",
+    "gact 4 of bfp",
+)
 _ANY += ("gact 4 of snvint", "selective", "wtacrs 0.3", "selective + bfp 4", "checkpoint + bfp 4")
 _WTACRS = ("wtacrs 0.3 + bfp 4", "wtacrs 0.3 products", "wtacrs 0.3 products + bfp 4", "wtacrs 0.3 products + bfp 2")
 NAMES: dict[str, tuple[str, ...]] = {
@@ -128,9 +140,10 @@ def attach(model: nn.Module, name: str) -> tuple[nn.Module, list[Any]]:
         if first.startswith("["):
             dsq.convert(model, dsq.DSQConfig(levels=first))  # type: ignore[arg-type]
         elif first == "around":
-            packed = {"bfp": dsq.BFP, "snvint": dsq.formats.FORMATS["snvint"]}.get(words[0])
-            plain: Any = partial(checkpoint, use_reentrant=False)
-            model.around = partial(stash.packed_checkpoint, fmt=packed(int(words[1]))) if packed else plain
+            around: Any = partial(checkpoint, use_reentrant=False)
+            if words[0] != "checkpoint":
+                around = partial(stash.packed_checkpoint, fmt=format_class(words[0])(int(words[1])))
+            model.around = around
         elif part == "one graph":
             model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
         elif part == "blocks compiled":
