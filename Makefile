@@ -1,4 +1,4 @@
-# make demo    corpus, training from [4,3,3,8] to [8,4,4,8], BLEU, costs, picture: under 6 minutes on two CPU cores
+# make demo    one translation model trained twice, in fp32 and with DSQ: BLEU, memory, picture; under 6 minutes on two CPU cores
 # make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: the first hour, bytes that malloc holds, kills, failing allocations, every float32
@@ -6,7 +6,7 @@
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
-# make fuzz    random calls of the kernels against the reference, MINUTES=1 long
+# make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
 # make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
 # make docs    the documentation site, in site/
 # make wheel   dist/: the wheel and the sdist, checked
@@ -49,7 +49,7 @@ evidence: $(DEV)
 	$(PYTHON) -m analysis.evidence table
 
 test: lint
-	$(WHOLE) $(PYTHON) -m pytest -n auto --dist loadfile
+	$(WHOLE) $(PYTHON) -m pytest -n auto --dist worksteal
 
 soak: $(DEV)
 	$(WHOLE) $(PYTHON) -m pytest -m soak
@@ -79,6 +79,7 @@ avx512: $(DEV)
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
+	$(PYTHON) -m tests.bad_input.fuzz --minutes $(MINUTES)
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check
