@@ -119,7 +119,7 @@ def floors(
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
-        launches[kernel] += not matmul.group.operation.on_chip  # a fused kernel makes all products of a pass
+        launches[kernel] += not getattr(matmul.group.operation, "on_chip", "")  # a fused kernel makes them all
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
     reached = hardware.efficiency
