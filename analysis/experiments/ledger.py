@@ -22,10 +22,7 @@ from analysis import ROOT
 from analysis.experiments.recipe import Experiment, PlannedRun
 from analysis.experiments.train import FLOAT
 from costmodel.paper.run_cost import weighed
-from dsq.command.files import turn_at, write_text
-from dsq.command.processor import processor
-from dsq.command.readers import read_text
-from dsq.command.table import as_csv
+from dsq.command import as_csv, processor, read_text, turn_at, write_text
 
 Row = dict[str, Any]
 FILE = "ledger.csv"
