@@ -19,7 +19,7 @@ _OPTIONS = (
     *("label", "format", "levels", "rise_at", "threshold", "lr_at_rise", "rounding", "box", "box_axis", "stash"),
     *("exclude", "tied", "attention", "fraction_bits", "units", "patience", "eval_full_precision"),
 )
-#: those that decide nothing but where a plateau ends a level
+#: the columns that decide nothing but where a plateau ends a level
 _AT_PLATEAUS = ("threshold", "patience")
 COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
 COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}

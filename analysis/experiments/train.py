@@ -69,7 +69,7 @@ class Training:
 
     data: Data
     levels: str = LEVELS  #: or FLOAT
-    flags: tuple[str, ...] = ()  #: of dsq-train besides; they come last, so that they override DEFAULTS
+    flags: tuple[str, ...] = ()  #: flags of dsq-train besides; they come last, so that they override DEFAULTS
     prepared: str = ""  #: folder of the binary data, where trainings share it; "": the training's own
 
     @staticmethod
