@@ -30,7 +30,7 @@ from typing import Any
 
 from costmodel.hardware.shipped import profile_names, profile_text
 from costmodel.names import suggestion
-from dsq.command.readers import read_toml
+from dsq.command import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 NANO, MICRO = 1e-9, 1e-6
