@@ -158,7 +158,7 @@ def test_options_change_what_is_costed(capsys):
     assert dram("--gemms-only") < base
     assert dram("--fused-attention") < base
     assert dram("--quantise-attention") < base
-    assert dram("--exclude", "output_projection") > base
+    assert dram("--exclude", "fc2") > base
     assert dram("--box", "8") > base
     assert dram("--format", "bfp", "--exponent-bits", "4") < dram("--format", "bfp") < base  # snvint: a byte a tensor
     assert dram("--format", "fixed") < base
@@ -224,11 +224,7 @@ BAD = {
         "precision must be four whole numbers in 2..32, as in [16,4,4,16], got '[16,4,4]'",
     ),
     "no precision": (["estimate"], "give one or more precisions, or --history FILE"),
-    "workload": (["estimate", "[16,4,4,16]", "--workload", "opt-1.3b"], "nearest is 'opt_1.3b'"),
-    "no near workload": (
-        ["estimate", "[4,4,4,16]", "--workload", "llama-7b"],
-        "'llama-7b': workloads are transformer_",
-    ),
+    "workload": (["estimate", "[16,4,4,16]", "--workload", "llamma-3-8b"], "nearest is 'llama-3-8b'"),
     "negative": (["estimate", "[16,4,4,16]", "--sequences", "-2"], "sequences must be a whole number"),
     "not a number": (["estimate", "[16,4,4,16]", "--box", "x"], "argument --box: invalid int value"),
     "hardware": (["estimate", "[16,4,4,16]", "--hardware", "h300"], "unknown hardware 'h300'"),
@@ -293,13 +289,13 @@ def test_runs_are_costed_with_the_container_that_is_asked_for(container, capsys,
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
-def test_options_of_attention_need_some(option, capsys, tmp_path):
+def test_an_option_of_attention_needs_some(capsys, tmp_path):
     path = tmp_path / "one_layer.json"
     layer = {"op": "gemm", "name": "fc", "M": 8, "K": 8, "N": 8}
     path.write_text(json.dumps({"costmodel": 1, "name": "one layer", "tokens": 8, "operations": [layer]}))
-    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), option)
-    assert (status, errors) == (2, f"dsq-cost estimate: error: {option} does nothing for one layer: leave it out\n")
+    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), "--quantise-attention")
+    message = "dsq-cost estimate: error: --quantise-attention does nothing for one layer: leave it out\n"
+    assert (status, errors) == (2, message)
 
 
 def test_a_history_overrules_no_option_silently(capsys, tmp_path):
