@@ -4,7 +4,9 @@
 
 A table stands between two comments of a page, of which the first says what it is:
 
-    <!-- table: ledger demo_formats.csv demo_formats picture -->   a ledger's runs of a recipe, and cost against score
+    <!-- table: ledger multi30k.csv multi30k_schedules snvint* -->   a ledger's runs of a recipe, fp32 and those of such
+                                                                   names (globs; none: all); "picture": and the recipe's
+                                                                   cost against score
     <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
                                                                    names (globs): a row a format, a column a box;
                                                                    of several seeds the mean (lowest to highest)
@@ -38,8 +40,8 @@ PROG = "python -m analysis.results_page"
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "ablations", "stash-policies", "formats"))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
-#: of a ledger's table, what other work on the machine decides too
-_HIDDEN = ("minutes",)
+#: of a ledger's table: the time, which other work on the machine decides too, and what the text says
+_HIDDEN = ("minutes", "spread", "valid loss")
 
 
 def written(page: str, pictures: bool = True) -> str:
@@ -59,9 +61,11 @@ def _table(words: list[str], pictures: bool) -> str:
 
 
 def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
-    """``options``: picture, where the page shows the recipe's."""
+    """``options``: globs of runs, and "picture" where the page shows the recipe's."""
     group = _group(file, recipe)
-    text = report.table_of(group, markdown=True, hidden=_HIDDEN)
+    globs = [option for option in options if option != "picture"]
+    shown = [one for one in group if one.is_float or not globs or any(fnmatchcase(one.name, glob) for glob in globs)]
+    text = report.table_of(shown, markdown=True, hidden=_HIDDEN)
     if "picture" not in options:
         return text
     picture = RESULTS / f"{recipe}.png"
