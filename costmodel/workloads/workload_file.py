@@ -39,6 +39,11 @@ def is_workload(data: Any) -> bool:
     return isinstance(data, dict) and "costmodel" in data
 
 
+def states_its_sizes(name: str) -> bool:
+    """Whether the workload of this name is a workload file, whose batch cannot be changed."""
+    return name.endswith(".json") and is_workload(read_json(Path(name)))
+
+
 def dump(workload: Workload) -> dict[str, Any]:
     """The workload as JSON-able data."""
     operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **vars(op)} for op in workload.operations]
