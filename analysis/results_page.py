@@ -12,7 +12,6 @@ A table stands between two comments of a page, of which the first says what it i
                                                                    of several seeds the mean (lowest to highest)
     <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
                                                                    scores: what each loses to fp32, there and here
-    <!-- table: stash train_stash.csv -->                          the accuracy that stash policies reach
     <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
     <!-- end -->
 """
@@ -154,14 +153,6 @@ def _group_and_fp32(file: str, recipe: str) -> tuple[list[Configuration], Config
     return group, reference
 
 
-def _stash(file: str, draw: bool) -> str:
-    import pandas as pd
-
-    from analysis.stash.train import means
-
-    return means(pd.read_csv(RESULTS / file))
-
-
 def _file(file: str, *columns: str, draw: bool) -> str:
     """``columns``: their names, and after a colon how numbers are written."""
     specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
@@ -181,7 +172,6 @@ _KINDS: dict[str, Callable[..., str]] = {
     "ledger": _ledger,
     "grid": _grid,
     "paper": _paper,
-    "stash": _stash,
     "file": _file,
 }
 
