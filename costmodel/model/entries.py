@@ -270,8 +270,10 @@ def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
-    """A frozen layer needs its weight alone."""
-    return not (isinstance(op, Gemm) and stored.name == "x" and not (op.w_grad or op.on_chip))
+    """Whether the backward needs the tensor: of a frozen layer the weight alone, of a frozen norm no normalised x."""
+    if isinstance(op, Gemm):
+        return stored.name != "x" or op.w_grad or bool(op.on_chip)
+    return stored.name != "normalised" or op.trained
 
 
 def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:

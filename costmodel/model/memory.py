@@ -136,8 +136,8 @@ def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
         word = (method.base_bits if is_base(op, method) else method.setup.container_bits) / 8
         layers[layer_of(op)][0] += op.parameters * word
         layers[layer_of(op)][1] += op.parameters * word * op.trains
-    root, largest = layers.pop("", [0, 0]), max(layers.values(), default=[0, 0])
-    return root[0] + 2 * largest[0], largest[1]
+    root, listed = layers.pop("", [0, 0]), sorted(layers.values(), reverse=True)
+    return root[0] + sum(weights for weights, _ in listed[:2]), max((gradients for _, gradients in listed), default=0)
 
 
 @lru_cache(maxsize=256)

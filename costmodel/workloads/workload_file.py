@@ -28,7 +28,7 @@ def is_workload(data: Any) -> bool:
 
 def states_its_sizes(name: str) -> bool:
     """Whether the workload of this name is a workload file, whose batch cannot be changed."""
-    return name.endswith(".json") and is_workload(read_json(Path(name)))
+    return name.endswith(".json") and is_workload(read_json(name))
 
 
 def dump(workload: Workload) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         name = (stated.get("architectures") or [None])[0]
         config.use_cache, config._experts_implementation = False, "batched_mm"
         with torch.device("meta"):
-            model: Any = getattr(transformers, name)(config) if name else transformers.AutoModel.from_config(config)
+            auto: Any = transformers.AutoModel
+            model: Any = getattr(transformers, name)(config) if name else auto.from_config(config)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
         raise ValueError(f"config {file} is of no model that transformers builds: {error}") from None
     with torch.device("meta"):
