@@ -18,11 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
 
 from analysis import ROOT
-from analysis.figures import BLUE, GREY, ORANGE, look, plt, save
+from analysis.figures import BLUE, GREY, ORANGE, look, save
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload

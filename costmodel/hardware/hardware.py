@@ -25,13 +25,13 @@ of those that hold a product the first counts.
 """
 
 import math
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from costmodel.hardware.efficiency import IDEAL, MEASURED, TYPICAL, Efficiency
-from costmodel.names import suggestion
+from costmodel.names import completed
+from dsq.command.readers import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 DEFAULT_HARDWARE = "a100-80gb"
@@ -172,21 +172,13 @@ def load_hardware(name: str, datasheet: bool = False) -> Hardware:
     """A named profile, or the TOML file at a path; `datasheet`: every efficiency is 1.
 
     Raises ValueError that names a missing or mistyped field."""
-    known, path = profile_names(), Path(name)
-    if name in known:
+    path = Path(name)
+    if path.suffix != ".toml":
+        name = completed("hardware", name, profile_names(), ", or a .toml file")
         path = _PROFILES / f"{name}.toml"
-    elif path.suffix != ".toml":
-        accepted = f"profiles are {', '.join(known)}, or a .toml file"
-        raise ValueError(f"unknown hardware {name!r}: {suggestion(name, known)}{accepted}")
+    data = read_toml(path, f"hardware file {name}")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"hardware file {name} cannot be read: {reason}") from None
-    try:
-        return _hardware(tomllib.loads(text), datasheet)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"hardware file {name} is not TOML: {error}") from None
+        return _hardware(data, datasheet)
     except ValueError as error:
         raise ValueError(f"hardware file {name}: field {error}") from None
 
