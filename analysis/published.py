@@ -31,8 +31,7 @@ from costmodel.model.quantisation import BF16
 from costmodel.planning.step import step_time
 from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.transformer import build
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table
 
 RUNS = ROOT / "analysis/results/published_runs.csv"
 RESULTS, PICTURE = (RUNS.with_name(f"published.{kind}") for kind in ("csv", "png"))

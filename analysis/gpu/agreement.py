@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from analysis.gpu.machine import Machine, this_machine
-from dsq.command.table import Record
+from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Layout
 from dsq.kernels.conformance import (
     Case,

@@ -26,9 +26,7 @@ from pathlib import Path
 
 import torch
 
-from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, fail, guarded
-from dsq.command.table import Record, as_csv, table
+from dsq.command import OneLineParser, Record, as_csv, fail, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.gpu.check"
 #: by name, the module and the function of each part: (machine) -> rows

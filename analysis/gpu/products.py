@@ -8,7 +8,7 @@ from torch import Tensor
 
 from analysis.gpu.machine import Machine
 from analysis.timing import Call
-from dsq.command.table import Record
+from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt

@@ -12,7 +12,7 @@ import dsq
 from analysis.gpu.machine import Machine
 from analysis.models import encoder
 from analysis.timing import Call
-from dsq.command.table import Record
+from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
 

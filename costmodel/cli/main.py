@@ -15,8 +15,7 @@ from costmodel.model.quantisation import format_names, sizes
 from costmodel.workloads.asked import ADAPTED, DEFAULT_MODEL
 from costmodel.workloads.named import names
 from dsq import __version__
-from dsq.command.files import check_writable, write_text
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command import OneLineParser, check_writable, guarded, write_text
 from dsq.formats import DEFAULT
 from dsq.formats.layout import BoxAxis
 

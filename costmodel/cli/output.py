@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsq.command.table import as_csv, table
+from dsq.command import as_csv, table
 
 Record = dict[str, Any]
 #: columns of a terminal

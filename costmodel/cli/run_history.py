@@ -12,7 +12,7 @@ from typing import Any
 
 from costmodel.model.quantisation import Setup, described_setup, sizes
 from dsq.arguments import whole_number
-from dsq.command.readers import check_pattern, read_json
+from dsq.command import check_pattern, read_json
 from dsq.precision import Precision
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from costmodel.hardware.efficiency import IDEAL, MEASURED, TYPICAL, Efficiency
 from costmodel.names import completed
-from dsq.command.readers import read_toml
+from dsq.command import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 DEFAULT_HARDWARE = "a100-80gb"

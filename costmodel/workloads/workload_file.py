@@ -11,7 +11,7 @@ from typing import Any
 
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
-from dsq.command.readers import read_json
+from dsq.command import read_json
 
 VERSION = 1
 MAX_SIZE = 2**48

@@ -10,7 +10,7 @@ import torch
 from dsq.calibration.clock import seconds
 from dsq.calibration.passes import passes
 from dsq.calibration.products import units
-from dsq.command.processor import processor
+from dsq.command import processor
 
 #: float32 values of the copy: 256 MiB read and as many written, beyond any cache
 COPIED = 1 << 26

@@ -8,7 +8,7 @@ from costmodel.cli.query import hardware_of, heading, setups_of
 from costmodel.model.memory import Method
 from costmodel.planning.plan import NF4_BITS, Question
 from costmodel.workloads.asked import asked
-from dsq.command.files import write_whole
+from dsq.command import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SHOWN = {"method": "", "peak_GB": ",.2f", "fits": "", "largest_batch": ",", "step_ms": ",.1f", "step_ms_low": ",.1f"}

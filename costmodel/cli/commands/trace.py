@@ -7,7 +7,7 @@ from importlib import import_module
 from costmodel.cli.output import Answer, Section
 from costmodel.workloads import workload_file
 from dsq.arguments import whole_number
-from dsq.command.files import check_writable, write_text
+from dsq.command import check_writable, write_text
 
 
 def run(arguments: argparse.Namespace) -> Answer:
