@@ -6,6 +6,7 @@
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
+# make gpu-compile  every GPU kernel compiled for nine GPUs, none of which need be there: hours of a core; PART=hot, minutes
 # make fuzz    random calls of the kernels against the reference, MINUTES=1 long
 # make lint    ruff, mypy and the contracts of imports
 # make docs    the documentation site, in site/
@@ -29,12 +30,13 @@ DEV := $(VENV)/.dev
 endif
 
 MINUTES ?= 1
+PART ?= all
 DATA ?= data
 TIER ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo evidence test soak sanitize races arm avx512 fuzz lint docs env
+.PHONY: demo evidence test soak sanitize races arm avx512 gpu-compile fuzz lint docs env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -72,6 +74,9 @@ arm: $(DEV)
 
 avx512: $(DEV)
 	.ci/avx512 $(PYTHON)
+
+gpu-compile: $(DEV)
+	$(PYTHON) -m analysis.gpu.compiled --part $(PART)
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)

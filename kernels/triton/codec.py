@@ -39,7 +39,7 @@ WIDE = 1 << 30
 LOADED = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
+def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
     x = x.to(_float(x.dtype))
     y = torch.empty_like(x, dtype=_float(dtype))
@@ -48,7 +48,7 @@ def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: to
     return y.to(dtype)
 
 
-def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
+def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
     x = x.to(_float(x.dtype))
     codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
@@ -82,7 +82,7 @@ def grid_of(fmt: Format) -> dict[str, Any]:
 
 def _encode(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, fmt: Format, layout: Layout,
-    seed: int | None,
+    seed: int | Tensor | None,
 ) -> None:  # fmt: skip
     """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
     box, else written with the codes."""
@@ -96,10 +96,15 @@ def _encode(
     with torch.cuda.device_of(x):
         encode[launch.programs](
             integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
-            scales, of_tensor, seed or 0, *launch.sizes, layout.columns, launch.row_bits // word,
+            scales, of_tensor, *_seeds(seed), *launch.sizes, layout.columns, launch.row_bits // word,
             **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
             **launch.options,
         )  # fmt: skip
+
+
+def _seeds(seed: int | Tensor | None) -> tuple[int, Tensor | None]:
+    """A seed as the kernel takes it: a number, or a tensor on the device."""
+    return (0, seed) if isinstance(seed, Tensor) else (seed or 0, None)
 
 
 def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:

@@ -7,7 +7,7 @@ import dsq
 from dsq.kernels.conformance import failures
 from dsq.kernels.dispatch import backend_for, use_backend
 from dsq.kernels.reference.backend import REFERENCE
-from tests.kernels.counting.backend import counting
+from tests.kernels.counting import counting
 
 CPU = torch.device("cpu")
 
