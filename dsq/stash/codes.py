@@ -279,7 +279,7 @@ def kept(ctx: Any) -> list[Any]:
     if not _compiling() and torch.is_grad_enabled():
         raise RuntimeError(
             "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported, apart from policy 'selective'"
+            "supported"
         )
     saved, values, start = ctx.saved_tensors, [], 0
     for count, make in ctx.forms:
