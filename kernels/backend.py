@@ -224,7 +224,7 @@ class Backend:
     name: str
     #: the formats that quantise, pack and unpack take here; the reference does the others
     formats: frozenset[type[Format]]
-    #: (x, format, layout, seed, dtype) -> values; on a GPU a seed may be a tensor there: one for a captured graph
+    #: (x, format, layout, seed, dtype) -> values
     quantize: Callable[[Tensor, Format, Layout, int | None, torch.dtype], Tensor]
     #: (x, format, layout, seed) -> codes, scales
     pack: Callable[[Tensor, Format, Layout, int | None], tuple[Tensor, Tensor]]

@@ -96,15 +96,19 @@ def _encode(
     with torch.cuda.device_of(x):
         encode[launch.programs](
             integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
-            scales, of_tensor, *_seeds(seed), *launch.sizes, layout.columns, launch.row_bits // word,
+            scales, of_tensor, *_seeds(seed, x.device), *launch.sizes, layout.columns, launch.row_bits // word,
             **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
             **launch.options,
         )  # fmt: skip
 
 
-def _seeds(seed: int | Tensor | None) -> tuple[int, Tensor | None]:
-    """A seed as the kernel takes it: a number, or a tensor on the device."""
-    return (0, seed) if isinstance(seed, Tensor) else (seed or 0, None)
+def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:
+    """A seed as the kernel takes it: a number, or in a CUDA graph a tensor, which each replay draws anew."""
+    if isinstance(seed, Tensor):
+        return 0, seed
+    if seed is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return 0, torch.randint(2**62, (1,), device=device)
+    return seed or 0, None
 
 
 def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
