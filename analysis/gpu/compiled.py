@@ -28,11 +28,10 @@ from triton.runtime.jit import JITFunction
 from dsq.command.parser import OneLineParser
 from dsq.command.table import Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout
-from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
 from dsq.kernels.conformance import DTYPES, cases, products
-from dsq.kernels.triton import codec
+from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
 
 PROG = "python -m analysis.gpu.compiled"
@@ -74,7 +73,7 @@ def launches() -> Iterator[Launch]:
         yield from _codec(fmt, LARGE, dim, dtype, dtype, None, part="hot")
         yield from _codec(fmt, LARGE, dim, dtype, dtype, 1, part="hot")
     yield from _masks()
-    for fmt in (BFP(4), SignedBFP(4), SignedNVInt(4), FixedPoint(4)):
+    for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
         for transposed in ((False, True), (False, False), (True, False)):
             a, b = (
                 Operand(fmt, 0 if moved == first else 1, transposed=moved)
@@ -93,7 +92,8 @@ def launches() -> Iterator[Launch]:
 
 
 def _hot_formats() -> list[Format]:
-    return [BFP(4), BFP(8), BFP(16), SignedBFP(2), SignedBFP(4), SignedNVInt(2), SignedNVInt(4)]
+    """Of the levels [8,4,4,8] and [4,3,3,8], and the paper's own format."""
+    return [SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4)]
 
 
 def _codec(
@@ -183,12 +183,19 @@ class _AbsentDevice:
         return self.target
 
 
+#: that was compiled for last
+_target: list[str] = []
+
+
 @contextmanager
 def compiling(target: str) -> Iterator[list[Any]]:
-    """Inside, a launch of a Triton kernel compiles it for ``target``, adds it to the list and runs nothing. A process
-    compiles for one target: Triton keeps what it compiled for the device's number."""
+    """Inside, a launch of a Triton kernel compiles it for ``target``, adds it to the list and runs nothing."""
     compiled: list[Any] = []
     run, before = JITFunction.run, driver._active
+    for kernel in (*vars(codec_kernels).values(), *vars(int8_kernels).values()):
+        if isinstance(kernel, JITFunction) and _target != [target]:
+            kernel.device_caches.clear()  # by the device's number, whatever the target was
+    _target[:] = [target]
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
@@ -204,28 +211,34 @@ def compiling(target: str) -> Iterator[list[Any]]:
         driver.set_active(before)
 
 
-def read(kernel: Any, instructions: bool = True) -> Record:
-    """What one kernel became; ``instructions``: those that matter too, which takes a disassembler."""
+def read(kernel: Any) -> Record:
+    """What one kernel became: a thread's registers and spilled bytes, a block's shared memory, the bytes of its widest
+    access to global memory, its matrix instructions and asynchronous copies."""
     asm = kernel.asm
-    made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm, instructions)
+    made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
     return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **made}
 
 
-def _read_nvidia(asm: Any, instructions: bool) -> Record:
+def _read_nvidia(asm: Any) -> Record:
+    ptx = asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
         file.flush()
-        usage = _printed(triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
-        sass = _printed(triton.knobs.nvidia.nvdisasm.path, "-c", file.name) if instructions else ""
-    code = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", sass, re.MULTILINE)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def widest(kind: str) -> int:
+        found = re.findall(rf"\b{kind}\.global[a-z0-9_:.]*?(?:\.v(\d))?\.b(\d+)", ptx)
+        return max((int(count or 1) * int(bits) // 8 for count, bits in found), default=0)
+
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "spilled": int(re.findall(r"STACK:(\d+)", usage)[0]),
-        "load": _widest(code, "LDG"),
-        "store": _widest(code, "STG"),
-        "matrix": sum(bool(re.match(r"[A-Z]*MMA", name)) for name in code),
-        "async": sum(name.startswith(("LDGSTS", "UTMALDG", "UBLKCP")) for name in code),
-        "flushes": bool(re.search(r"\b(add|sub|mul|fma)\.[a-z.]*ftz", asm["ptx"])),
+        "load": widest("ld"),
+        "store": widest("st"),
+        "matrix": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx)),
+        "async": len(re.findall(r"\bcp\.async\.(?:cg|ca|bulk)", ptx)),
+        "flushes": bool(re.search(r"\b(add|sub|mul|fma)\.[a-z.]*ftz", ptx)),
     }
 
 
@@ -233,32 +246,20 @@ def _read_amd(asm: str) -> Record:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", asm)[0])
 
+    def widest(kind: str) -> int:
+        widths = {"byte": 1, "ubyte": 1, "sbyte": 1, "short": 2, "ushort": 2, "sshort": 2, "dword": 4}
+        names = re.findall(rf"(?:global|buffer|flat)_{kind}_(\w+)", asm)
+        return max((4 * int(it[6:]) if re.fullmatch(r"dwordx\d", it) else widths.get(it, 0) for it in names), default=0)
+
     return {
         "registers": number("vgpr_count"),
         "spilled": 4 * number("vgpr_spill_count"),
-        "load": _widest_amd(asm, "load"),
-        "store": _widest_amd(asm, "store"),
+        "load": widest("load"),
+        "store": widest("store"),
         "matrix": len(re.findall(r"^\s+v_mfma", asm, re.MULTILINE)),
         "async": 0,
         "flushes": ".amdhsa_float_denorm_mode_32 0" in asm,
     }
-
-
-def _printed(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _widest(code: list[str], prefix: str) -> int:
-    """Bytes of the widest access: LDG.E.128 is 16, LDG.E is 4, LDG.E.U8 is 1."""
-    widths = [re.search(r"\.(?:[US])?(8|16|64|128)\b", name) for name in code if name.startswith(prefix)]
-    return max((int(width[1]) // 8 if width else 4 for width in widths), default=0)
-
-
-def _widest_amd(asm: str, kind: str) -> int:
-    widths = {"byte": 1, "ubyte": 1, "sbyte": 1, "short": 2, "ushort": 2, "sshort": 2, "dword": 4}
-    names = re.findall(rf"(?:global|buffer|flat)_{kind}_(\w+)", asm)
-    sizes = [4 * int(name[6:]) if re.fullmatch(r"dwordx\d", name) else widths.get(name, 0) for name in names]
-    return max(sizes, default=0)
 
 
 # ---- the command
@@ -278,7 +279,7 @@ def compiled_rows(target: str, wanted: Iterable[Launch]) -> Iterator[Record]:
         for kernel in kernels:
             if kernel.hash not in seen:
                 seen.add(kernel.hash)
-                yield {**row, **read(kernel, launch.hot)}
+                yield {**row, **read(kernel)}
 
 
 def faults(rows: Iterable[Record]) -> list[str]:
