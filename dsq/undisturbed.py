@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dsq.formats.base import WIDEST
-from dsq.stash.compiled import run_eagerly
 from dsq.stash.controller import APPLIED
+from dsq.stash.policy import run_eagerly
 
 
 @contextmanager

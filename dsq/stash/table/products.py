@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls
-from dsq.kernels.dispatch import plain, unpack
+from dsq.kernels.dispatch import plain
 from dsq.linear import Quantizers, linear
 from dsq.ops import linear_passes
 from dsq.ops.matmul import packed
@@ -71,15 +71,13 @@ class QuantisedLinear(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
     ) -> Tensor:
         w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
-        codes, form = stash.find_linear(x, matmuls.stash), None
-        if codes is None:
-            form = stash.find(x)
+        codes, form = stash.find_linear(x, matmuls.stash)
         y, fresh = linear_passes.forward(matmuls, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
         ctx.shape = linear_passes.matrix(x).shape
         if isinstance(fresh, Codes):
             codes = (fresh.codes, fresh.scales)
-            stash.put_linear(x, matmuls.stash, Form(codes, _decoder(matmuls, ctx.shape, x.dtype)))
+            stash.put_linear(x, matmuls.stash, codes)
         keep(ctx, w, form if codes is None else Form(codes, _both))
         ctx.matmuls, ctx.seed, ctx.biased = matmuls, seed, bias is not None
         ctx.dtypes = Dtypes(x.dtype, w_NK.dtype, y.dtype)
@@ -100,12 +98,6 @@ class QuantisedLinear(torch.autograd.Function):
 
 def _both(tensors: Any) -> Any:
     return tensors
-
-
-def _decoder(matmuls: LinearMatMuls, shape: torch.Size, dtype: torch.dtype) -> Any:
-    fmt, axis = matmuls.stash.format, matmuls.stash.axis
-    assert fmt is not None
-    return lambda codes: unpack(codes[0], codes[1], fmt, shape, axis, dtype)
 
 
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
@@ -166,8 +158,7 @@ def convolution(dimensions: int, transposed: bool) -> Any:
     ) -> Tensor:
         names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
         options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
-        frozen = not (weight.requires_grad or input.requires_grad)
-        if frozen or input.dim() != dimensions + 2 or isinstance(padding, str):
+        if input.dim() != dimensions + 2 or isinstance(padding, str):
             return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
         tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
         geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])

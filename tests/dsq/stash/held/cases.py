@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.models import EncoderBlock, encoder, resnet20
-from analysis.stash.allocator.held import step_bytes
+from analysis.stash.allocator import step_bytes
 from analysis.stash.setups import loss_that_keeps_nothing
 from dsq import stash
 
@@ -139,7 +139,6 @@ POLICIES: dict[str, Policies] = {
     "gact 2": (_gact(bits=2),),
     "gact bfp": (_gact(format="bfp"),),
     "gact adapted": (("gact", {"adapt_interval": 100}),),
-    "gact L2": (_gact(level="L2"),),
     "gact CB1": (_gact(level="CB1"),),
     "selective": (_SELECTIVE,),
     "wtacrs": (_WTACRS,),

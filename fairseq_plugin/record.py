@@ -1,0 +1,80 @@
+"""The record of a DSQ run: dsq_history.json in --save-dir, and dsq_workload.json, the model that it trained."""
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+import dsq.workload
+from dsq.command.files import write_text
+from fairseq_plugin import stash
+from fairseq_plugin.flags import InputError
+from fairseq_plugin.state import DSQState
+
+FILE = "dsq_history.json"
+WORKLOAD = "dsq_workload.json"
+EARLIER = "earlier_"
+
+logger = logging.getLogger(__name__)
+
+
+def history(state: DSQState) -> dict[str, Any]:
+    """The run so far, as data for JSON.
+
+    ``levels`` has for each level its precision, updates and tokens (by which ``dsq-cost estimate --history`` weighs its
+    mean) and the mean of the stash over the training steps in which it was measured; ``validations`` the update, level
+    and loss of each one.
+    """
+    config = state.config.as_dict()
+    del config["levels"]
+    levels = stash.history(state.scheduler, state.stash)
+    return {
+        **config,
+        "level": state.scheduler.level,
+        "updates": sum(level["updates"] for level in levels),
+        "tokens": sum(level["tokens"] for level in levels),
+        "levels": levels,
+        "validations": [
+            {**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in state.validations
+        ],
+    }
+
+
+def write_history(state: DSQState, folder: str) -> None:
+    """Write the record of ``state`` to ``folder``; only the first worker does."""
+    described = (Path(folder) / WORKLOAD).exists()
+    _write(Path(folder) / FILE, {**history(state), "workload": WORKLOAD if described else None})
+
+
+def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any) -> dict[str, Any]:
+    """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``; the run stays what it is without."""
+    weights = [(parameter, parameter.data) for parameter in model.parameters()]
+    with torch.random.fork_rng():
+        workload = dsq.workload.trace(model, *inputs, **keywords)
+    for parameter, data in weights:  # a forward with --quant-noise-pq replaces them
+        parameter.data = data
+    _write(Path(folder) / WORKLOAD, workload)
+    return workload
+
+
+def set_aside(folder: str) -> None:
+    """Rename the records of an earlier run in ``folder``, which does not go on: they would pass for this run's."""
+    for name in (FILE, WORKLOAD):
+        path = Path(folder) / name
+        if path.exists():
+            path.replace(path.with_name(EARLIER + name))
+            logger.warning("%s is of an earlier run: it is %s%s from now on", path, EARLIER, name)
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(data, indent=1) + "\n")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--save-dir: {error}; make room, then give the same command again") from error

@@ -1,0 +1,138 @@
+"""The meter against a census of live storages, in every place a stash can hide."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dsq
+from dsq.stash import measure
+from tests.dsq.stash.census import kept_bytes
+
+
+class Holder(torch.autograd.Function):
+    """Keeps what ``how`` says on its ctx, not through save_for_backward."""
+
+    @staticmethod
+    def forward(ctx, x, how):
+        ctx.stash = how(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2, None
+
+
+@dataclass
+class Pair:
+    codes: Tensor
+    scale: Tensor
+
+
+HIDING_PLACES = {
+    "attribute": lambda x: x + 1,
+    "list of dict": lambda x: [{"a": x + 1}, (x + 2,)],
+    "dataclass": lambda x: Pair((x > 0), x.amax(-1)),
+    "packed": lambda x: dsq.pack(x, dsq.BFP(4)),
+    "view of more": lambda x: torch.cat([x, x])[:1],
+}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8), nn.Softmax(-1))
+
+
+def both_counts(fn) -> tuple[int, int]:
+    return measure(fn).nbytes, kept_bytes(fn)
+
+
+def test_plain_layers():
+    model = mlp()
+    meter, census = both_counts(lambda: model(torch.randn(16, 32)).sum())
+    # input 16x32, GELU's input, LayerNorm's input and two statistics, its output, softmax's output
+    assert meter == census == 4 * 16 * (32 + 64 + 64 + 2 + 64 + 8)
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_held_on_a_ctx(place):
+    leaf = torch.randn(16, 32, requires_grad=True)
+
+    def forward():
+        return Holder.apply(leaf.exp(), HIDING_PLACES[place]).sum()
+
+    meter, census = both_counts(forward)
+    assert meter == census > 0
+
+
+def test_held_by_saved_tensor_hooks():
+    leaf = torch.randn(16, 32, requires_grad=True)
+
+    def forward():
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: {"half": t.half()}, lambda kept: kept["half"].float()):
+            return leaf.exp().sum()
+
+    meter, census = both_counts(forward)
+    assert meter == census == 2 * 16 * 32
+
+
+def test_dsq_linear():
+    model = mlp()
+    dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,16]"))
+    meter, census = both_counts(lambda: model(torch.randn(16, 32)).sum())
+    assert meter == census < 4 * 16 * (32 + 64 + 64 + 2 + 64 + 8)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_inputs_are_found(reentrant):
+    model, leaf = mlp(), torch.randn(16, 32, requires_grad=True)
+
+    def forward():
+        return checkpoint(model, leaf.neg(), use_reentrant=reentrant, preserve_rng_state=False).sum()
+
+    meter, census = both_counts(forward)
+    assert meter == census == 4 * 16 * 32
+
+
+def test_shared_storages_count_once_and_parameters_never():
+    model = nn.Linear(32, 32)
+
+    def forward():
+        x = torch.randn(4, 32)
+        return (model(x) + model(x.view(2, 2, 32)).view(4, 32)).sum()
+
+    assert measure(forward).nbytes == 4 * 4 * 32
+    frozen = nn.Linear(32, 32).requires_grad_(False)
+    x = torch.randn(4, 32, requires_grad=True)
+    assert measure(lambda: frozen(x).sum()).nbytes == 0  # keeps its weight only
+
+
+def test_the_callers_batch_is_not_kept_by_the_forward():
+    model, x = mlp(), torch.randn(16, 32)
+    kept = measure(lambda: model(x).sum()).nbytes
+    assert kept == measure(lambda: model(x.clone()).sum()).nbytes - x.nbytes
+
+
+def test_bytes_by_module_and_op():
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Softmax(-1))
+    report = measure(lambda: model(torch.randn(4, 8)).exp())
+    assert report.by("module") == {"0.0": 128, "0.1": 128, "1": 128, "": 128}
+    assert report.by("op")["GeluBackward0"] == 128
+    assert {h.module: h.name for h in report.held if h.op == "SoftmaxBackward0"} == {"1": "result"}
+    assert "0.1" in str(report)
+
+
+def test_peak_covers_what_is_freed_before_the_end():
+    x = torch.randn(256, 256, requires_grad=True)
+    quiet = measure(lambda: x.neg())
+    loud = measure(lambda: x.neg() + torch.zeros(1024, 1024).sum())
+    assert quiet.nbytes == loud.nbytes == 0
+    assert loud.peak_bytes - quiet.peak_bytes >= 4 * 1024 * 1024
+    assert quiet.peak_bytes >= x.nbytes
+
+
+def test_backward_is_part_of_the_peak_when_asked():
+    x = torch.randn(64, 64, requires_grad=True)
+    assert measure(lambda: x.exp(), backward=True).peak_bytes > measure(lambda: x.exp()).peak_bytes
+    assert x.grad is not None
