@@ -266,12 +266,18 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     def rms() -> list[Tensor]:
         return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
 
+    def gelu_new() -> list[Tensor]:  # as transformers writes it out
+        return [0.5 * x * (1.0 + torch.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3.0))))]
+
     def softmax() -> list[Tensor]:
         return [F.softmax(x, -1, dtype=torch.float32).to(dtype)]
 
     return {
         "activation": (lambda: [F.gelu(x)], [x]),
         "relu": (lambda: [F.relu(x)], [x]),
+        "gelu_new": (gelu_new, [x]),
+        "quick_gelu": (lambda: [x * torch.sigmoid(1.702 * x)], [x]),
+        "product": (lambda: [x * up], [x, up]),
         "gate": (lambda: [F.silu(x) * up], [x, up]),
         "softmax": (softmax, [x]),
         "scale": (lambda: [x * 0.125 + mask], [x]),
