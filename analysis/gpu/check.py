@@ -54,14 +54,14 @@ class Part(NamedTuple):
 
 #: in the order of their worth
 PARTS = {
-    "agreement": Part("agreement", "agreement", 0.3, processes=6),
+    "agreement": Part("agreement", "agreement", 0.25, processes=6),
     "steps": Part("training", "steps", 0.2),
     "bandwidth": Part("speed", "bandwidth", 0.15),
     "products": Part("speed", "multiply", 0.1),
     "graphs": Part("training", "graphs", 0.1),
     "learning": Part("training", "learning", 0.05),
     "sanitizer": Part("agreement", "sanitizer", 0.05),
-    "batches": Part("training", "largest_batches", 0.1),
+    "batches": Part("training", "largest_batches", 0.05),
     "devices": Part("training", "two_devices", 0.05),
 }
 #: what says nothing without a GPU
