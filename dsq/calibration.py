@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer as wall_clock
 
-from dsq.command.processor import processor
+from dsq.command import processor
 from dsq.formats import BFP
 from dsq.linear import Linear
 from dsq.packing import pack

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.command.processor import processor
+from dsq.command import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, GemmKernel, MatMul, Operand, Sizes
 

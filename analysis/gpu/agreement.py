@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 
 from analysis.gpu.machine import Machine, Trial
-from dsq.command.table import Record
+from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Layout
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.conformance import (

@@ -38,9 +38,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, fail, guarded
-from dsq.command.table import Record, table
+from dsq.command import OneLineParser, Record, fail, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.gpu.check"
 

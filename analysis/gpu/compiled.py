@@ -25,8 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from dsq.command.parser import OneLineParser
-from dsq.command.table import Record, table
+from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from analysis.timing import Call, gpu_clock, in_turns, wall_clock
-from dsq.command.table import Record
+from dsq.command import Record
 
 
 class Trial(NamedTuple):

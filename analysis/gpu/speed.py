@@ -10,7 +10,7 @@ from torch import Tensor
 
 from analysis.gpu.machine import Machine, Trial
 from analysis.timing import Call
-from dsq.command.table import Record
+from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt

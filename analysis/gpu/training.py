@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from analysis.gpu.machine import Machine, Trial
 from analysis.models import GPT
-from dsq.command.table import Record
+from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
 

@@ -24,8 +24,7 @@ from analysis.timing import Call, in_turns, keep_freed_memory
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import DSQ, Setup
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table
 from dsq.formats import Identity
 from dsq.precision import Precision
 

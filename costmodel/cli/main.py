@@ -14,8 +14,7 @@ from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
 from costmodel.workloads.named import names
 from dsq import __version__
-from dsq.command.files import check_writable, write_text
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command import OneLineParser, check_writable, guarded, write_text
 from dsq.formats import DEFAULT
 from dsq.formats.layout import BoxAxis
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsq.command.table import as_csv, table
+from dsq.command import as_csv, table
 
 Record = dict[str, Any]
 #: columns of a terminal

@@ -14,7 +14,7 @@ from costmodel.cli.format_options import sizes
 from costmodel.cli.query import described_setup
 from costmodel.model.quantisation import Setup
 from dsq.arguments import whole_number
-from dsq.command.readers import check_pattern, read_json
+from dsq.command import check_pattern, read_json
 from dsq.precision import Precision
 
 
