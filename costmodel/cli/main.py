@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TypeAlias, get_args
 
 from costmodel.cli import format_options
-from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
+from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
 from costmodel.workloads.named import names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text

@@ -136,6 +136,11 @@ def in_layer(op: Operation) -> bool:
     return bool(_layer(op.name))
 
 
+def layer_of(op: Operation) -> str:
+    """The name of its layer, as "decoder.layers.3."; empty: it is in none."""
+    return _layer(op.name)
+
+
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def entries_of(
     workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False

@@ -14,7 +14,7 @@ from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.planning.batch import largest_batch
 from costmodel.planning.methods import USUAL
-from costmodel.planning.step import communication_bytes, packing_seconds, step_time
+from costmodel.planning.step import communication_bytes, packing_is_measured, step_time
 from costmodel.workloads.workload_file import is_workload
 from dsq.arguments import whole_number
 from dsq.command import read_json, write_whole
@@ -82,8 +82,8 @@ def _record(workload: Workload, method: Method, hardware: Hardware, budget: floa
     record |= {"peak_GB": memory.peak / GIGA, "fits": "yes" if memory.peak <= budget else "no"}
     record |= {"peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
     record |= {"step_ms": step.seconds * 1e3, "compute_ms": (step.compute + step.update) * 1e3, "bound": step.bound}
-    packing = packing_seconds(workload, method, hardware)
-    record |= {"packing_ms": None if packing is None else packing * 1e3, "communication_ms": step.communication * 1e3}
+    record |= {"packing_ms": step.packing * 1e3, "packing_measured": packing_is_measured(method, hardware)}
+    record |= {"communication_ms": step.communication * 1e3}
     record |= {"communication_GB": communication_bytes(workload, method) / GIGA}
     return record | {"tokens/s": method.devices * workload.tokens / step.seconds}
 
@@ -104,8 +104,8 @@ def _notes(records: list[Record], hardware: Hardware, budget: float, devices: in
     if devices > 1:
         notes.append(f"{devices} devices, ZeRO {zero}: figures of one device; communication is not overlapped.")
     notes.append("memory: no fragmentation, no workspaces. batch: the most sequences a device that fit.")
-    if any(record["packing_ms"] is None for record in records):
-        notes.append("packing, -: never measured on this hardware, and not counted in the step.")
+    if not all(record["packing_measured"] for record in records):
+        notes.append("packing was never measured on this hardware: its bytes at the bandwidth are counted.")
     notes.append(times_note(hardware))
     return notes
 

@@ -1,7 +1,7 @@
 """Step times as dsq-cost predicts them and as running models take them, on the machine that a hardware file measured.
 
     dsq-cost calibrate mine.toml
-    python -m analysis.step_time.check mine.toml [--markdown]
+    python -m analysis.step_time mine.toml [--markdown]
 
 A step is forward, backward and a fused Adam update, of models of Hugging Face with eager attention, without dropout and
 key-value cache, with the threads that the file was measured with. The converted models stay in float32 around their
@@ -83,7 +83,7 @@ SETUPS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m analysis.step_time.check", description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.step_time", description=__doc__)
     parser.add_argument("hardware", help="the file that dsq-cost calibrate wrote on this machine")
     parser.add_argument("--model", action="append", choices=MODELS, help="only this one; may be repeated")
     parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
