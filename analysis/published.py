@@ -29,6 +29,7 @@ from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import BF16
 from costmodel.planning.step import step_time
+from costmodel.workloads.asked import ADAPTED
 from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, guarded, table
@@ -101,6 +102,12 @@ class Run:
         """Tokens a second of one device."""
         return self.workload.tokens / step_time(self.workload, self.method, hardware).seconds
 
+    @property
+    def peak(self) -> float:
+        """Bytes of one device. These trainings have losses that keep no more of the logits than 16 bits."""
+        head = next(op for op in self.workload.gemms if op.name == "output_projection")
+        return peak_memory(self.workload.chunking_loss(), self.method).peak + 2 * head.M * head.N
+
 
 def runs() -> list[Run]:
     """Every published training that is predicted."""
@@ -108,7 +115,7 @@ def runs() -> list[Run]:
     sizes = {row["model"].lower(): row for row in fitted + judging}
     found = [_run(row, "fitted" if row in fitted else "judging") for row in fitted + judging]
     for row in included():
-        if row["table"] == "others" and OTHERS.search(row["model"]) and "LoRA" not in row["model"]:
+        if row["table"] == "others" and OTHERS.search(row["model"]) and "QLoRA" not in row["model"]:
             known = sizes.get(row["model"].lower(), {})
             sized = {name: known[name] for name in ("d_model", "heads", "layers") if known}
             found.append(_run(row | sized, "others"))
@@ -116,7 +123,8 @@ def runs() -> list[Run]:
 
 
 def _run(row: Row, half: str) -> Run:
-    """MPT is GPT-2 with positions of its own, fused attention and no dropout."""
+    """MPT is GPT-2 with positions of its own, fused attention, the exact gelu and no dropout. LoRA has rank 8 in every
+    linear layer, as torchtune's recipe."""
     length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
     if row["d_model"]:
         sizes = {"n_embd": "d_model", "n_head": "heads", "n_layer": "layers"}
@@ -132,7 +140,9 @@ def _run(row: Row, half: str) -> Run:
     zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
     method = Method("bf16", BF16, recompute=row["recompute"] in ("full", "yes"), zero=zero, devices=devices)
     hardware = next(found for name, found in DEVICES.items() if row["hardware"].startswith(name))
-    return Run(row, half, build(model).fusing_attention(), method, hardware, _tokens_per_second(row))
+    workload = build(model).fusing_attention()
+    workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
+    return Run(row, half, workload, method, hardware, _tokens_per_second(row))
 
 
 def _tokens_per_second(row: Row) -> float:
@@ -204,7 +214,7 @@ LOOKS = {"fitted": (GREY, "x"), "judging": (BLUE, "o"), "others": (ORANGE, "s")}
 def judged(run: Run) -> dict[str, Any]:
     """A row of the results: what was published, and what is predicted."""
     hardware = _profile(run.hardware)
-    predicted, memory = run.predicted(hardware), peak_memory(run.workload, run.method).peak
+    predicted, memory = run.predicted(hardware), run.peak
     fields = ("model", "hardware", "devices", "layout", "recompute", "sequence", "micro_batch")
     record: dict[str, Any] = {"half": run.half} | {name: run.row[name] for name in fields}
     record |= {"published": run.published, "predicted": predicted, "ratio": predicted / run.published}

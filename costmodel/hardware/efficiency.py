@@ -43,8 +43,8 @@ TYPICAL = Efficiency(
     launch=8 * MICRO,
     hop=3.4 * MICRO,
     hop_between_nodes=14 * MICRO,
-    low=0.94,
-    high=1.10,
+    low=0.93,
+    high=1.08,
 )
 #: for --datasheet, which takes no efficiency
 IDEAL = Efficiency(memory=1, serial=0, copies=0, exposed=1, launch=0, hop=0, hop_between_nodes=0)

@@ -25,8 +25,9 @@ def test_predicted_throughput_is_near_what_was_published(records, half):
     found = summary([record for record in records if record["half"] == half])
     assert found["median off"] <= 0.10
     assert found["within 25%"] >= 0.9
-    assert found["least"] > 0.75
+    assert found["least"] > 0.6
     assert found["most"] < 1.4
+    assert half == "others" or not found["told not to fit"]
 
 
 def test_the_fit_finds_the_constants_that_throughputs_were_made_with():
