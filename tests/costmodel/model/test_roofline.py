@@ -64,6 +64,9 @@ def test_fused_attention_reaches_a_share_of_its_own(mine):
         for share in (1, 0.5)
     )
     assert half["attention"].compute_seconds == pytest.approx(2 * whole["attention"].compute_seconds)
+    logits = Workload("one", (Gemm("output_projection", 256, 64, 256, quantised=False, on_chip="y"),), tokens=256)
+    whole, half = (roofs(logits, Precision(32, 32, 32, 32), replace(mine, attention=share))["fc"] for share in (1, 0.5))
+    assert half == whole  # a loss in chunks is no attention
 
 
 def test_bound_changes_at_the_ridge(mine):
