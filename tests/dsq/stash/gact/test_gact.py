@@ -145,26 +145,3 @@ def test_kept_bytes_of_an_encoder_with_dropout() -> None:
 
     # input; q (scaled), k, v; the map, from which dropout's result is made again; attention's output; two masks
     assert controller.report().kept_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
-
-
-def test_two_dropouts_keep_their_own_masks() -> None:
-    """The first mask's memory is free after it is packed, and is where the second mask then lies."""
-    model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout(0.5))
-    x = torch.randn(64, 64)
-
-    def run() -> Tensor:
-        torch.manual_seed(0)
-        z = x.clone().requires_grad_()
-        model(z * 1.0).sum().backward()
-        return z.grad
-
-    true = run()
-    stash.apply(model, "gact")
-    assert torch.equal(run(), true)
-
-
-def test_statistics_of_group_norm_stay_exact() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8))
-    controller = stash.apply(model, "gact")
-    model(torch.randn(64, 3, 9, 9)).sum().backward()
-    assert len([line for line in controller.report().details if "tensor" in line]) == 2  # input, conv's output
