@@ -10,8 +10,7 @@ import dsq
 from dsq import stash
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.stash.gact.codecs import CODE_FAMILIES, EXACT
-from dsq.stash.gact.plan import allocate
+from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, allocate
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")

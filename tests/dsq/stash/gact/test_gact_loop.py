@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq import stash
-from dsq.stash.gact.forwards import Dual
+from dsq.stash.gact.step import Dual
 from dsq.stash.interception import innermost_hooks
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 from tests.dsq.stash.gradients import all_gradients, error
