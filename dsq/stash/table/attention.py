@@ -56,7 +56,7 @@ class Softmax(torch.autograd.Function):
 def _rows_of_one(rounded: Tensor, dim: int) -> Tensor:
     positive = rounded.clamp(min=0)
     sums = positive.sum(dim, keepdim=True)
-    return positive / sums.clamp(min=torch.finfo(sums.dtype).tiny)  # a row without a key is zeros
+    return positive.div_(sums.clamp_(min=torch.finfo(sums.dtype).tiny))  # a row without a key is zeros
 
 
 def fused(
