@@ -6,7 +6,7 @@
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
-# make fuzz    random calls of the kernels against the reference, MINUTES=1 long
+# make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
 # make lint    ruff, mypy and the contracts of imports
 # make docs    the documentation site, in site/
 # make wheel   dist/: the wheel and the sdist, checked
@@ -49,7 +49,7 @@ evidence: $(DEV)
 	$(PYTHON) -m analysis.evidence table
 
 test: lint
-	$(WHOLE) $(PYTHON) -m pytest -n auto --dist loadfile
+	$(WHOLE) $(PYTHON) -m pytest -n auto --dist worksteal
 
 soak: $(DEV)
 	$(PYTHON) -m pytest -m soak
@@ -78,6 +78,7 @@ avx512: $(DEV)
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
+	$(PYTHON) -m tests.bad_input.fuzz --minutes $(MINUTES)
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check

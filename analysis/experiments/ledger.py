@@ -96,7 +96,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
 
 def read_ledger(path: Path) -> list[Row]:
     """Its rows, all texts. Raises ValueError where it is none."""
-    rows: list[Row] = list(csv.DictReader(read_text(path).splitlines()))
+    rows: list[Row] = list(csv.DictReader(read_text(path).splitlines(), restval=""))
     if rows and not {"recipe", "run", "score"} <= set(rows[0]):
         raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no columns recipe, run and score")
     return rows

@@ -30,6 +30,7 @@ from typing import Any
 
 from costmodel.hardware.shipped import profile_names, profile_text
 from costmodel.names import suggestion
+from dsq.command.readers import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 NANO, MICRO = 1e-9, 1e-6
@@ -155,15 +156,9 @@ def load_hardware(name: str, datasheet: bool = False) -> Hardware:
     if name not in known and path.suffix != ".toml":
         accepted = f"profiles are {', '.join(known)}, or a .toml file"
         raise ValueError(f"unknown hardware {name!r}: {suggestion(name, known)}{accepted}")
+    data = tomllib.loads(profile_text(name)) if name in known else read_toml(path, f"hardware file {name}")
     try:
-        text = profile_text(name) if name in known else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"hardware file {name} cannot be read: {reason}") from None
-    try:
-        return _hardware(tomllib.loads(text), datasheet)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"hardware file {name} is not TOML: {error}") from None
+        return _hardware(data, datasheet)
     except ValueError as error:
         raise ValueError(f"hardware file {name}: field {error}") from None
 

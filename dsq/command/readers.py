@@ -22,30 +22,31 @@ _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 _REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
-    """The text of a regular file of at most ``most`` bytes, in UTF-8."""
+def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
+    """The text of a regular file of at most ``most`` bytes, in UTF-8; errors call it ``label``, or by its path."""
+    label = label or str(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO without a writer does not wait
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError(f"{path} cannot be read: accepted are regular files")
+                raise ValueError(f"{label} cannot be read: accepted are regular files")
             content = file.read(most + 1)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{label} cannot be read: {error.strerror}") from None
     if len(content) > most:
-        raise ValueError(f"{path} is larger than {most:,} bytes")
+        raise ValueError(f"{label} is larger than {most:,} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: {error.reason} at byte {error.start:,}") from None
+        raise ValueError(f"{label} is not text: {error.reason} at byte {error.start:,}") from None
 
 
-def read_json(path: str | Path) -> Any:
+def read_json(path: str | Path, label: str = "") -> Any:
     """The data of a JSON file."""
-    return _parsed(path, "JSON", lambda text: json.loads(text, parse_float=_finite, parse_constant=_finite))
+    return _parsed(path, label, "JSON", lambda text: json.loads(text, parse_float=_finite, parse_constant=_finite))
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     """The data of a TOML file."""
 
     def parse(text: str) -> Any:
@@ -53,7 +54,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             raise ValueError("a key has more than 50 parts")
         return tomllib.loads(text, parse_float=_finite)
 
-    data: dict[str, Any] = _parsed(path, "TOML", parse)
+    data: dict[str, Any] = _parsed(path, label, "TOML", parse)
     return data
 
 
@@ -88,15 +89,15 @@ def _repeats_a_choice(bare: str) -> bool:
     return False
 
 
-def _parsed(path: str | Path, kind: str, parse: Any) -> Any:
-    text = read_text(path)
+def _parsed(path: str | Path, label: str, kind: str, parse: Any) -> Any:
+    text, label = read_text(path, label=label), label or str(path)
     try:
         data = parse(text)
         _check_depth(data)
     except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read") from None
+        raise ValueError(f"{label} is nested too deeply to be read") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not {kind}: {error}") from None
+        raise ValueError(f"{label} is not {kind}: {error}") from None
     return data
 
 
