@@ -165,7 +165,7 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
         if not isinstance(kept, Form):
             return outer_unpack(kept)
         refuse_create_graph()
-        return kept.make(kept.tensors)
+        return kept.make(kept.tensors).detach()
 
     with saved_tensors_hooks(pack_one, unpack_one):
         return checkpoint(function, *args, **{"use_reentrant": False, **kwargs})

@@ -71,13 +71,14 @@ class QuantisedLinear(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
     ) -> Tensor:
         w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
-        codes, form = stash.find_linear(x, matmuls.stash)
+        operand = matmuls.stash
+        codes, form = stash.find_linear(x, operand)
         y, fresh = linear_passes.forward(matmuls, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
         ctx.shape = linear_passes.matrix(x).shape
         if isinstance(fresh, Codes):
             codes = (fresh.codes, fresh.scales)
-            stash.put_linear(x, matmuls.stash, codes)
+            stash.put_linear(x, operand, codes)
         keep(ctx, w, form if codes is None else Form(codes, _both))
         ctx.matmuls, ctx.seed, ctx.biased = matmuls, seed, bias is not None
         ctx.dtypes = Dtypes(x.dtype, w_NK.dtype, y.dtype)
