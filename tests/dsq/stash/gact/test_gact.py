@@ -54,7 +54,7 @@ def test_block_formats_are_those_of_dsq_at_every_width() -> None:
 
 
 @pytest.mark.parametrize("format", ["affine", "snvint"])
-@pytest.mark.parametrize("bits", [2, 2.5, 4])
+@pytest.mark.parametrize("bits", [2, 2.5])
 @pytest.mark.parametrize("kind, x", [(Sensitive, rows()), (Encoder, tokens())])
 def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, format: str) -> None:
     model = make(kind)
@@ -104,9 +104,7 @@ def test_the_sensitive_tensor_gets_more_bits_than_its_like() -> None:
     assert bits[3] > 3 > max(bits[1:3])
 
 
-@pytest.mark.parametrize(
-    ("format", "widths"), [("affine", (4, 6)), ("bfp", (2, 7)), ("sbfp", (2, 7)), ("snvint", (2, 7))]
-)
+@pytest.mark.parametrize(("format", "widths"), [("affine", (4, 6)), ("snvint", (2, 7))])
 def test_sensitivities_predict_the_variance(format: str, widths: tuple[int, ...]) -> None:
     """Theorem 2: the variances of the tensors add up; c_l S(b) measured at one width holds at another."""
     model = make(Encoder)

@@ -42,7 +42,7 @@ def estimates(h_TK, dz_TN, p_T, k, winners, draws) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.5, 3.0])
-@pytest.mark.parametrize("k", [1, 2, 29, 95])
+@pytest.mark.parametrize("k", [1, 29, 95])
 def test_winners_minimise_the_bound_of_theorem_2(spread, k):
     p_T = optimal(*product(1, spread))
     rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, dtype=torch.float64))
