@@ -31,9 +31,7 @@ from analysis.experiments import report
 from analysis.experiments.ledger import Configuration, configurations, read_ledger
 from analysis.experiments.recipe import RECIPES, load_experiment
 from analysis.experiments.train import FLOAT
-from dsq.command.files import write_text
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "ablations", "stash-policies", "formats"))

@@ -12,7 +12,7 @@ from typing import Any
 from analysis.experiments import text
 from analysis.experiments.fairseq_run import fairseq
 from analysis.experiments.text import LabelledSentences, ParallelText
-from dsq.command.files import make_folder, turn_at, write_text
+from dsq.command import make_folder, turn_at, write_text
 
 KINDS = ("parallel", "labelled")
 #: the files of fairseq's pretrained RoBERTa

@@ -22,10 +22,7 @@ from analysis import ROOT
 from analysis.experiments.recipe import Experiment, PlannedRun
 from analysis.experiments.train import FLOAT
 from costmodel.paper.run_cost import weighed
-from dsq.command.files import turn_at, write_text
-from dsq.command.processor import processor
-from dsq.command.readers import read_text
-from dsq.command.table import as_csv
+from dsq.command import as_csv, processor, read_text, turn_at, write_text
 
 Row = dict[str, Any]
 FILE = "ledger.csv"
@@ -94,11 +91,15 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
     }
 
 
+#: those that every reader of a ledger needs
+COLUMNS = ("recipe", "run", "score", "levels", "format", "seed")
+
+
 def read_ledger(path: Path) -> list[Row]:
     """Its rows, all texts. Raises ValueError where it is none."""
     rows: list[Row] = list(csv.DictReader(read_text(path).splitlines(), restval=""))
-    if rows and not {"recipe", "run", "score"} <= set(rows[0]):
-        raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no columns recipe, run and score")
+    if rows and (absent := [name for name in COLUMNS if name not in rows[0]]):
+        raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no column {absent[0]}")
     return rows
 
 

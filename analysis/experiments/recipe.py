@@ -41,7 +41,7 @@ from costmodel.paper.run_cost import Cost
 from costmodel.workloads.named import load_workload
 from dsq import formats
 from dsq.arguments import choice, flag, number, whole_number
-from dsq.command.readers import read_toml
+from dsq.command import read_toml
 from dsq.precision import parse_levels
 
 RECIPES = Path(__file__).with_name("recipes")

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.experiments.ledger import Configuration, Row, configurations, read_ledger
-from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import is_missing, table
+from dsq.command import OneLineParser, guarded, is_missing, make_folder, table, write_text
 
 PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
