@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dsq
-from dsq.command.table import table
+from dsq.command import table
 
 SETUPS = {
     "plain": ("", {}),

@@ -44,9 +44,7 @@ from analysis.stash.allocator import HeldBytes, figures, step_bytes
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach, loss_that_keeps_nothing
 from analysis.timing import in_turns, keep_freed_memory
 from dsq import stash
-from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, count, guarded
-from dsq.command.table import as_csv, table
+from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.stash.compare"
 MIB = 2**20

@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from dsq.command.table import table
+from dsq.command import table
 from dsq.kernels.backend import LinearMatMuls
 from dsq.kernels.dispatch import backend_for, gemm_for
 from dsq.kernels.tuning import size_class, timed

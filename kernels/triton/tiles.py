@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from dsq.formats import signed_nvint as _signed_nvint
 from dsq.formats.fixed_point import BIAS as _BIAS
 from dsq.formats.signed_bfp import HIGHEST_EXPONENT as _HIGHEST_EXPONENT
 from dsq.formats.signed_bfp import LOWEST_EXPONENT as _LOWEST_EXPONENT
@@ -177,6 +178,8 @@ LOWEST_EXPONENT = tl.constexpr(_LOWEST_EXPONENT)
 HIGHEST_EXPONENT = tl.constexpr(_HIGHEST_EXPONENT)
 INFINITY = tl.constexpr(0x7F800000)
 LARGEST_E4M3 = tl.constexpr(_formats.LARGEST_E4M3)
+LOWEST_OF_TENSOR = tl.constexpr(_signed_nvint.LOWEST_EXPONENT + _BIAS)
+HIGHEST_OF_TENSOR = tl.constexpr(_signed_nvint.HIGHEST_EXPONENT + _BIAS)
 
 
 class Grid(NamedTuple):
@@ -308,6 +311,7 @@ def _e4m3_multiply(code, scale, tensor, BITS: tl.constexpr):
 @triton.jit
 def _e4m3_step(scale, tensor, BITS: tl.constexpr):
     size = scale & (SIGN - 1)
+    tensor = tl.minimum(tl.maximum(tensor, LOWEST_OF_TENSOR), HIGHEST_OF_TENSOR)  # foreign bytes too
     lowest = tensor - 7 - BITS - 6  # exponent of the step, biased, where that of the E4M3 number is stored as 0
     subnormal = size.to(tl.float32) * ((lowest - 2) << 23).to(tl.float32, bitcast=True)
     bits = tl.where(size < 8, subnormal.to(tl.int32, bitcast=True), (size << 20) + (lowest << 23))

@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Callable
 
 from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import facts, floor_record, hardware_of, heading, setup_of, times_note, workload_of
+from costmodel.cli.query import facts, floor_record, hardware_of, heading, setups_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.operations import Group, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
 from costmodel.model.traffic import transfers
-from dsq.command.files import write_whole
+from dsq.command import write_whole
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     key = operation_kind if arguments.per_operation else operation_class
     records: list[Record] = []
     notes = []
-    for setup in [setup_of(arguments, text) for text in arguments.precision]:
+    for setup in setups_of(arguments, arguments.precision):
         found, note = _classes(workload, setup, hardware, key)
         records += found
         notes.append(note)
