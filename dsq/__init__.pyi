@@ -4,10 +4,11 @@ from .conversion import convert, converted, set_level, unconvert
 from .coverage import Coverage, report
 from .formats import BFP, FixedPoint, Identity
 from .kernels.dispatch import fused_attention
-from .linear import Linear, Quantizers
+from .linear import Linear
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
 from .process_memory import give_memory_back
+from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
 from .state import DynamicPrecision, load_state_dict, state_dict
 

@@ -11,9 +11,9 @@ from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.damage import damage
 from dsq.formats.layout import BoxAxis
-from dsq.linear import Quantizers, Units
 from dsq.packing import Rounding
 from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, parse_levels, parse_rise_at
+from dsq.quantizers import Quantizers, Units
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]

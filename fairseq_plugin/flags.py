@@ -16,9 +16,9 @@ from omegaconf import II
 from dsq.config import DSQConfig, LearningRate, Stash
 from dsq.formats import FORMATS
 from dsq.formats.layout import BoxAxis
-from dsq.linear import Units
 from dsq.packing import Rounding
 from dsq.precision import levels_text, parse_levels
+from dsq.quantizers import Units
 
 _DEFAULT: dict[str, Any] = {option.name: option.default for option in dataclasses.fields(DSQConfig)}
 

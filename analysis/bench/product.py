@@ -11,7 +11,7 @@ from analysis.timing.timer import Call
 from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.dispatch import backend_for
 from dsq.kernels.tuning import prepared
-from dsq.linear import Quantizers
+from dsq.quantizers import Quantizers
 
 #: M, K, N
 SIZES = ((1024, 512, 2048), (4096, 1024, 1024))

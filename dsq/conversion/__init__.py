@@ -18,8 +18,8 @@ from dsq.conversion.classes import change_classes, quantise_attention, quantised
 from dsq.conversion.module_settings import change, changes, set_class, undo_changes
 from dsq.conversion.replacement import FIELDS, take_fields
 from dsq.layers.unquantised import quantised_parameters, unquantised
-from dsq.linear import Quantised
 from dsq.process_memory import give_memory_back
+from dsq.quantizers import Quantised
 
 __all__ = ["as_plain", "check_conversion", "convert", "converted", "quantised_class", "set_level", "unconvert"]
 

@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from dsq.conversion.classes import quantised_class
 from dsq.conversion.module_settings import class_of, set_class
-from dsq.linear import Quantised
+from dsq.quantizers import Quantised
 
 #: what ``convert`` puts on a layer
 FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")

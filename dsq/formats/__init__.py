@@ -26,7 +26,7 @@ from dsq.formats.base import (
 from dsq.formats.bfp import BFP
 from dsq.formats.fixed_point import FixedPoint
 from dsq.formats.identity import Identity
-from dsq.formats.layout import Layout
+from dsq.formats.layout import BoxAxis, Layout
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -39,6 +39,7 @@ __all__ = [
     "MAX_PACKED_BITS",
     "NARROWEST",
     "WIDEST",
+    "BoxAxis",
     "FixedPoint",
     "Format",
     "Identity",

@@ -10,8 +10,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from dsq.linear import Quantised
-from dsq.ops.attention import attention
+from dsq.ops.products import attention
+from dsq.quantizers import Quantised
 
 NAME = "dsq"
 

@@ -3,7 +3,8 @@
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D as PlainConv1D
 
-from dsq.linear import Quantised
+from dsq.linear import multiply
+from dsq.quantizers import Quantised
 
 
 class Conv1D(Quantised, PlainConv1D):
@@ -12,7 +13,7 @@ class Conv1D(Quantised, PlainConv1D):
     plain = PlainConv1D
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.multiply(x, self.weight.t(), self.bias)
+        return multiply(self, x, self.weight.t(), self.bias)
 
     def __repr__(self) -> str:  # that of transformers asks for no extra_repr
         return f"{super().__repr__()[:-1]}, {self.extra_repr()})"

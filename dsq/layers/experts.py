@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dsq.layers.mixed import Mixed
-from dsq.linear import Quantised
+from dsq.linear import multiply
+from dsq.quantizers import Quantised
 
 
 class Experts(Mixed, Quantised, nn.Module):
@@ -51,7 +52,7 @@ class Experts(Mixed, Quantised, nn.Module):
         matrices_NK = (weights.mT if self.is_transposed else weights).unbind()
         biases_N = getattr(self, f"{name}_bias").unbind() if self.has_bias else [None] * len(tokens)
         each = zip(x_SK.split(tokens), matrices_NK, biases_N, strict=True)
-        return torch.cat([self.multiply(x, w_NK, bias_N) for x, w_NK, bias_N in each])
+        return torch.cat([multiply(self, x, w_NK, bias_N) for x, w_NK, bias_N in each])
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from dsq.layers.mixed import Mixed
-from dsq.linear import Quantised
-from dsq.ops.attention import attention
-from dsq.ops.product import product
+from dsq.ops.products import attention, product
+from dsq.quantizers import Quantised
 
 
 class OwnAttention(Mixed, nn.Module):

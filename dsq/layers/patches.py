@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from dsq.linear import Quantised
+from dsq.linear import multiply
+from dsq.quantizers import Quantised
 
 
 class PatchConv2d(Quantised, nn.Conv2d):
@@ -22,7 +23,7 @@ class PatchConv2d(Quantised, nn.Conv2d):
             raise ValueError(f"input must be {accepted}, got {tuple(input.shape)}")
         rows, columns = x.shape[2] // h, x.shape[3] // w
         x = x[:, :, : rows * h, : columns * w].unflatten(3, (columns, w)).unflatten(2, (rows, h))  # (B, C, H, h, W, w)
-        y_BHWN = self.multiply(x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)
+        y_BHWN = multiply(self, x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)
         y_BNHW = y_BHWN.permute(0, 3, 1, 2)
         if x.is_contiguous():  # as nn.Conv2d lays its result out: models may view it
             y_BNHW = y_BNHW.contiguous()

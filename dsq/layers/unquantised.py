@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from dsq.linear import Quantised
+from dsq.quantizers import Quantised
 
 #: matrices of these are tables or scales, no operands of a product
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dsq.linear import Quantised
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
+from dsq.quantizers import Quantised
 from dsq.stash.meter.graph import GraphMeter
 from dsq.stash.meter.module_runs import next_node
 from dsq.stash.policy import applied

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import flag, number, pattern, whole_number
-from dsq.linear import Quantised
+from dsq.quantizers import Quantised
 from dsq.stash.class_swap import set_attribute, swap_classes
 from dsq.stash.interception import intercept
 from dsq.stash.policy import register

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.coverage import shares
-from dsq.ops.attention import attention
-from dsq.ops.product import product
+from dsq.ops.products import attention, product
 
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
 

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import dsq
-from dsq.ops.attention import attention
-from dsq.ops.product import product_matmuls
+from dsq.ops.products import attention, product_matmuls
 
 FULL = product_matmuls(*(dsq.BFP(32),) * 3)
 

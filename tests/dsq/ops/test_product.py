@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dsq
-from dsq.ops.product import product, product_matmuls
+from dsq.ops.products import product, product_matmuls
 
 
 def quantised(x, fmt, axis):
