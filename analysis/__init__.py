@@ -6,11 +6,10 @@ stash/        the stash policies side by side
 memory/       the cost model's peak memory against the measured one
 step_time/    the cost model's time of a step against the measured one
 bench/        times and memory on this CPU
-shares/       where the time of a step goes, by perf
-revisions/    times and bits of this tree against another checkout's
+revisions.py  bits and times of this tree against another checkout's
 gpu/          the GPU kernels: agreement, bandwidth, steps
-timing/       the one timer
-corpus/       the text that the demo is trained on
+house.py      lines and files of Python by room
+timing.py     the one timer, and races of steps
 results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
 models.py     the encoder and the ResNet-20 that are measured in several rooms; small_transformers.py: others

@@ -27,10 +27,9 @@ from typing import Any
 
 from analysis import ROOT
 from analysis.experiments import report
-from analysis.experiments.ledger.configurations import Configuration, configurations
-from analysis.experiments.ledger.ledger import read_ledger
-from analysis.experiments.plan.experiment import RECIPES, load_experiment
-from analysis.experiments.training.flags import FLOAT
+from analysis.experiments.ledger import Configuration, configurations, read_ledger
+from analysis.experiments.recipe import RECIPES, load_experiment
+from analysis.experiments.train import FLOAT
 from dsq.command.files import write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
@@ -67,7 +66,7 @@ def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
         return text
     picture = RESULTS / f"{recipe}.png"
     if draw:
-        from analysis.experiments.ledger.picture import draw as write_picture
+        from analysis.experiments.pictures import draw as write_picture
 
         write_picture(group, picture)
     return f"{text}\n\n![cost against {report.measure(group[0])}](../{picture.relative_to(ROOT)})"

@@ -39,7 +39,7 @@ class Groups(NamedTuple):
 
 
 class AffineCodes(NamedTuple):
-    """Codes between a low and a step of each group (kernels/reference/affine.py)."""
+    """Codes between a low and a step of each group (kernels/reference/stash.py)."""
 
     codes: Tensor  #: uint8, a bitstream: (ceil(values * bits / 8),)
     ranges: Tensor  #: (2, groups): the low of each group, and the step, the distance of neighbouring codes

@@ -1,4 +1,4 @@
-"""Which backend serves a tensor, and its codec as the rest of dsq calls it; masks.py and affine.py have the rest.
+"""Which backend serves a tensor, and its kernels as the rest of dsq calls them.
 
 quantize, pack and unpack take a tensor of FLOATS and any axis for the boxes, and no part in autograd. ``seed`` None
 rounds to nearest, ties to even; a number rounds stochastically. Each is a registered operator too (``torch.ops.dsq``),
@@ -7,18 +7,28 @@ costs more than a small kernel.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
-from dsq.kernels.backend import FLOATS, Backend, GemmKernel, MatMul, Sizes, check_codes
-from dsq.kernels.operators import define
+from dsq.kernels.backend import (
+    FLOATS,
+    AffineCodes,
+    Backend,
+    GemmKernel,
+    Groups,
+    MatMul,
+    Running,
+    Sizes,
+    check_codes,
+)
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.tuning import fastest
 
@@ -75,11 +85,11 @@ def fused_attention() -> Iterator[bool]:
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:
     """The backend that quantises, packs and unpacks ``fmt`` on the device."""
-    backend = backend_for(device)
+    backend = _backends.get(device.type) or _load(device.type)
     return backend if type(fmt) in backend.formats else REFERENCE
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> GemmKernel:
     """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
@@ -95,7 +105,7 @@ _compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_transform = torch._C._functorch.peek_interpreter_stack
-layout_of = lru_cache(maxsize=4096)(Layout.of)  # operators may have symbolic sizes, which no cache takes
+layout_of = lru_cache(maxsize=256)(Layout.of)  # operators may have symbolic sizes, which no cache takes
 
 
 def plain(*tensors: Tensor | None) -> bool:
@@ -109,7 +119,8 @@ def plain(*tensors: Tensor | None) -> bool:
 
 def backend_of(*tensors: Tensor) -> Backend:
     """The backend of the tensors' device; the reference where ``plain`` says no."""
-    return backend_for(tensors[0].device) if plain(*tensors) else REFERENCE
+    device_type = tensors[0].device.type
+    return (_backends.get(device_type) or _load(device_type)) if plain(*tensors) else REFERENCE
 
 
 def check_types(*dtypes: torch.dtype) -> None:
@@ -156,6 +167,17 @@ def signed(seed: int | None) -> int | None:
     return None if seed is None else (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+_library = torch.library.Library("dsq", "DEF")
+
+
+def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register ``torch.ops.dsq.NAME`` for a ``schema`` "NAME(...) -> ...", and its fake, which gives shapes only."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
+
+
 def _quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
     check_types(x.dtype, dtype)
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
@@ -197,3 +219,86 @@ define(
     _unpack,
     _fake_unpack,
 )
+
+
+# ---- masks of one bit a value and affine codes (kernels/reference/stash.py): no operators, as no compiler sees them
+
+
+def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
+    """A bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),): 1 for those above ``low`` and below
+    ``high`` (NaN: no limit), and for NaN if ``nan_is_open``; of bool values for those that are true.
+    """
+    return backend_of(x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
+
+
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
+    _check_mask(bits, count)
+    return backend_of(bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
+
+
+def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
+    """``x`` (of FLOATS, any shape) where the bit is 1, else 0."""
+    check_types(x.dtype)
+    _check_mask(bits, x.numel())
+    if bits.device != x.device:
+        raise ValueError(f"bits and x must be on one device, got {bits.device} and {x.device}")
+    return backend_of(bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
+
+
+def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
+    return (backend_of(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
+
+
+def _check_mask(bits: Tensor, count: int) -> None:
+    if bits.shape != ((count + 7) // 8,) or bits.dtype != torch.uint8:
+        raise ValueError(f"bits must be uint8 ({(count + 7) // 8},), got {bits.dtype} {tuple(bits.shape)}")
+
+
+def affine_pack(
+    x: Tensor, bits: int, groups: Groups, running: Running | None = None, seed: int | None = None
+) -> AffineCodes:
+    """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in running ranges, which are moved by the values first, in
+    place; None: each group is one run, in its own range. Ranges are float32, or float64 for float64 values.
+    """
+    check_types(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if x.numel() == 0:  # of no group, perhaps
+        return AffineCodes(x.new_empty(0, dtype=torch.uint8), x.new_zeros(2, groups.number, dtype=wide))
+    _check_groups(bits, groups)
+    if running is not None:
+        ranges = running.alpha_beta
+        _check_ranges(ranges, groups)
+        if ranges.dtype != wide or ranges.device != x.device or not ranges.is_contiguous():
+            raise ValueError(
+                f"running ranges must be contiguous {wide} on {x.device}, got {ranges.dtype} on {ranges.device}"
+            )
+    elif groups.number != -(-x.numel() // groups.run):
+        raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return backend_of(x).affine_pack(x, bits, groups, running, seed)
+
+
+def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
+    """The ``count`` values, (count,)."""
+    check_types(dtype)
+    codes, ranges = packed
+    if count == 0:
+        return codes.new_empty(0, dtype=dtype)
+    _check_groups(bits, groups)
+    _check_ranges(ranges, groups)
+    if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
+        raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
+    contiguous = AffineCodes(codes.contiguous(), ranges.contiguous())
+    return backend_of(codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
+
+
+def _check_groups(bits: int, groups: Groups) -> None:
+    if not 1 <= bits <= 8 or groups.run < 1 or groups.number < 1:
+        raise ValueError(f"bits must be 1 to 8, and runs and groups at least 1, got {bits} and {groups}")
+
+
+def _check_ranges(ranges: Tensor, groups: Groups) -> None:
+    if ranges.shape != (2, groups.number):
+        raise ValueError(f"ranges must have the shape (2, {groups.number}), got {tuple(ranges.shape)}")

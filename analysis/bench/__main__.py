@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.bench import process
 from analysis.bench.report import text, write
-from analysis.timing.race import Race
+from analysis.timing import Race
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, count, guarded
 

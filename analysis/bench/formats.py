@@ -7,9 +7,7 @@ import torch
 from analysis.bench.kernels import instruction_sets, main_operations
 from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, inside
 from analysis.models import encoder
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import Race, race
-from analysis.timing.timer import Call
+from analysis.timing import Call, Race, keep_freed_memory, race
 from dsq.formats import BFP
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt

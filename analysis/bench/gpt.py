@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import Race, race
+from analysis.timing import Race, keep_freed_memory, race
 
 TOKENS, VOCABULARY = 512, 50257
 AUTOCAST = "bf16 autocast"

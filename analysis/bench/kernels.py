@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from analysis.bench.peers import installed, plain_pytorch
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import Race, race
-from analysis.timing.timer import Call
+from analysis.timing import Call, Race, keep_freed_memory, race
 from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend

@@ -7,8 +7,7 @@ import torch
 
 from analysis.bench.step import BATCH, LENGTH, PRECISIONS, WIDTH, converted, step_of
 from analysis.models import encoder
-from analysis.timing.race import Race, race
-from analysis.timing.timer import Call
+from analysis.timing import Call, Race, race
 
 LEVELS = (*PRECISIONS, "[8,8,8,16]")
 

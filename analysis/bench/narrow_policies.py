@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from analysis.bench.policies import races_of, transformers
-from analysis.timing.race import Race
+from analysis.timing import Race
 
 
 def races(rounds: int) -> Iterator[Race]:

@@ -14,9 +14,7 @@ from torch.nn import functional as F
 
 from analysis.models import encoder, resnet20
 from analysis.small_transformers import from_transformers
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import Race, race
-from analysis.timing.timer import Call
+from analysis.timing import Call, Race, keep_freed_memory, race
 from dsq import stash
 
 Training = tuple[nn.Module, Callable[[], Tensor]]  #: a model, and the loss of its batch

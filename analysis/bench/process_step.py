@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from analysis.bench.process import Case
 from analysis.models import encoder
-from analysis.timing.timer import host_clock
+from analysis.timing import host_clock
 from dsq.stash.meter.resident import resident
 
 LEVELS = "[8,4,4,8]"

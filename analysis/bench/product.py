@@ -6,8 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from analysis.timing.race import Race, race
-from analysis.timing.timer import Call
+from analysis.timing import Call, Race, race
 from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.dispatch import backend_for
 from dsq.kernels.tuning import prepared

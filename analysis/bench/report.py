@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from analysis.figures import BLUE, look, save
-from analysis.timing.race import TRUSTED_STRAY, Race
+from analysis.timing import TRUSTED_STRAY, Race
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 

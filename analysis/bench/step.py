@@ -12,8 +12,7 @@ from torch import nn
 
 import dsq
 from analysis.models import encoder
-from analysis.timing.race import Race, race
-from analysis.timing.timer import Call
+from analysis.timing import Call, Race, race
 from dsq.formats import DEFAULT
 
 BATCH, LENGTH, WIDTH = 8, 128, 512

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analysis.bench.step import PRECISIONS, converted, step_of
-from analysis.timing.race import Race, race
+from analysis.timing import Race, race
 
 WIDTH, TOKENS = 64, 32
 

@@ -7,6 +7,6 @@ training.py   one run: the process that trains
 loop.py       PyTorch's loop, under one setting
 problems.py   what the loop trains: a language model, sentences, a pretrained encoder, images
 graphs.py     GCN and GAT on citation graphs
-translation.py  fairseq's translation models, by analysis.experiments.translate
+translation.py  fairseq's translation models, by analysis.experiments.train
 comparison.py the ledger -> docs/evidence.md: differences to fp32 of the same seed, with their intervals
 """

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from analysis.evidence import graphs
 from analysis.evidence.loop import Problem
 from analysis.evidence.suite import Task
-from analysis.experiments import glue
-from analysis.experiments.text.labelled import LabelledSentences
-from analysis.experiments.text.subwords import train_bpe
+from analysis.experiments.text import LabelledSentences, read_tables, train_bpe
 from analysis.models import GPT, encoder, resnet20
 from analysis.stash.train import Classifier, read
 
@@ -85,7 +83,7 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
     import transformers
 
     folder = files[-1].parent
-    tables = glue.read_tables(files[0].parent, _name(files))
+    tables = read_tables(files[0].parent, _name(files))
     classes = sorted(set(tables["train"].labels))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(classes))

@@ -1,4 +1,4 @@
-"""Fairseq's translation models, by analysis.experiments.translate.
+"""Fairseq's translation models, by analysis.experiments.train.
 
 Autocast and policies act on training and validation; the test text is translated by the trained weights in float32, a
 converted model's at its last level.
@@ -15,10 +15,9 @@ from pathlib import Path
 
 from analysis.evidence.loop import Result
 from analysis.evidence.suite import Setting, Task
-from analysis.experiments import translate as engine
-from analysis.experiments.text.lines import read_lines
-from analysis.experiments.training.flags import FLOAT
-from analysis.experiments.training.translation import Translation
+from analysis.experiments.data import Data
+from analysis.experiments.text import read_lines
+from analysis.experiments.train import FLOAT, Training, run
 from dsq.command.files import make_folder, turn_at, write_text
 
 USER = Path(__file__).with_name("fairseq_user") / "dsq_evidence"
@@ -32,20 +31,17 @@ def translate(task: Task, setting: Setting, seed: int, files: Sequence[Path], wo
     prepared = work / f"{files[0].name.partition('.')[0]} {task.sizes.get('pairs', 'all')}"
     make_folder(prepared)
     with tempfile.TemporaryDirectory(dir=work, prefix="fairseq-") as folder, _environment(setting):
-        translation = Translation(
-            data=prepared / "text",
-            out=Path(folder) / "run",
-            source=task.source,
-            columns=(task.source, "en"),
-            levels=setting.levels or FLOAT,
-            vocab=task.sizes.get("vocab", 4000),
-            prepared=prepared,
-            training=tuple(flags(task, setting, seed)),
-        )
         with turn_at(prepared):
             _write_text(task, files, prepared / "text")
-            engine.prepare(translation)
-        results = engine.run(translation)
+        columns = f"{task.source},en"
+        vocab = task.sizes.get("vocab", 4000)
+        training = Training(
+            Data("parallel", str(prepared / "text"), source=task.source, columns=columns, vocab=vocab),
+            levels=setting.levels or FLOAT,
+            flags=tuple(flags(task, setting, seed)),
+            prepared=str(prepared),
+        )
+        results = run(training, Path(folder) / "run")
     return Result(math.log(2) * results["valid_loss"][-1][1], results["bleu"])
 
 

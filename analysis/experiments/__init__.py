@@ -1,14 +1,14 @@
-"""Trainings from raw data to a result, one by one or as an experiment.
+"""Trainings from raw text to a score, one by one or as an experiment.
 
-run.py        a recipe (recipes/*.toml): runs it or goes on with it, into a ledger
-report.py     ledgers -> tables and pictures
-demo.py       translate.py on the generated corpus, in minutes
-translate.py  parallel text -> BLEU and costs
-glue.py       labelled sentences -> accuracy
+run.py       a recipe (recipes/*.toml): runs it or goes on with it, into a ledger
+report.py    ledgers -> tables and pictures
+demo.py      recipes/demo.toml on the sentences of tatoeba/, in minutes
+train.py     one training: text -> dsq-preprocess, dsq-train -> BLEU or accuracy, and costs
 
-text/         parallel text, labelled sentences, subwords
-training/     one training: dsq-preprocess, dsq-train and dsq-generate as processes, their logs, results and costs
-plan/         a recipe read, multiplied out into runs, and costed
-session/      the data and the folder of each run on disk, and the processes
-ledger/       a row a run, grouped by seeds
+data.py      what text a training reads; its binary form
+text.py      parallel text, labelled sentences, subwords
+fairseq_run.py  fairseq's commands as processes, and what they log
+recipe.py    a recipe read, multiplied out into runs, and costed
+ledger.py    a row a run, grouped by seeds
+pictures.py  cost against score
 """

@@ -1,71 +1,132 @@
-"""What `make demo` runs: DSQ end to end on the generated corpus, in minutes on two CPU cores.
+"""What `make demo` runs: a translation model trained twice on sentences of Tatoeba, in fp32 and with DSQ, in minutes.
 
     python -m analysis.experiments.demo --out runs/demo
-    python -m analysis.experiments.demo --out runs/paper --dsq-levels "[2,2,2,16] [16,4,4,16]" --dsq-format bfp
 
-corpus -> the recipe of analysis.experiments.translate, from [4,3,3,8] up to [8,4,4,8] at four fifths of the run (of
-schedules and formats the one that saves most without losing much: docs/results.md) -> table and picture
+recipes/demo.toml -> two trainings side by side -> BLEU, loss, what a step keeps for its backward, and a picture
 """
 
-import os
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from analysis.corpus.generate import write
-from analysis.experiments import translate
-from analysis.experiments.training import picture
-from analysis.experiments.training.flags import FLOAT, add_levels
-from analysis.experiments.training.results import summary
-from analysis.experiments.training.translation import Translation
-from dsq.command.files import make_folder, refuse_used
+import matplotlib.pyplot as plt
+
+from analysis.experiments import run
+from analysis.experiments.recipe import RECIPES, load_experiment, plan
+from analysis.figures import BLUE, GREY, look, save
+from dsq.command.files import refuse_used
 from dsq.command.parser import OneLineParser, guarded
-from dsq.formats import DEFAULT
+from dsq.command.table import table
 
 PROG = "python -m analysis.experiments.demo"
-SENTENCES, HELD_OUT, SEED = 20_000, 500, 1
-#: Fitted to minutes on two cores: small batches, so many updates
-TRAINING = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
-    --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
-    --validate-interval-updates 25"""
-LEVELS = "[4,3,3,8] [8,4,4,8]"
-RISE = "--dsq-rise-at 0.8"  #: of two levels
+RECIPE = RECIPES / "demo.toml"
+TEXT = Path(__file__).with_name("tatoeba")
+#: label of a run -> what the picture calls it, and its colour
+_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": ("DSQ: kept at 4 bits", BLUE)}
+_COLUMNS = {"": "", "BLEU": ".1f", "valid loss": ".3f", "kept for the backward, MiB": ".2f", "train, s": ".0f"}
 
 
-def demo(out: Path, levels: str = LEVELS, format: str = DEFAULT) -> None:
-    corpus = out / "corpus"
-    flags = TRAINING if levels == FLOAT else f"{TRAINING} --dsq-format {format}"
-    training = tuple(f"{flags} {RISE}".split() if levels.count("[") == 2 else flags.split())
-    translation = Translation(data=corpus, out=out / "run", vocab=2000, beam=2, levels=levels, training=training)
+def demo(out: Path) -> None:
+    """Train twice in ``out``, print what came out and draw ``out``/demo.png. Raises ValueError if ``out`` is in use."""
     refuse_used(out)
-    translate.check_flags(levels, training)
-    make_folder(out)
-    # a second thread gains such a small model little, and costs it much where another process wants the core
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(f"writing a German-English corpus to {corpus}", flush=True)
-    write(corpus, SENTENCES, HELD_OUT, SEED)
-    results = translate.run(translation)
-    _show_translations(corpus, out / "run")
-    print(f"\n{summary(results)}\n\nall figures: {out / 'run' / 'results.json'}")
-    if levels != FLOAT:
-        picture.draw(results, out / "run.png")
-        print(f"picture: {out / 'run.png'}")
+    run.run_recipe(RECIPE, out, data=TEXT, jobs=2)
+    folders = {one.label: out / one.name for one in plan(load_experiment(RECIPE))}
+    found = {label: _results(folder) for label, folder in folders.items()}
+    _show_translations(folders)
+    rows = [{"": _NAMES[label][0], **figures(results)} for label, results in found.items()]
+    print(f"\n{table(rows, _COLUMNS)}")
+    draw(found, out / "demo.png")
+    print(f"\npicture: {out / 'demo.png'}; all figures: {out}/*/results.json")
 
 
-def _show_translations(corpus: Path, run: Path, count: int = 3) -> None:
+def figures(results: dict[str, Any]) -> dict[str, float]:
+    """The figures of a run that the demo shows."""
+    return {
+        "BLEU": results["bleu"],
+        "valid loss": results["valid_loss"][-1][1],
+        "kept for the backward, MiB": results["kept_mib"],
+        "train, s": results["seconds"]["train"],
+    }
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return {**results, "kept_mib": kept(folder / "checkpoints" / "checkpoint_best.pt") / 2**20}
+
+
+def kept(checkpoint: Path) -> int:
+    """Bytes that a training step on the first valid batch keeps for its backward, with the model of ``checkpoint``."""
+    import fairseq_plugin  # noqa: F401 - its shims, before fairseq
+
+    from fairseq import checkpoint_utils  # isort: skip
+
+    from dsq import stash
+
+    (model,), settings, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    task.load_dataset("valid")
+    batches = task.get_batch_iterator(task.dataset("valid"), max_tokens=settings.dataset.max_tokens)
+    batch = next(iter(batches.next_epoch_itr(shuffle=False)))
+    criterion = task.build_criterion(settings.criterion)
+    model.train()
+    return stash.measure(lambda: criterion(model, batch)[0]).nbytes
+
+
+def _show_translations(folders: dict[str, Path], count: int = 3) -> None:
+    from analysis.experiments.text import read_parallel
+
+    test = read_parallel(TEXT, "de", "en")["test"]
+    said = {
+        label: (folder / "hypotheses.en").read_text(encoding="utf-8").splitlines() for label, folder in folders.items()
+    }
     print("\nthe first sentences of the test text:")
-    files = (corpus / "test.de", corpus / "test.en", run / "hypotheses.en")
-    lines = (path.read_text(encoding="utf-8").splitlines()[:count] for path in files)
-    for german, reference, translation in zip(*lines, strict=True):
-        print(f"  {german}\n    reference    {reference}\n    translation  {translation}")
+    for number in range(count):
+        print(f"  {test.source[number]}\n    reference  {test.target[number]}")
+        for label, lines in said.items():
+            print(f"    {label:9}  {lines[number]}")
+
+
+@look()
+def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Write the picture of the two runs' results to ``path``: losses on the left, what a step keeps on the right."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
+    for label, results in found.items():
+        name, colour = _NAMES[label]
+        style = "--" if label == "fp32" else "-"
+        left.plot(*zip(*results["valid_loss"], strict=True), style, color=colour, linewidth=2, label=name)
+    left.set_title("Both learn alike: loss on sentences held back", loc="left", fontsize=11)
+    left.set_xlabel("training steps")
+    left.set_ylabel("loss, bits a subword")
+    left.grid(axis="y")
+    left.legend()
+    names = [_NAMES[label][0] for label in found]
+    heights = [results["kept_mib"] for results in found.values()]
+    bars = right.barh(names, heights, color=[_NAMES[label][1] for label in found], height=0.5)
+    right.bar_label(
+        bars,
+        [f"{one['kept_mib']:.1f} MiB\nBLEU {one['bleu']:.1f}" for one in found.values()],
+        padding=4,
+    )
+    right.invert_yaxis()
+    right.set_xlim(0, 1.35 * max(heights))
+    right.set_xlabel("MiB, lower is better")
+    right.set_title("Memory that a step keeps for its backward", loc="left", fontsize=11)
+    first, second = heights
+    figure.suptitle(
+        f"One German-English translator, trained twice: DSQ keeps {second / first:.0%} of the memory",
+        x=0.01,
+        ha="left",
+        weight="bold",
+    )
+    save(figure, path)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command; ``arguments``: default, those of the process."""
     parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
-    add_levels(parser, LEVELS)
-    parser.add_argument("--dsq-format", dest="format", default=DEFAULT, help="number format (default: %(default)s)")
     given = parser.parse_args(arguments)
-    return guarded(PROG, lambda: demo(given.out, given.levels, given.format))
+    return guarded(PROG, lambda: demo(given.out))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments.ledger.configurations import Configuration, configurations
-from analysis.experiments.ledger.ledger import Row, read_ledger
+from analysis.experiments.ledger import Configuration, Row, configurations, read_ledger
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import is_missing, table
@@ -125,9 +124,9 @@ def report(ledgers: Sequence[Path], out: Path) -> None:
         print(render(recipe, group, markdown=False))
         markdown.append(render(recipe, group, markdown=True))
         if any(one.values("dram") for one in group):
-            from analysis.experiments.ledger import picture
+            from analysis.experiments import pictures
 
-            picture.draw(group, out / f"{recipe}.png")
+            pictures.draw(group, out / f"{recipe}.png")
             markdown.append(f"![cost against {measure(group[0])}]({recipe}.png)\n")
     write_text(out / "report.md", "\n".join(markdown))
     print(f"{out / 'report.md'}, with pictures of {', '.join(groups)}")

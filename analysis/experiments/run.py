@@ -4,28 +4,31 @@
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --dry-run
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --only 'bfp_*_seed1'
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --set training.max-epoch=1 --set data.vocab=200
-    python -m analysis.experiments.run RECIPE.toml --out runs/NAME --engine submitit --submitit slurm_partition=gpu
 
-data prepared once -> runs, each a process -> ledger.csv, a row a run; then python -m analysis.experiments.report
+data prepared once -> runs, each a process -> ledger.csv, a row a run; then python -m analysis.experiments.report.
+Several commands, on several machines that see one file system, may be at one experiment: each run is trained once.
 """
 
-import argparse
+import contextlib
 import dataclasses
+import fcntl
+import json
+import os
+import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from analysis.experiments.ledger.ledger import FILE, add_row, read_ledger, row
-from analysis.experiments.plan.costs import expected
-from analysis.experiments.plan.experiment import Experiment, load_experiment
-from analysis.experiments.plan.runs import PlannedRun, check, plan
-from analysis.experiments.session import data_folder
-from analysis.experiments.session.engines import ELSEWHERE, Engine, Job, LocalJob, RunCommand, submitit_engine
-from analysis.experiments.session.run_folder import RunFolder
+from analysis.experiments.data import prepare
+from analysis.experiments.fairseq_run import environment
+from analysis.experiments.ledger import FILE, add_row, place, read_ledger, row
+from analysis.experiments.recipe import Experiment, PlannedRun, check, load_experiment, plan
+from analysis.experiments.train import Training
 from costmodel.paper.run_cost import Cost
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, count, guarded
@@ -33,21 +36,114 @@ from dsq.command.table import table
 
 PROG = "python -m analysis.experiments.run"
 POLL_SECONDS, PROGRESS_SECONDS = 1.0, 60.0
+_UPDATES = re.compile(r'"(?:valid_)?num_updates": "(\d+)"')
+_EPOCHS = re.compile(r'"update": ([\d.]+)')
 
 
 @dataclass(frozen=True)
-class StartedRun:
-    run: PlannedRun
-    folder: RunFolder
-    job: Job
+class RunFolder:
+    """The folder of one run: its settings (run.json), its lock, how far it is and what came out."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """What the run ended with; None before."""
+        return _read(self.path / "results.json")
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """What ``start`` recorded; None before."""
+        return _read(self.path / "run.json")
+
+    def check(self, training: Training) -> None:
+        """Raise ValueError where the folder holds a run with other settings than these."""
+        found = self.settings
+        if found is None:
+            return
+        settings = training.data.settings()
+        found["data"] = {key: value for key, value in found["data"].items() if key in settings}
+        for key, value in {"data": settings, "levels": training.levels, "flags": list(training.flags)}.items():
+            if found.get(key) != value:
+                raise ValueError(
+                    f"{self.path}: its run was made with {key} {found.get(key)}, the recipe now says {value}: "
+                    "give another --out, or remove that folder"
+                )
+
+    def start(self, training: Training, place: dict[str, str]) -> None:
+        """Record the run's settings and where it is started; a resumed run may have several places."""
+        places = [*(self.settings or {}).get("places", []), place]
+        self.path.mkdir(parents=True, exist_ok=True)
+        training.write(self.path, places=places)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int | None]:
+        """The descriptor of the run's lock, for its process to hold until it ends; None where another process does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT)
+        held = None
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = descriptor
+            yield held
+        finally:
+            os.close(descriptor)
+
+    def done(self, run: PlannedRun) -> float:
+        """The share of the training that is done, by its log."""
+        if self.results:
+            return 1.0
+        with contextlib.suppress(FileNotFoundError), (self.path / "train.log").open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 8192, 0))
+            text = file.read().decode("utf-8", "replace")
+            found = (_UPDATES if run.max_update else _EPOCHS).findall(text)
+            whole = run.max_update or float(run.training.get("max-epoch", 0))
+            return min(float(found[-1]) / whole, 1.0) if found and whole else 0.0
+        return 0.0
+
+    def failure(self, status: int) -> str:
+        """Why a run ended with this exit status: a signal, which leaves no word, or the last line of its log."""
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n") if self.log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(FileNotFoundError):
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+    return None
+
+
+class Job:
+    """A run's process, in a group of its own, which holds the run's lock."""
+
+    def __init__(self, run: PlannedRun, folder: RunFolder, process: "subprocess.Popen[bytes]") -> None:
+        self.run, self.folder, self._process = run, folder, process
+
+    def status(self) -> int | None:
+        """The exit status of the process; None before."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """End the process and what it started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            os.killpg(self._process.pid, signal.SIGCONT)  # one that was stopped would never end
+            self._process.wait()
 
 
 class Session:
     """One call of the command: starts the runs that are not finished, `jobs` at a time, and records those that end."""
 
-    def __init__(self, experiment: Experiment, runs: list[PlannedRun], out: Path, engine: Engine, threads: int) -> None:
-        self.experiment, self.out, self.engine = experiment, out, engine
-        self.environment = {"OMP_NUM_THREADS": str(threads)}
+    def __init__(self, experiment: Experiment, runs: list[PlannedRun], out: Path, threads: int) -> None:
+        self.experiment, self.out, self.threads = experiment, out, threads
         self.runs = {run.name: run for run in runs}
         self.folders = {run.name: RunFolder((out / run.name).resolve()) for run in runs}
         self.failed: dict[str, str] = {}
@@ -59,12 +155,12 @@ class Session:
         """Run to the end. Raises ValueError where runs failed; the others are finished then."""
         waiting = [run for run in self.runs.values() if not self._enter_finished(run)]
         print(f"{len(self.runs) - len(waiting)} of {len(self.runs)} runs were finished before", flush=True)
-        active: list[StartedRun] = []
+        active: list[Job] = []
         printed = time.monotonic()
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active.append(self._start(waiting.pop(0)))
+                    active += self._start(waiting.pop(0))
                 time.sleep(POLL_SECONDS)
                 active = [one for one in active if not self._ended(one)]
                 if time.monotonic() - printed > PROGRESS_SECONDS:
@@ -72,30 +168,45 @@ class Session:
                     self._print_progress(active)
         finally:
             for one in active:
-                one.job.stop()
+                one.stop()
         if self.elsewhere:
             print(f"another process is at {', '.join(self.elsewhere)}: call again when it has ended")
         if self.failed:
             name, why = next(iter(self.failed.items()))
             raise ValueError(f"{len(self.failed)} of {len(self.runs)} runs failed, first {name}: {why}")
 
-    def _start(self, run: PlannedRun) -> StartedRun:
-        folder = self.folders[run.name]
-        module, *given = data_folder.arguments(self.experiment.data, self.out / "data")
-        command = [sys.executable, "-m", module, *given, "--out", str(folder.path)]
-        command += ["--dsq-levels", run.levels, *run.flags]
-        print(f"start  {run.name}", flush=True)
-        return StartedRun(
-            run, folder, self.engine(RunCommand(run, self.experiment.data, folder, command, self.environment))
-        )
+    def _start(self, run: PlannedRun) -> list[Job]:
+        """The run's job; none where another command is at the run, or has ended it.
 
-    def _ended(self, one: StartedRun) -> bool:
-        status = one.job.status()
+        Raises ValueError where another command has begun the run with other settings since this one looked.
+        """
+        folder = self.folders[run.name]
+        training = run.training_on(self.experiment.data, self.out / "data")
+        with folder.locked() as lock:
+            folder.check(training)
+            if lock is None:
+                self.elsewhere.append(run.name)
+            if lock is None or self._enter_finished(run):
+                return []
+            print(f"start  {run.name}", flush=True)
+            folder.start(training, place("--cpu" in training.flags) | {"threads": str(self.threads)})
+            with folder.log.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "analysis.experiments.train", "--resume", str(folder.path)],
+                    env=environment() | {"OMP_NUM_THREADS": str(self.threads)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(lock,),
+                )
+        return [Job(run, folder, process)]
+
+    def _ended(self, one: Job) -> bool:
+        status = one.status()
         if status is None:
             return False
-        if status == ELSEWHERE:
-            self.elsewhere.append(one.run.name)
-        elif status or not self._enter_finished(one.run):
+        if status or not self._enter_finished(one.run):
             self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
             print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
         else:
@@ -110,7 +221,7 @@ class Session:
         results, settings = folder.results, folder.settings
         if results is None or settings is None:
             return False
-        add_row(ledger, row(self.experiment, run, results, settings))
+        add_row(ledger, row(self.experiment, run, results, settings["places"]))
         return True
 
     def _done(self) -> float:
@@ -123,7 +234,7 @@ class Session:
         left = _duration(seconds / gained * (len(self.runs) - done)) if gained > 0 else "unknown time"
         return f"{done:.1f} of {len(self.runs)} runs' training done, {left} left"
 
-    def _print_progress(self, active: Sequence[StartedRun]) -> None:
+    def _print_progress(self, active: Sequence[Job]) -> None:
         running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
         print(f"       {running}; {self._left()}", flush=True)
 
@@ -132,7 +243,7 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
     """The plan as a table: each run's cost by dsq-cost's paper profile, and how far it is."""
     rows = []
     for run in runs:
-        cost = expected(run, experiment.workload)
+        cost = run.expected(experiment.workload)
         done = RunFolder(out / run.name).done(run)
         updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
         costs = {name: _range(cost, name) for name in ("arithmetic", "dram")}
@@ -153,32 +264,44 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def run_recipe(given: argparse.Namespace) -> None:
-    experiment = load_experiment(given.recipe, given.set)
-    if given.data:
-        if experiment.data.kind == "generated":
-            raise ValueError(f"--data {given.data}: {given.recipe} generates its own text: leave --data out")
-        experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(given.data)))
+def run_recipe(
+    recipe: Path,
+    out: Path,
+    *,
+    data: Path | None = None,
+    changes: Sequence[str] = (),
+    only: list[str] | None = None,
+    dry_run: bool = False,
+    jobs: int = 1,
+    threads: int = 1,
+) -> None:
+    """Do the runs of ``recipe`` in ``out``. Raises ValueError for the user's mistakes.
+
+    Args:
+        data: in place of the recipe's data.path.
+        changes, only: as ``load_experiment`` and ``plan`` take them.
+        dry_run: print the plan and its costs, and run nothing.
+        jobs: runs at a time. threads: of each run.
+    """
+    experiment = load_experiment(recipe, changes)
+    if data:
+        experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(data)))
     try:
-        runs = plan(experiment, given.only)
+        runs = plan(experiment, only)
         check(experiment, runs)
         for run in runs:
-            RunFolder(given.out / run.name).check(run, experiment.data)
-        if given.dry_run:
-            print(show_plan(experiment, runs, given.out))
+            RunFolder(out / run.name).check(run.training_on(experiment.data, out / "data"))
+        if dry_run:
+            print(show_plan(experiment, runs, out))
             return
-        data_folder.check_present(experiment.data)
+        experiment.data.check_present()
     except ValueError as error:
-        raise ValueError(f"{given.recipe}: {error}") from None
-    if given.submitit and given.engine != "submitit":
-        raise ValueError(f"--submitit {given.submitit[0]}: does nothing without --engine submitit")
-    make_folder(given.out)
-    parameters = dict(word.partition("=")[::2] for word in given.submitit)
-    engine = submitit_engine(given.out / "submitit", parameters) if given.engine == "submitit" else LocalJob
-    data_folder.prepare(experiment.data, given.out / "data")
+        raise ValueError(f"{recipe}: {error}") from None
+    make_folder(out)
+    prepare(experiment.data, out / "data")
     signal.signal(signal.SIGTERM, _terminated)
-    Session(experiment, runs, given.out, engine, given.threads).go(given.jobs)
-    print(f"ledger: {given.out / FILE}; tables and picture: python -m analysis.experiments.report {given.out / FILE}")
+    Session(experiment, runs, out, threads).go(jobs)
+    print(f"ledger: {out / FILE}; tables and picture: python -m analysis.experiments.report {out / FILE}")
 
 
 def _terminated(*_: object) -> NoReturn:
@@ -186,22 +309,19 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command; ``arguments``: default, those of the process."""
     parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all runs and the ledger")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the data are; default: the recipe's data.path")
     change = "a value in place of the recipe's outside [[runs]], as in training.max-epoch=1; may be given again"
-    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help=change)
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="TABLE.KEY=VALUE", help=change)
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     parser.add_argument("--threads", type=count, default=1, metavar="N", help="of a run (default: %(default)s)")
-    parser.add_argument("--engine", choices=("local", "submitit"), default="local", help="default: %(default)s")
-    parser.add_argument(
-        "--submitit", action="append", default=[], metavar="NAME=VALUE", help="of submitit's, as in slurm_partition=gpu"
-    )
     given = parser.parse_args(arguments)
-    return guarded(PROG, lambda: run_recipe(given))
+    return guarded(PROG, lambda: run_recipe(**vars(given)))
 
 
 if __name__ == "__main__":

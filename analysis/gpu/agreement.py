@@ -11,9 +11,15 @@ import torch
 from analysis.gpu.machine import Machine, this_machine
 from dsq.command.table import Record
 from dsq.formats import BFP, FixedPoint, Layout
-from dsq.kernels.conformance.codec import Case, cases, disagreements
-from dsq.kernels.conformance.gemm import Product, product_disagreements, products
-from dsq.kernels.conformance.masks import mask_disagreements
+from dsq.kernels.conformance import (
+    Case,
+    Product,
+    cases,
+    disagreements,
+    mask_disagreements,
+    product_disagreements,
+    products,
+)
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from analysis.gpu.machine import Machine
-from analysis.timing.timer import Call
+from analysis.timing import Call
 from dsq.command.table import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.triton import codec, masks
+from dsq.kernels.triton import codec
 
 COLUMNS = 4096
 #: of a tensor: 512 MiB of float32, many times any cache
@@ -105,10 +105,10 @@ def _quantize(x: Tensor, dim: int, fmt: Format, out: torch.dtype) -> KernelRun:
 
 
 def _masks(x: Tensor) -> Iterator[KernelRun]:
-    bits = masks.pack_mask(x, 0.0, math.nan, True)
+    bits = codec.pack_mask(x, 0.0, math.nan, True)
     what = {**_what("pack", x, -1, FixedPoint(2), None), "format": "mask"}
     moved = x.nbytes + bits.nbytes
-    yield KernelRun(what, moved, lambda: masks.pack_mask(x, 0.0, math.nan, True))
-    unpack = partial(masks.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
+    yield KernelRun(what, moved, lambda: codec.pack_mask(x, 0.0, math.nan, True))
+    unpack = partial(codec.unpack_mask, bits, x.numel(), 0.0, 1.0, x.dtype)
     yield KernelRun({**what, "op": "unpack"}, moved, unpack)
-    yield KernelRun({**what, "op": "apply"}, moved + x.nbytes, lambda: masks.apply_mask(bits, x))
+    yield KernelRun({**what, "op": "apply"}, moved + x.nbytes, lambda: codec.apply_mask(bits, x))

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from analysis.timing.timer import Call, gpu_clock, in_turns, wall_clock
+from analysis.timing import Call, gpu_clock, in_turns, wall_clock
 
 
 @dataclass(frozen=True, slots=True)

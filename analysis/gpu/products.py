@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from analysis.gpu.machine import Machine
-from analysis.timing.timer import Call
+from analysis.timing import Call
 from dsq.command.table import Record
 from dsq.formats import BFP, FixedPoint, Format
 from dsq.formats.signed_bfp import SignedBFP

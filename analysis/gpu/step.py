@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dsq
 from analysis.gpu.machine import Machine
 from analysis.models import encoder
-from analysis.timing.timer import Call
+from analysis.timing import Call
 from dsq.command.table import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON

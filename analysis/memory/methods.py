@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodel.model import memory
+from costmodel.model.entries import POLICIES
 from costmodel.model.quantisation import AUTOCAST, DSQ, FP32, Setup
-from costmodel.model.stash import POLICIES
 from dsq.precision import Precision
 
 

@@ -34,8 +34,7 @@ import dsq
 from analysis.models import encoder
 from analysis.stash.allocator.counted import figures
 from analysis.stash.allocator.held import step_bytes
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.race import race
+from analysis.timing import keep_freed_memory, race
 from dsq.command.parser import OneLineParser, count, guarded
 from dsq.command.table import table
 from dsq.stash import packed_checkpoint

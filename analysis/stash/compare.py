@@ -36,8 +36,7 @@ from analysis.stash.allocator.counted import figures
 from analysis.stash.allocator.held import HeldBytes
 from analysis.stash.picture import draw
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.timer import in_turns
+from analysis.timing import in_turns, keep_freed_memory
 from dsq import stash
 from dsq.command.files import make_folder, write_text
 from dsq.command.parser import OneLineParser, count, guarded

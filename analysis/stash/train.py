@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.experiments.text.labelled import LabelledSentences, read_labelled
+from analysis.experiments.text import LabelledSentences, read_labelled
 from analysis.models import encoder
 from dsq import stash
 from dsq.command.files import make_folder, write_text

@@ -19,8 +19,7 @@ import torch
 
 import dsq
 from analysis.small_transformers import from_transformers, workload_of
-from analysis.timing.allocator import keep_freed_memory
-from analysis.timing.timer import Call, in_turns
+from analysis.timing import Call, in_turns, keep_freed_memory
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import DSQ, Setup

@@ -32,25 +32,11 @@ EXAMPLES = {
         "--workload opt_1.3b --hardware h100",
         "--workload path/to/config.json --sequences 8 --fit 24GB --fused-attention",
         "--workload opt_1.3b --devices 8 --zero 3 --json",
-        "--workload path/to/config.json --fit 80GB --gpus 16 --fused-attention",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
     "roofline": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',
         "float:[16,16,16,16] --workload opt_1.3b --hardware h200 --picture opt.svg",
-    ),
-    "sweep": (
-        "--q0 2:16 --q1 2:16 --q2 2:16 --q3 8:16 --csv --output sweep.csv",
-        "--picture front.png",
-        "--hardware msfp-accelerator --objectives time,stash",
-    ),
-    "cheapest": (
-        "analysis/results/demo_formats.csv",
-        "analysis/results/demo_formats.csv --accuracy 85 --by dram --hardware h100",
-    ),
-    "solve": (
-        '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
-        '"[4,4,4,16]" --gain 1.5 --hardware msfp-accelerator',
     ),
     "calibrate": ("mine.toml",),
     "explain": (
@@ -103,7 +89,7 @@ def parser() -> OneLineParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
 
-    for add in (_estimate, _table, _plan, _roofline, _sweep, _cheapest, _solve, _calibrate, _explain):
+    for add in (_estimate, _table, _plan, _roofline, _calibrate, _explain):
         add(commands)
     return top
 
@@ -136,10 +122,6 @@ def _plan(commands: Commands) -> None:
     command.add_argument("--fit", metavar="SIZE", help=text)
     text = "devices, each with its own batch (default: 1)"
     command.add_argument("--devices", type=int, default=1, metavar="N", help=text)
-    text = "find the cheapest of all ways to use so many devices: ZeRO, tensor parallel, pipeline, with each method"
-    command.add_argument("--gpus", type=int, metavar="N", help=text)
-    text = "micro-batches of a step, for --gpus (default: 8)"
-    command.add_argument("--micro-batches", type=int, default=8, metavar="N", help=text)
     text = "memory over the step of bf16, or of the first precision, as .png or .svg"
     command.add_argument("--picture", metavar="FILE", help=text)
     text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
@@ -153,42 +135,6 @@ def _roofline(commands: Commands) -> None:
     text = "a row and a dot for each operation (fc1, softmax) instead of each class"
     command.add_argument("--per-operation", action="store_true", help=text)
     command.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
-
-
-def _sweep(commands: Commands) -> None:
-    summary = "cost all configurations in a range, and find those where no bit is free"
-    command = _command(commands, "sweep", summary)
-    for q, default in {"q0": "2:16", "q1": "2:16", "q2": "2:16", "q3": "8:16"}.items():
-        text = f"widths such as 4, 2:8 or 2:16,32 (default: {default})"
-        command.add_argument(f"--{q}", default=default, metavar="RANGE", help=text)
-    text = "what a bit may cost: two or more of dram, arithmetic, stash, time (default: time,dram)"
-    command.add_argument("--objectives", default="time,dram", help=text)
-    _relative(command)
-    text = "write all points, by the first two objectives, as .png or .svg"
-    command.add_argument("--picture", metavar="FILE", help=text)
-
-
-def _cheapest(commands: Commands) -> None:
-    summary = "which setup is cheapest at an accuracy, of those that experiments measured"
-    command = _command(commands, "cheapest", summary)
-    command.add_argument("ledger", help="CSV of runs, as analysis.experiments.run writes it")
-    command.add_argument("--recipe", metavar="NAME", help="of a ledger with several: the one whose runs count")
-    goal = command.add_mutually_exclusive_group()
-    goal.add_argument("--accuracy", type=float, metavar="SCORE", help="the score that is asked for")
-    text = "or how far below the best one (default: 1)"
-    goal.add_argument("--within", type=float, default=1.0, metavar="POINTS", help=text)
-    kinds = ("time", "dram", "arithmetic", "stash")
-    command.add_argument("--by", choices=kinds, default="time", help="what is to be cheap (default: time)")
-    _relative(command, BF16)
-
-
-def _solve(commands: Commands) -> None:
-    summary = "what hardware would make a precision pay off: rates, bandwidth, memory, energy"
-    command = _command(commands, "solve", summary)
-    command.add_argument("precision", help=PRECISION_HELP)
-    text = "times as fast, and the energy, that is asked for (default: 1, break even)"
-    command.add_argument("--gain", type=float, default=1.0, metavar="X", help=text)
-    _relative(command, BF16)
 
 
 def _calibrate(commands: Commands) -> None:

@@ -8,22 +8,15 @@ from costmodel.cli.format_options import template
 from costmodel.cli.output import Record
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import PrecisionGrid, Setup
+from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import Floor
-from costmodel.workloads.named import load_shapes, load_workload
-from costmodel.workloads.shard import Shard, stages
+from costmodel.workloads.named import load_workload
 from dsq.precision import Precision, parse_named_precision
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
     workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
     return _as_asked(workload, arguments)
-
-
-def stages_of(arguments: argparse.Namespace, shard: Shard) -> tuple[Workload, ...]:
-    """A device's part of the workload. Raises ValueError where it cannot be cut so."""
-    model = load_shapes(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
-    return tuple(_as_asked(stage, arguments) for stage in stages(model, shard))
 
 
 def _as_asked(workload: Workload, arguments: argparse.Namespace) -> Workload:
@@ -51,7 +44,7 @@ def hardware_of(arguments: argparse.Namespace) -> Hardware:
     return load_hardware(arguments.hardware, arguments.datasheet)
 
 
-def setup_of(arguments: argparse.Namespace, precision: str | Precision | PrecisionGrid) -> Setup:
+def setup_of(arguments: argparse.Namespace, precision: str | Precision) -> Setup:
     """The precision in its own format, or in that of the options."""
     name = None
     if isinstance(precision, str):
@@ -59,7 +52,7 @@ def setup_of(arguments: argparse.Namespace, precision: str | Precision | Precisi
     return described_setup({**vars(arguments), "format": name or arguments.format}, precision)
 
 
-def described_setup(described: Mapping[str, Any], precision: Precision | PrecisionGrid) -> Setup:
+def described_setup(described: Mapping[str, Any], precision: Precision) -> Setup:
     """The precision in the format, sizes, axis of boxes and container that `described` has, by the options' names."""
     fmt = template(described["format"], described)
     return Setup(fmt, precision, described["box_axis"], described.get("container") or 0)

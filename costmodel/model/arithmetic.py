@@ -8,7 +8,7 @@ quantiser touches multiply containers of width a as floating point.
 from dataclasses import dataclass
 
 from costmodel.model.operations import Gemm, Group, Workload
-from costmodel.model.quantisation import Bits, Setup, multiplier_bits
+from costmodel.model.quantisation import Setup, at_width
 from dsq.formats import Format, Identity
 
 
@@ -19,8 +19,8 @@ class CostedMatMul:
     group: Group
     name: str  #: "forward", "dx", "dw" or "recompute"
     macs: int  #: of one operation of the group
-    m1: Bits
-    m2: Bits
+    m1: int
+    m2: int
     format: Format
 
     @property
@@ -35,9 +35,10 @@ class CostedMatMul:
         return op.batch * (op.M * op.K + op.weights * op.N * op.K + op.M * op.N)
 
     @property
-    def operands(self) -> tuple[Bits, Bits]:
-        """What the multiplier sees of the two widths."""
-        return multiplier_bits(self.format, self.m1), multiplier_bits(self.format, self.m2)
+    def operands(self) -> tuple[int, int]:
+        """What the multiplier sees of the two widths: all of a code, the significand of a float."""
+        first, second = (at_width(self.format, bits) for bits in (self.m1, self.m2))
+        return first.multiplier_bits, second.multiplier_bits
 
 
 def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
@@ -60,12 +61,12 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
     return listed
 
 
-def arithmetic_cost(listed: list[CostedMatMul]) -> Bits:
+def arithmetic_cost(listed: list[CostedMatMul]) -> float:
     """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
     return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)
 
 
-def multiplier_work(listed: list[CostedMatMul]) -> Bits:
+def multiplier_work(listed: list[CostedMatMul]) -> float:
     """Sum of m1 * m2 over every multiply-accumulate: the multiplier-bits of the step, free of any law."""
     products = ((matmul.total_macs, *matmul.operands) for matmul in listed)
     return sum((float(macs) * (1.0 * m1 * m2) for macs, m1, m2 in products), start=0.0)

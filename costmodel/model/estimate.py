@@ -1,4 +1,4 @@
-"""One setup (or an array of them) costed from first principles: the sums the commands print."""
+"""One setup costed from first principles: the sums that commands print."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.arithmetic import arithmetic_cost, matmuls, multiplier_work
 from costmodel.model.memory import saved_bytes
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Bits, Setup
+from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, floors
 from costmodel.model.traffic import total_stash_bytes, transfers
 from dsq.formats import WIDEST, FixedPoint
@@ -18,13 +18,13 @@ REFERENCE = Setup(FixedPoint(WIDEST), Precision(32, 32, 32, 32))
 
 @dataclass(frozen=True)
 class Estimate:
-    """Costs of one training step; every field may be an array with one entry a configuration."""
+    """Costs of one training step."""
 
-    dram_bytes: Bits
-    stash_bytes: Bits  #: what converted layers hold between forward and backward
-    saved_bytes: Bits  #: what the whole model holds between them, that stash included
-    arithmetic: Bits  #: in fixed-point 32 x 32 multiply-accumulates
-    multiplier_work: Bits  #: sum of m1 * m2 over multiply-accumulates
+    dram_bytes: int
+    stash_bytes: int  #: what converted layers hold between forward and backward
+    saved_bytes: float  #: what the whole model holds between them, that stash included
+    arithmetic: float  #: in fixed-point 32 x 32 multiply-accumulates
+    multiplier_work: float  #: sum of m1 * m2 over multiply-accumulates
     classes: dict[str, Floor]
 
     @property
@@ -39,7 +39,7 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
     return Estimate(
         dram_bytes=sum(transfer.total for transfer in moved),
         stash_bytes=total_stash_bytes(workload, setup),
-        saved_bytes=saved_bytes(workload, setup) if isinstance(setup.precision, Precision) else 0,
+        saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),
         multiplier_work=multiplier_work(multiplied),
         classes=floors(moved, multiplied, hardware, setup.container_bits),

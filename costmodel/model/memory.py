@@ -12,11 +12,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of
+from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of
 from costmodel.model.ledger import STATE_BITS
 from costmodel.model.operations import ENCODER_OUT, Gemm, Workload
 from costmodel.model.quantisation import Setup
-from costmodel.model.stash import Stash
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 

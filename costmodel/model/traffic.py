@@ -3,13 +3,16 @@ of its readers as often as the tile model says.
 
 The container width `a` is 16 bits when all of q0..q3 fit, else 32; master weights, their gradients and Adam's moments
 have 32, and the working copy of the weights that products read has `a`. Elementwise passes are not fused with their
-neighbours. Bit widths may be numpy arrays.
+neighbours.
+
+Cache reuse is a stated model, output-stationary square tiles. Half the on-chip memory S (bytes) holds a t x t tile of
+fp32 sums, the other half streams the operands, so t = floor(sqrt(S / 8)). Each row of tiles streams the second operand
+once, each column of tiles the first. Widths play no part: sums are fp32 in every precision.
 """
 
+import math
 from dataclasses import dataclass
 from math import prod
-
-import numpy as np
 
 from costmodel.model.ledger import (
     BEFORE,
@@ -24,9 +27,22 @@ from costmodel.model.ledger import (
     under_autocast,
 )
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
-from costmodel.model.quantisation import Bits, Setup, by_width, nbytes, scale_bytes
-from costmodel.model.tiles import reads, tile_edge
+from costmodel.model.quantisation import Setup, at_width
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Identity
+
+ACCUMULATOR_BYTES = 4
+#: the operand of Gemm.on_chip -> its shape
+_ON_CHIP = {"x": "MK", "y": "MN", "": ""}
+
+
+def tile_edge(on_chip_bytes: float) -> int:
+    """t = floor(sqrt(S / 2 / 4)), at least 1. An infinite S reads each operand once."""
+    return 2**62 if math.isinf(on_chip_bytes) else max(1, math.isqrt(int(on_chip_bytes) // (2 * ACCUMULATOR_BYTES)))
+
+
+def reads(other_dimension: int, edge: int) -> int:
+    """How often an operand is read: once for every tile along the output dimension it does not have."""
+    return -(-other_dimension // edge)
 
 
 @dataclass(frozen=True)
@@ -39,13 +55,13 @@ class Transfer:
     direction: str
     shape: tuple[int, ...]
     width: str
-    bits: Bits
+    bits: int
     times: int
-    bytes: Bits
-    scales: Bits = 0  #: the part of `bytes` that is no codes
+    bytes: int
+    scales: int = 0  #: the part of `bytes` that is no codes
 
     @property
-    def total(self) -> Bits:
+    def total(self) -> int:
         """Bytes of the whole group."""
         return self.bytes * self.group.count
 
@@ -65,12 +81,12 @@ def transfers(workload: Workload, setup: Setup, on_chip_bytes: float) -> list[Tr
     return listed
 
 
-def widths_of(setup: Setup) -> dict[str, Bits]:
-    """Bits of each width a stored tensor may have."""
+def widths_of(setup: Setup) -> dict[str, int]:
+    """int of each width a stored tensor may have."""
     container = setup.container_bits
     widths = {f"q{i}": bits for i, bits in enumerate(setup.precision)}
-    widths["cast"] = by_width(container, lambda bits: STATE_BITS if bits < STATE_BITS else 0)
-    widths["narrow"] = by_width(container, lambda bits: bits if bits < STATE_BITS and not setup.autocast else 0)
+    widths["cast"] = STATE_BITS if container < STATE_BITS else 0
+    widths["narrow"] = container if container < STATE_BITS and not setup.autocast else 0
     widths["r"] = WIDEST if setup.autocast else container
     return widths | {"a": container, "w": container, "state": STATE_BITS, "ids": ID_BITS, "mask": MASK_BITS}
 
@@ -89,31 +105,27 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
 
-#: the operand of Gemm.on_chip -> its shape
-_ON_CHIP = {"x": "MK", "y": "MN", "": ""}
-
-
-def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits]) -> tuple[Bits, Bits]:
+def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> tuple[int, int]:
     """Bytes of one such tensor, and the part of them that is no codes."""
     outer, rows, columns = _shape(group, stored)
     bits = widths[stored.width]
     if not stored.width.startswith("q"):
         return outer * rows * columns * bits // 8, 0
-    layout = setup.layout(outer, rows, columns, stored.boxes)
-    return nbytes(setup.format, bits, layout), scale_bytes(setup.format, bits, layout)
+    fmt, layout = at_width(setup.format, bits), setup.layout(outer, rows, columns, stored.boxes)
+    return fmt.nbytes(layout), fmt.scale_bytes(layout)
 
 
-def stash_bytes(gemm: Gemm, setup: Setup) -> Bits:
+def stash_bytes(gemm: Gemm, setup: Setup) -> int:
     """Bytes dsq keeps of x between forward and backward for one converted layer that owns its input; of floats x
     itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    return nbytes(setup.format, setup.precision.q1, setup.layout(gemm.batch, gemm.M, gemm.K, "rows"))
+    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K, "rows"))
 
 
-def total_stash_bytes(workload: Workload, setup: Setup) -> Bits:
+def total_stash_bytes(workload: Workload, setup: Setup) -> int:
     """Bytes stashed by all converted linear layers together; a shared input counts once."""
-    total: Bits = 0
+    total = 0
     for group in workload.groups:
         op = group.operation
         if isinstance(op, Gemm) and op.quantised and op.weight and op.w_grad and group.owner:
@@ -138,7 +150,7 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
     return (1, op.rows, op.width) if stored.shape == "values" else (1, getattr(op, stored.shape), 1)
 
 
-def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], edge: int) -> list[Transfer]:
+def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], edge: int) -> list[Transfer]:
     op = group.operation
     size, scales = layout_bytes(group, stored, setup, widths)
     bits = widths[stored.width]
@@ -146,7 +158,7 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], 
     shape = (outer, rows, columns) if outer > 1 else (rows, columns) if min(rows, columns) > 1 else (rows * columns,)
     moved = []
 
-    def move(name: str, phase: str, direction: str, times: int, there: Bits = 1) -> None:
+    def move(name: str, phase: str, direction: str, times: int, there: int = 1) -> None:
         size_moved, scales_moved = size * times * there, scales * times * there
         moved.append(
             Transfer(group, name, phase, direction, shape, stored.width, bits, times, size_moved, scales_moved)
@@ -154,12 +166,12 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, Bits], 
 
     packed = stored.width.startswith("q")
     if stored.own and not (stored.written == UPDATE and isinstance(op, Gemm)) and not _parameter(stored, op):
-        there: Bits = 1
+        there = 1
         if packed:  # above 16 bits dsq keeps x itself, and a shared input is stashed once: nothing is written
-            there = (bits <= MAX_PACKED_BITS) * (group.owner or stored.name != "stash")
+            there = int(bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash"))
         elif stored.width == "w":  # where the container has 32 bits, the master weights serve
-            there = bits < WIDEST
-        if np.any(there):
+            there = int(bits < WIDEST)
+        if there:
             move(stored.name, stored.written, "write", stored.times, there)
     for read in stored.reads:
         if read.needs and not getattr(op, read.needs):

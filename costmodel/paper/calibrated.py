@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from costmodel.model.estimate import REFERENCE
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Bits, Setup
+from costmodel.model.quantisation import Setup
 from dsq.formats import WIDEST, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -86,14 +86,14 @@ class TensorTotal:
 
     tensor: PaperTensor
     values: int
-    bits_a_value: Bits
+    bits_a_value: float
 
     @property
-    def bytes(self) -> Bits:
+    def bytes(self) -> float:
         return self.values * self.bits_a_value / 8
 
 
-def stored_bits(bits: Bits, template: Format) -> Bits:
+def stored_bits(bits: int, template: Format) -> float:
     """Bits a value takes in DRAM: ceil((box * m + scale) / 64) * 64 / box where the format has boxes, else m."""
     if not template.box:
         return bits
@@ -113,19 +113,19 @@ def tensor_totals(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, 
     return [TensorTotal(*total) for total in zip(tensors, values, stored, strict=True)]
 
 
-def dram(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> Bits:
+def dram(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> float:
     """DRAM traffic relative to fixed-point 32."""
     totals = tensor_totals(workload, setup, tensors)
     return sum((total.bytes for total in totals), start=0.0) / (sum(total.values for total in totals) * WIDEST / 8)
 
 
-def matmul_cost(matmul: PaperMatMul, setup: Setup) -> Bits:
+def matmul_cost(matmul: PaperMatMul, setup: Setup) -> float:
     """Cost of one of its multiply-accumulates, relative to a fixed-point 32 x 32 one."""
     m1, m2 = (getattr(setup.precision, width) for width in matmul.widths)
-    return setup.format.law.cost(m1, m2) / REFERENCE.format.law.cost(WIDEST, WIDEST)
+    return float(setup.format.law.cost(m1, m2) / REFERENCE.format.law.cost(WIDEST, WIDEST))
 
 
-def arithmetic(setup: Setup) -> Bits:
+def arithmetic(setup: Setup) -> float:
     """Cost of the three matrix products relative to fixed-point 32; each runs the same multiply-accumulates, so it is
     their mean."""
     return sum((matmul_cost(matmul, setup) for matmul in MATMULS), start=0.0) / len(MATMULS)

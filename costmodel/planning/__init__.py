@@ -2,6 +2,5 @@
 
 methods.py, step.py  the methods of training that are compared; how long a step takes
 batch.py             how large the batch may be
-parallel.py          the cheapest way to use several devices
-requirements.py      what hardware would make a precision pay off
+parallel.py          a step over several devices
 """

@@ -1,8 +1,8 @@
 """The methods of training that a plan compares unless told."""
 
+from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method
 from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
-from costmodel.model.stash import POLICIES
 from dsq.precision import DEFAULT_LEVELS, Precision
 
 LEVELS = (Precision(16, 4, 4, 16), *DEFAULT_LEVELS)  # the paper's last, and ours

@@ -1,20 +1,16 @@
 """A step over several devices: data parallel with ZeRO, tensor parallel with or without sequence parallelism, and a
 pipeline of stages (1F1B). Nothing that is sent overlaps with what is computed."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import isqrt
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import in_layer
-from costmodel.model.memory import Memory, Method, peak_memory, state
+from costmodel.model.memory import Memory, Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.planning.step import communication_bytes, step_time
 from costmodel.workloads.shard import Shard
 
-#: tensor parallelism stays inside a node
-MOST_TENSOR = 8
 #: layers whose output tensor parallelism sums over the devices
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
@@ -56,11 +52,6 @@ class Plan:
     def device_seconds(self) -> float:
         """A million tokens' cost."""
         return 1e6 * self.parallelism.devices / self.tokens_per_second
-
-    def fits(self, budget: float) -> bool:
-        """Parameters and the optimiser's state are asked first: the rest takes longer to find than the time."""
-        always = max(state(stage, self.parallelism.method).sum() for stage in self.stages)
-        return bool(always <= budget and self.memory.peak <= budget)
 
     @cached_property
     def memory(self) -> Memory:
@@ -111,53 +102,3 @@ def _sent_inside(stage: Workload, shard: Shard, bits: float) -> float:
     between = min((op.M * op.N for op in rows), default=0) * bits / 8  # experts have a row for each that was chosen
     part = (shard.tensor - 1) / shard.tensor
     return 2 * 2 * part * summed + (2 * between / shard.tensor if shard.pipeline > 1 else 0.0)
-
-
-def parallelisms(methods: list[Method], devices: int, micro_batches: int) -> Iterator[Parallelism]:
-    """Every way to use so many devices: tensor parallel in a node, pipeline, the rest data parallel with each ZeRO."""
-    for tensor in _divisors(devices):
-        for pipeline in _divisors(devices // tensor):
-            data = devices // tensor // pipeline
-            shard = Shard(tensor, pipeline, sequence=tensor > 1)
-            if tensor <= MOST_TENSOR and pipeline <= micro_batches:
-                for method in methods:
-                    for zero in range(4) if data > 1 else (0,):
-                        if zero < 2 or pipeline == 1:  # gradients of micro-batches in a pipeline are summed whole
-                            yield Parallelism(replace(method, devices=data, zero=zero), shard, micro_batches)
-
-
-def cheapest(
-    cut: Callable[[Shard], tuple[Workload, ...]],
-    candidates: Iterator[Parallelism],
-    hardware: Hardware,
-    budget: float,
-) -> list[Plan]:
-    """Each method's cheapest way whose memory fits, the cheapest a token first. What the model cannot be cut into is
-    left out."""
-    stages: dict[Shard, tuple[Workload, ...]] = {}
-    times: dict[tuple[Shard, Method], StageTime] = {}
-    plans = []
-    for parallelism in candidates:
-        shard, method = parallelism.shard, parallelism.method
-        if shard not in stages:
-            try:
-                stages[shard] = cut(shard)
-            except ValueError:
-                stages[shard] = ()
-        if stages[shard]:
-            # policies of which no packing was measured take the same time
-            timed = replace(method, name="", devices=1, zero=0, stash=method.stash if hardware.passes else None)
-            if (shard, timed) not in times:
-                times[shard, timed] = stage_time(stages[shard], timed, hardware)
-            plans.append(plan(stages[shard], parallelism, hardware.link, times[shard, timed]))
-    plans.sort(key=lambda made: (made.device_seconds, -made.parallelism.method.zero))  # as quick, and less memory
-    found: dict[str, Plan] = {}
-    for made in plans:
-        if made.parallelism.method.name not in found and made.fits(budget):
-            found[made.parallelism.method.name] = made
-    return sorted(found.values(), key=lambda made: (made.device_seconds, made.memory.peak))
-
-
-def _divisors(number: int) -> list[int]:
-    small = [part for part in range(1, isqrt(number) + 1) if number % part == 0]
-    return sorted({*small, *(number // part for part in small)})

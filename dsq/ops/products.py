@@ -20,11 +20,10 @@ from torch.autograd import forward_ad
 from torch.library import register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from dsq.formats import Format
-from dsq.kernels.backend import Codes, MatMul, Operand, parse_matmul
-from dsq.kernels.dispatch import backend_for, gemm_for, pack, plain, quantize, signed, unpack
-from dsq.kernels.operators import define
-from dsq.kernels.reference.gemm import TORCH
+from dsq.formats import Format, Layout
+from dsq.kernels.backend import Codes, MatMul, Operand, check_codes, parse_matmul
+from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, quantize, signed, unpack
+from dsq.kernels.reference.backend import TORCH
 
 #: seeds that one product may take: those of its operands (product_matmuls) are offsets below this
 SEEDS = 8
@@ -58,6 +57,7 @@ def multiply(
 def _multiply(
     matmul: MatMul, a: Tensor, b: Tensor | Codes, bias_N: Tensor | None, seed: int | None, dtype: torch.dtype
 ) -> Tensor:
+    _check_operands(matmul, a, b, bias_N)
     batched = max(a.dim(), len(b.shape)) > 2
     inner = min(a.dtype, dtype, key=lambda dtype: dtype.itemsize)
     gemm = TORCH if batched else gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
@@ -72,6 +72,18 @@ def _multiply(
     if matmul.result is None:
         return result.to(dtype)
     return quantize(result, matmul.result, -1, offset_seed(seed, matmul.result_seed), dtype)
+
+
+def _check_operands(matmul: MatMul, a: Tensor, b: Tensor | Codes, bias: Tensor | None) -> None:
+    """Raise ValueError for operands and a bias that do not fit: the kernels read memory as their shapes say."""
+    a_axis, b_axis = matmul.contracted()
+    if min(a.dim(), len(b.shape)) < 2 or a.shape[a_axis - 2] != b.shape[b_axis - 2]:
+        raise ValueError(f"a and b must share the axis summed over, got {tuple(a.shape)} and {tuple(b.shape)}")
+    columns = b.shape[-1 - b_axis]
+    if bias is not None and bias.shape != (columns,):
+        raise ValueError(f"bias must be ({columns},), got {tuple(bias.shape)}")
+    if isinstance(b, Codes) and matmul.b.format is not None:  # saved-tensor hooks may give back anything
+        check_codes(b.codes, b.scales, matmul.b.format, Layout.of(b.shape, matmul.b.axis))
 
 
 def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:

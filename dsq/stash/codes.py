@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.masks import pack_mask, unpack_mask
+from dsq.kernels.dispatch import pack_mask, unpack_mask
 from dsq.stash.memory_order import MemoryOrder, span
 from dsq.stash.storages import storage_key, weak
 
@@ -279,7 +279,7 @@ def kept(ctx: Any) -> list[Any]:
     if not _compiling() and torch.is_grad_enabled():
         raise RuntimeError(
             "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported, apart from policy 'selective'"
+            "supported"
         )
     saved, values, start = ctx.saved_tensors, [], 0
     for count, make in ctx.forms:

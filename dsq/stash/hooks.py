@@ -29,5 +29,5 @@ def refuse_create_graph() -> None:
     if torch.is_grad_enabled() and in_backward():
         raise RuntimeError(
             "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported, apart from policy 'selective'"
+            "supported"
         )

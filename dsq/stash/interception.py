@@ -7,7 +7,7 @@ is. torch.compile traces the mode into the graphs of a model, or of blocks, that
 
 import copyreg
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +25,15 @@ from dsq.stash.codes import Codec, Form, Kept, Stash, exact_form
 from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
 from dsq.stash.hooks import in_backward, innermost_hooks
 from dsq.stash.multi_head_forward import multi_head_attention_forward
-from dsq.stash.table import TABLE
+from dsq.stash.table import TABLE, Row
 
 
 class Interception(TorchFunctionMode):
     """The rows of the table in place of the functions, for one forward."""
 
-    def __init__(self, stash: Stash) -> None:
+    def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
-        self.stash = stash
+        self.stash, self.rows = stash, rows
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,7 +44,7 @@ class Interception(TorchFunctionMode):
             func = torch.unflatten
         elif func is Tensor.__pow__:
             func = torch.pow
-        row = TABLE.get(func)
+        row = self.rows.get(func)
         if row is None or not torch.is_grad_enabled() or "out" in kwargs or _special(args) or _special(kwargs.values()):
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
@@ -162,6 +162,7 @@ class TablePolicy(ForwardPolicy):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
     latest: Stash | None = None  #: of the latest training forward
+    rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
     def codec(self, module: nn.Module) -> Codec:
         """The codec of the forward that begins."""
@@ -175,7 +176,7 @@ class TablePolicy(ForwardPolicy):
             self.latest = stash
         _RUNNING.stashes.append(stash)
         try:
-            with Interception(stash):
+            with Interception(stash, self.rows):
                 yield
         finally:
             _RUNNING.stashes.pop()

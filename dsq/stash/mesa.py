@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import choice, number, whole_number
-from dsq.kernels.affine import affine_pack, affine_unpack
 from dsq.kernels.backend import AffineCodes, Groups, Running
-from dsq.kernels.operators import define
+from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Decode, Kept, Kind
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dsq.kernels.cpu.library import Library
-from dsq.kernels.cpu.scratch import scratch
+from dsq.kernels.cpu.memory import addresses, scratch
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -67,7 +67,7 @@ class AttentionKernels:
         self._forward, self._backward = (
             torch.library.get_kernel(f"aten::{name}", "CPU") for name in (_FORWARD, f"{_FORWARD}_backward")
         )
-        self._prepared = lru_cache(maxsize=4096)(self._prepare)
+        self._prepared = lru_cache(maxsize=256)(self._prepare)
 
     def forward(
         self,
@@ -127,8 +127,8 @@ class AttentionKernels:
         desc, floats = self._prepared(tuple(tensors), strides, q.shape, k.shape[2], q.dtype, causal, scale)
         threads = torch.get_num_threads()
         memory = scratch(4 * floats * threads)
-        addresses = self._library.new("AttentionTensors", {name: x.data_ptr() for name, x in tensors.items()})
-        run(desc, addresses, memory.data_ptr(), threads)
+        found = zip(tensors, addresses(*tensors.values(), strided=True), strict=True)
+        run(desc, self._library.new("AttentionTensors", dict(found)), memory.data_ptr(), threads)
 
     def _prepare(
         self,

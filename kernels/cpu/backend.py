@@ -4,12 +4,10 @@ from functools import partial
 
 from dsq.kernels.backend import Backend
 from dsq.kernels.cpu import attention
-from dsq.kernels.cpu.affine import AffineKernels
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
-from dsq.kernels.cpu.gemm import gemms
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import LinearKernels
-from dsq.kernels.cpu.masks import MaskKernels
+from dsq.kernels.cpu.products import gemms
 
 
 def load() -> Backend:
@@ -22,7 +20,7 @@ def backend(isa: str) -> Backend:
     """The kernels of one instruction set: a key of ``Library.instruction_sets()``."""
     loaded = library()
     index = loaded.instruction_sets()[isa]
-    codec, masks, affine = CodecKernels(loaded, index), MaskKernels(loaded, index), AffineKernels(loaded, index)
+    codec = CodecKernels(loaded, index)
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
@@ -30,12 +28,12 @@ def backend(isa: str) -> Backend:
         quantize=codec.quantize,
         pack=codec.pack,
         unpack=codec.unpack,
-        pack_mask=masks.pack_mask,
-        unpack_mask=masks.unpack_mask,
-        apply_mask=masks.apply_mask,
-        relu=masks.relu,
-        affine_pack=affine.pack,
-        affine_unpack=affine.unpack,
+        pack_mask=codec.pack_mask,
+        unpack_mask=codec.unpack_mask,
+        apply_mask=codec.apply_mask,
+        relu=codec.relu,
+        affine_pack=codec.affine_pack,
+        affine_unpack=codec.affine_unpack,
         gemms=gemms(loaded),
         tuned=True,
         linear=LinearKernels(loaded, codec) if fused else None,

@@ -1,17 +1,27 @@
-"""Quantise, pack and unpack by the compiled kernels (src/codec)."""
+"""Quantise, pack and unpack, masks and affine codes by the compiled kernels (src/codec); float64 goes to the reference.
 
+Arguments are as Backend has them. Inputs pass the gate (memory.py); results were just made.
+"""
+
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, check_stored
 from dsq.formats.fixed_point import BIAS
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
+from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.cpu.library import SEED_MASK, Library
+from dsq.kernels.cpu.memory import addresses
+from dsq.kernels.reference import stash as reference
 
+#: descriptors that a cache keeps: varied shapes must not let a process grow
+DESCRIPTORS = 256
 #: what the kernels quantise to, and what its scales are in ``enum Scales``
 SCALES: dict[type[Format], str] = {
     BFP: "POWER",
@@ -33,9 +43,11 @@ class CodecKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets."""
 
     def __init__(self, library: Library, isa: int) -> None:
-        self._library, self._isa, self._dtypes = library, isa, library.dtypes()
+        self._library, self._c, self._isa, self._dtypes = library, library.c, isa, library.dtypes()
+        self._of_masks = {**self._dtypes, torch.bool: library.c.BYTE}
         self._quantize, self._pack, self._unpack = library.c.dsq_quantize, library.c.dsq_pack, library.c.dsq_unpack
-        self.prepared = lru_cache(maxsize=4096)(self._prepare)
+        self.prepared = lru_cache(maxsize=DESCRIPTORS)(self._prepare)
+        self._affine = lru_cache(maxsize=DESCRIPTORS)(self._new_affine)
 
     def fields(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
@@ -74,7 +86,7 @@ class CodecKernels:
         if out is None:
             out = torch.empty_like(x, dtype=dtype)
         desc = self.prepared(fmt, layout, x.dtype, dtype, seed is not None).desc
-        self._quantize(desc, x.data_ptr(), out.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK)
+        self._quantize(desc, *addresses(x), out.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK)
         return out
 
     def pack(
@@ -83,13 +95,13 @@ class CodecKernels:
         if x.dtype is torch.float64:
             x = x.float()
         desc, code_shape, scale_shape = self.prepared(fmt, layout, x.dtype, x.dtype, seed is not None)
-        if out is None:  # not by empty_bytes: of a small tensor's time its two calls would be 3 %
+        if out is None:
             codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
             scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
         else:
             codes, scales = out
         seed = (seed or 0) & SEED_MASK
-        self._pack(desc, x.data_ptr(), codes.data_ptr(), scales.data_ptr(), torch.get_num_threads(), seed)
+        self._pack(desc, *addresses(x), codes.data_ptr(), scales.data_ptr(), torch.get_num_threads(), seed)
         return codes, scales
 
     def unpack(
@@ -100,5 +112,80 @@ class CodecKernels:
         if out is None:
             out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device="cpu")
         desc = self.prepared(fmt, layout, dtype, dtype, False).desc
-        self._unpack(desc, codes.data_ptr(), scales.data_ptr(), out.data_ptr(), torch.get_num_threads())
+        self._unpack(desc, *addresses(codes, scales), out.data_ptr(), torch.get_num_threads())
         return out
+
+    def _new_affine(self, count: int, groups: Groups, bits: int, dtype: torch.dtype, stochastic: bool) -> Any:
+        fields = {
+            "count": count,
+            "run": groups.run,
+            "groups": groups.number,
+            "bits": bits,
+            "dtype": self._dtypes[dtype],
+            "stochastic": stochastic,
+            "isa": self._isa,
+        }
+        return self._library.new("AffineDesc", fields)
+
+    def affine_pack(
+        self, x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None
+    ) -> AffineCodes:
+        if x.dtype not in self._dtypes:
+            return reference.affine_pack(x, bits, groups, running, seed)
+        count = x.numel()
+        codes = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
+        ranges = torch.empty(2, groups.number, dtype=torch.float32, device="cpu")
+        moving, decay = (None, 0.0) if running is None else running
+        desc, threads = self._affine(count, groups, bits, x.dtype, seed is not None), torch.get_num_threads()
+        made, seed = (ranges.data_ptr(), codes.data_ptr()), (seed or 0) & SEED_MASK
+        self._c.dsq_affine_pack(desc, *addresses(x, moving), decay, *made, threads, seed)
+        return AffineCodes(codes, ranges)
+
+    def affine_unpack(self, packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
+        codes, ranges = packed
+        if dtype not in self._dtypes or ranges.dtype is not torch.float32:
+            return reference.affine_unpack(packed, bits, groups, count, dtype)
+        out = torch.empty(count, dtype=dtype, device="cpu")
+        desc = self._affine(count, groups, bits, dtype, False)
+        self._c.dsq_affine_unpack(desc, *addresses(codes, ranges), out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def pack_mask(self, x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
+        dtype, count = self._of_masks.get(x_N.dtype), x_N.numel()
+        if dtype is None:
+            return reference.pack_mask(x_N, low, high, nan_is_open)
+        bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
+        given = self._isa, *addresses(x_N), dtype, count, low, high, nan_is_open
+        self._c.dsq_pack_mask(*given, bits.data_ptr(), torch.get_num_threads())
+        return bits
+
+    def unpack_mask(self, bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+        code = self._of_masks.get(dtype)
+        if code is None:
+            return reference.unpack_mask(bits, count, closed, open, dtype)
+        out = torch.empty(count, dtype=dtype, device="cpu")
+        given = self._isa, *addresses(bits), count, code, closed, open
+        self._c.dsq_unpack_mask(*given, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def apply_mask(self, bits: Tensor, x: Tensor) -> Tensor:
+        dtype = self._dtypes.get(x.dtype)
+        if dtype is None:
+            return reference.apply_mask(bits, x)
+        out = torch.empty_like(x)
+        bits_at, x_at = addresses(bits, x)
+        threads = torch.get_num_threads()
+        self._c.dsq_apply_mask(self._isa, bits_at, x.numel(), dtype, x_at, out.data_ptr(), threads)
+        return out
+
+    def relu(self, x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
+        if x.dtype is not torch.float32:
+            y = F.relu(x, in_place)
+            return y, self.pack_mask(y.view(-1), 0.0, math.nan, True)
+        y, count = x if in_place else torch.empty_like(x), x.numel()
+        bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
+        made, threads = (y.data_ptr(), bits.data_ptr()), torch.get_num_threads()
+        self._c.dsq_relu(self._isa, *addresses(x), count, *made, threads)
+        if in_place:
+            torch.autograd.graph.increment_version(x)
+        return y, bits

@@ -13,10 +13,9 @@ from torch import Tensor
 from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, Dtypes, ForwardCall, LinearMatMuls, MatMul, Operand
 from dsq.kernels.cpu.codec import CodecKernels
-from dsq.kernels.cpu.gemm import ONEDNN, by_onednn
 from dsq.kernels.cpu.library import SEED_MASK, Library
-from dsq.kernels.cpu.matmul import KERNELS, Given, MatMulDescriber
-from dsq.kernels.cpu.scratch import empty_bytes, scratch
+from dsq.kernels.cpu.memory import addresses, scratch
+from dsq.kernels.cpu.products import KERNELS, ONEDNN, Given, MatMulDescriber, by_onednn
 
 
 class _Backward(NamedTuple):
@@ -70,11 +69,13 @@ class LinearKernels:
             memory = torch.empty(room // y.itemsize, dtype=dtypes.y, device="cpu") if by_torch else scratch(room)
             packed, codes_address, scales_address = None, 0, 0
             if packing:
-                packed = Codes(empty_bytes(code_shape), empty_bytes(scale_shape), shape_TK)
-                codes_address, scales_address = packed.codes.data_ptr(), packed.scales.data_ptr()
+                codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
+                scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
+                codes_address, scales_address = codes.data_ptr(), scales.data_ptr()
+                packed = Codes(codes, scales, shape_TK)
             run(
-                *(desc, x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()),
-                *(codes_address, scales_address, memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
+                *(desc, *addresses(x, w, bias), y.data_ptr(), codes_address, scales_address),
+                *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
             return y if multiply is None else multiply(memory, bias, y), packed
 
@@ -112,17 +113,17 @@ class LinearKernels:
         def call(
             dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
         ) -> tuple[Tensor | None, Tensor | None]:
-            dy, memory, dx, dw = dy.contiguous(), scratch(room), None, None
-            w_address = dx_address = codes_address = scales_address = dw_address = 0
+            dy, memory, dx_address, dw_address = dy.contiguous(), scratch(room), 0, 0
+            dx = dw = codes = scales = None
             if w is not None:
                 w, dx = w.contiguous(), torch.empty(*dx_shape, dtype=dtypes.x, device="cpu")
-                w_address, dx_address = w.data_ptr(), dx.data_ptr()
+                dx_address = dx.data_ptr()
             if x is not None:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
                 dw = torch.empty(*dw_shape, dtype=dtypes.w, device="cpu")
-                codes_address, scales_address, dw_address = codes.data_ptr(), scales.data_ptr(), dw.data_ptr()
+                dw_address = dw.data_ptr()
             run(
-                *(desc, dy.data_ptr(), w_address, codes_address, scales_address, dx_address, dw_address),
+                *(desc, *addresses(dy, w, codes, scales), dx_address, dw_address),
                 *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
             return dx, dw.t() if dw_transposed and dw is not None else dw

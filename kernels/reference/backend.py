@@ -1,21 +1,45 @@
-"""The reference as a backend: plain PyTorch on any device, every format, sums in float64."""
+"""The reference as a backend: plain PyTorch on any device, every format, sums in float64.
 
-from dsq.formats import FORMATS
-from dsq.kernels.backend import Backend
-from dsq.kernels.reference import affine, codec, masks
-from dsq.kernels.reference.gemm import FLOAT64
+Shape suffixes: M rows, N columns, K the contraction.
+"""
+
+import torch
+from torch import Tensor
+
+from dsq.kernels.backend import Backend, GemmKernel, MatMul
+from dsq.kernels.reference import codec, stash
+from dsq.kernels.reference.formats import CODECS
+
+
+def _any(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return True
+
+
+def _in_float64(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    product = a_MK.double() @ b_KN.double()
+    return (product if bias_N is None else product + bias_N).to(torch.promote_types(a_MK.dtype, torch.float32))
+
+
+def _by_torch(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    return a_MK @ b_KN if bias_N is None else torch.addmm(bias_N, a_MK, b_KN)
+
+
+#: sums in float64, rounded once to float32, unless the operands are float64
+FLOAT64 = GemmKernel("float64", _any, _in_float64)
+#: PyTorch's matmul in the operands' own dtype
+TORCH = GemmKernel("torch", _any, _by_torch)
 
 REFERENCE = Backend(
     name="reference",
-    formats=frozenset(FORMATS.values()),
+    formats=frozenset(CODECS),
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,
-    pack_mask=masks.pack_mask,
-    unpack_mask=masks.unpack_mask,
-    apply_mask=masks.apply_mask,
-    relu=masks.relu,
-    affine_pack=affine.pack,
-    affine_unpack=affine.unpack,
+    pack_mask=stash.pack_mask,
+    unpack_mask=stash.unpack_mask,
+    apply_mask=stash.apply_mask,
+    relu=stash.relu,
+    affine_pack=stash.affine_pack,
+    affine_unpack=stash.affine_unpack,
     gemms=(FLOAT64,),
 )

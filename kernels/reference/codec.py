@@ -1,54 +1,24 @@
 """The oracle of quantise, pack and unpack, in float64, on any device. Other backends must give the same bits.
 
-A format's codec is two functions: the scales of a tensor's boxes, and the step that a scale stands for. The rest is
-the same for all:
-
-    t    = x / step
+    t    = x / step                                        (formats.py: the step of each format's scale)
     code = clip(round(t), smallest code, largest code)
     x'   = code * step
 
-``round`` is to nearest, ties to even; or stochastic: away from zero when a uniform number lies below the fraction of
-``|t|``. A box that holds a NaN or an infinity has the step NaN, and codes of 0. Shape suffixes: O outer, R rows, C
-columns (dsq.formats.Layout), B boxes.
+``round`` is to nearest, ties to even; or stochastic: away from zero if a uniform number lies below the fraction of
+``|t|``. A box that holds a NaN or an infinity has the step NaN, and codes of 0.
+
+Shape suffixes: O outer, R rows, C columns (dsq.formats.Layout), B boxes; of a bitstream G groups of eight codes and
+B bytes of a group.
 """
 
-from collections.abc import Callable
-from importlib import import_module
-from pkgutil import iter_modules
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dsq.formats import Format, Layout
-from dsq.kernels.reference import bitstream
-from dsq.kernels.reference.philox import uniform
-
-
-class Codec(NamedTuple):
-    """What a format is to the kernels."""
-
-    #: (x (O, R, C) float64, format, layout) -> uint8 scales of the format's scale_shape
-    scales: Callable[[Tensor, Format, Layout], Tensor]
-    #: (scales, format, layout) -> float64 steps, one a box (layout.box_shape)
-    steps: Callable[[Tensor, Format, Layout], Tensor]
-    #: (x, step) -> t, in the precision that every backend has for it
-    divide: Callable[[Tensor, Tensor], Tensor] = torch.div
-
-
-#: every file of kernels/reference that enters a codec is imported by ``codec_of``
-CODECS: dict[type[Format], Codec] = {}
-
-
-def codec_of(fmt: Format) -> Codec:
-    """The codec of the format. Raises TypeError where it has none."""
-    if type(fmt) not in CODECS:
-        package = __name__.rpartition(".")[0]
-        for module in iter_modules(import_module(package).__path__):
-            import_module(f"{package}.{module.name}")
-    if type(fmt) not in CODECS:
-        raise TypeError(f"format {fmt} has no codec in kernels/reference")
-    return CODECS[type(fmt)]
+from dsq.kernels.reference.formats import codec_of
 
 
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
@@ -60,36 +30,16 @@ def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: to
 def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
     codes_ORC, _, scales = _encode(x, fmt, layout, seed)
-    return bitstream.pack(codes_ORC.view(layout.outer * layout.rows, layout.columns), fmt.bits), scales
+    return pack_bits(codes_ORC.view(layout.outer * layout.rows, layout.columns), fmt.bits), scales
 
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    codes_ORC = bitstream.unpack(codes, fmt.bits, layout.columns).view(layout.outer, layout.rows, layout.columns)
-    return _decode(codes_ORC, spread(codec_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
+    codes_ORC = unpack_bits(codes, fmt.bits, layout.columns).view(layout.outer, layout.rows, layout.columns)
+    return _decode(codes_ORC, _spread(codec_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
 
 
-def box_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """``reduce(values of a box, dim)`` of every box, in ``layout.box_shape``; a short last box is filled with zeros."""
-    if fmt.box == 0:
-        return reduce(x_ORC.flatten(), 0).view(1) if x_ORC.numel() else x_ORC.new_zeros(1)
-    dim = 1 if layout.along_rows else 2
-    size = x_ORC.shape[dim]
-    box = min(fmt.box, max(size, 1))  # a box longer than the tensor needs no memory for what is not there
-    boxes = -(-size // box)
-    padding = boxes * box - size
-    padded = torch.nn.functional.pad(x_ORC, (0, 0, 0, padding) if layout.along_rows else (0, padding))
-    return reduce(padded.unflatten(dim, (boxes, box)), dim + 1).view(layout.box_shape(fmt.box))
-
-
-def box_extremes(x_ORC: Tensor, fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The largest magnitude of every box, and whether a positive value has it."""
-    most = box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
-    least = box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
-    return torch.maximum(most, -least), most >= -least
-
-
-def spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
+def _spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
     """A number a box, spread to a shape that broadcasts against (outer, rows, columns)."""
     if fmt.box == 0:
         return box_B.view(1, 1, 1)
@@ -104,7 +54,7 @@ def _encode(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[T
     codec = codec_of(fmt)
     x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
     scales = codec.scales(x_ORC, fmt, layout)
-    step_ORC = spread(codec.steps(scales, fmt, layout), fmt, layout)
+    step_ORC = _spread(codec.steps(scales, fmt, layout), fmt, layout)
     t = codec.divide(x_ORC, step_ORC)
     if seed is None:
         rounded = torch.round(t)
@@ -119,3 +69,92 @@ def _encode(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[T
 
 def _decode(codes_ORC: Tensor, step_ORC: Tensor, dtype: torch.dtype) -> Tensor:
     return (codes_ORC * step_ORC).to(torch.float32).to(dtype)
+
+
+# ---- random numbers of stochastic rounding: a counter-based generator, so that every backend draws the same ones
+#
+# Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, table 2: the fewest
+# rounds that pass BigCrush). The key is the 64-bit seed. A row's columns are taken 128 at a time. In such a block, the
+# value of column 128 * block + 16 * j + lane uses the counter (16 * block + lane, row % 2**32, row // 2**32, 0), and of
+# its four output words the low (j even) or high (j odd) half of word j // 2: sixteen counters side by side fill a
+# 512-bit register and need no shuffling.
+
+ROUNDS = 7
+BLOCK = 128
+LANES = 16
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+
+
+def uniform(rows: int, columns: int, seed: int, device: torch.device, first_block: int = 0) -> Tensor:
+    """Uniform numbers ``(k + 1/2) / 2**16``, float64, shape (rows, columns), from a block of columns on."""
+    blocks = -(-columns // BLOCK)
+    counter_BL = torch.arange(first_block * LANES, (first_block + blocks) * LANES, device=device).view(1, blocks, LANES)
+    row_R = torch.arange(rows, device=device).view(rows, 1, 1)
+    words = philox((counter_BL, row_R & _MASK, row_R >> 32, torch.zeros_like(row_R)), seed)
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    half_RN = torch.stack([h.expand(rows, blocks, LANES) for h in halves], dim=2).reshape(rows, blocks * BLOCK)
+    return (half_RN[:, :columns].double() + 0.5) / 65536
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int, rounds: int = ROUNDS) -> tuple[Tensor, ...]:
+    """Four 32-bit words (in int64 tensors) for each 128-bit counter, given as four such words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(rounds):
+        high0, low0 = _multiply(MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + KEY_STEPS[0]) & _MASK, (k1 + KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of the product of two unsigned 32-bit numbers."""
+    high = (a * (b >> 16) + ((a * (b & 0xFFFF)) >> 16)) >> 16
+    return high, (a * b) & _MASK
+
+
+# ---- bitstreams: little-endian, ``bits`` to a code, each row padded to a byte; eight codes fill ``bits`` bytes
+
+
+def pack_bits(codes_RC: Tensor, bits: int) -> Tensor:
+    """The low ``bits`` of codes (R, C), integers of any dtype that holds them, as bytes (R, ceil(C * bits / 8))."""
+    rows, columns = codes_RC.shape
+    groups = -(-columns // 8)
+    codes_RG8 = pad(codes_RC, (0, groups * 8 - columns)).view(rows, groups, 8) & ((1 << bits) - 1)
+    packed_RGB = codes_RG8.new_zeros(rows, groups, bits)
+    for code, byte, left in _overlaps(bits):
+        packed_RGB[..., byte].bitwise_or_(_shifted(codes_RG8[..., code], left))
+    packed_R = (packed_RGB & 0xFF).to(torch.uint8).view(rows, groups * bits)
+    return packed_R[:, : -(-columns * bits // 8)].contiguous()
+
+
+def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """The codes (R, columns) of such bytes, two's complement, int64."""
+    sign = 1 << (bits - 1)
+    return (unpack_unsigned(packed.long(), bits, columns) ^ sign) - sign
+
+
+def unpack_unsigned(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """The codes as numbers from 0, in the dtype of ``packed``, which must hold them."""
+    rows, groups = packed.shape[0], -(-columns // 8)
+    packed_RGB = pad(packed, (0, groups * bits - packed.shape[1])).view(rows, groups, bits)
+    codes_RG8 = packed.new_zeros(rows, groups, 8)
+    for code, byte, left in _overlaps(bits):
+        codes_RG8[..., code].bitwise_or_(_shifted(packed_RGB[..., byte], -left))
+    return codes_RG8.view(rows, groups * 8)[:, :columns] & ((1 << bits) - 1)
+
+
+def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
+    """Each code and byte of a group that share bits, and how far left the code is shifted to lie in the byte."""
+    for code in range(8):
+        for byte in range(bits):
+            left = code * bits - byte * 8
+            if -bits < left < 8:
+                yield code, byte, left
+
+
+def _shifted(x: Tensor, left: int) -> Tensor:
+    return x << left if left >= 0 else x >> -left

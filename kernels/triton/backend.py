@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dsq.kernels.backend import Backend
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.kernels.triton import codec, gemm, masks
+from dsq.kernels.triton import codec, gemm
 
 TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the reference does it
     REFERENCE,
@@ -18,10 +18,10 @@ TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the ref
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,
-    pack_mask=masks.pack_mask,
-    unpack_mask=masks.unpack_mask,
-    apply_mask=masks.apply_mask,
-    relu=masks.relu,
+    pack_mask=codec.pack_mask,
+    unpack_mask=codec.unpack_mask,
+    apply_mask=codec.apply_mask,
+    relu=codec.relu,
     gemms=gemm.GEMMS,
     tuned=True,
     device_type="cuda",

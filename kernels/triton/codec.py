@@ -1,5 +1,6 @@
-"""Quantise, pack and unpack on a GPU: launches the kernels of codec_kernels."""
+"""Quantise, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,10 +12,11 @@ from dsq.formats import BFP, FixedPoint, Format, Layout
 from dsq.formats.fixed_point import BIAS
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import HIGHEST_EXPONENT, LOWEST_EXPONENT, SignedNVInt
-from dsq.kernels.reference.philox import BLOCK
-from dsq.kernels.reference.power_of_two import NAN_EXPONENT
+from dsq.kernels.reference import stash as reference
+from dsq.kernels.reference.codec import BLOCK
+from dsq.kernels.reference.formats import NAN_EXPONENT
 
-#: the Grid of each format, by its name in grids.py, which imports Triton
+#: the Grid of each format, by its name in tiles.py, which imports Triton
 GRIDS: dict[type[Format], str] = {
     BFP: "POWER",
     FixedPoint: "POWER",
@@ -73,9 +75,9 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 def grid_of(fmt: Format) -> dict[str, Any]:
     """What the kernels know of the format, as compile-time arguments."""
-    from dsq.kernels.triton import grids
+    from dsq.kernels.triton import tiles
 
-    return {"GRID": getattr(grids, GRIDS[type(fmt)]), "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+    return {"GRID": getattr(tiles, GRIDS[type(fmt)]), "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 
 def _encode(
@@ -201,3 +203,66 @@ def _float(dtype: torch.dtype) -> torch.dtype:
 
 def integers_for_bfloat16(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
+
+
+# ---- masks
+
+#: bytes of a mask a program: 8 to 32 bytes of values a thread
+MASK = {"B": 256, "num_warps": 4}
+
+
+def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
+    """kernels/reference/stash.py on a GPU; float64 goes to PyTorch."""
+    if x_N.dtype not in (*LOADED, torch.bool):
+        return reference.pack_mask(x_N, low, high, nan_is_open)
+    from dsq.kernels.triton.codec_kernels import pack_mask as kernel
+
+    count = x_N.numel()
+    bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
+    if count:
+        options = {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open, "WIDE": count >= WIDE, **MASK}
+        with torch.cuda.device_of(x_N):
+            kernel[_mask_programs(bits)](_mask_values(x_N), bits, count, float(low), float(high), **options)
+    return bits
+
+
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    """The same; float64 goes to PyTorch."""
+    if dtype not in (*LOADED, torch.bool):
+        return reference.unpack_mask(bits, count, closed, open, dtype)
+    from dsq.kernels.triton.codec_kernels import unpack_mask as kernel
+
+    out = torch.empty(count, dtype=dtype, device=bits.device)
+    if count:
+        options = {"FLAGS": dtype is torch.bool, "WIDE": count >= WIDE, **MASK}
+        with torch.cuda.device_of(bits):
+            kernel[_mask_programs(bits)](bits, _mask_values(out), count, float(closed), float(open), **options)
+    return out
+
+
+def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
+    """The same; float64 goes to PyTorch."""
+    if x_N.dtype not in LOADED:
+        return reference.apply_mask(bits, x_N)
+    from dsq.kernels.triton.codec_kernels import apply_mask as kernel
+
+    out, integers = torch.empty_like(x_N), torch.int32 if x_N.dtype is torch.float32 else torch.int16
+    if x_N.numel():
+        options = {"WIDE": x_N.numel() >= WIDE, **MASK}
+        with torch.cuda.device_of(x_N):
+            kernel[_mask_programs(bits)](bits, x_N.view(integers), out.view(integers), x_N.numel(), **options)
+    return out
+
+
+def _mask_programs(bits: Tensor) -> tuple[int]:
+    return (-(-bits.numel() // MASK["B"]),)
+
+
+def _mask_values(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.dtype == torch.bool else integers_for_bfloat16(x)
+
+
+def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
+    """PyTorch's ReLU, and the mask of the result by the kernel above: two launches."""
+    y = torch.nn.functional.relu(x, in_place)
+    return y, pack_mask(y.view(-1), 0.0, math.nan, True)

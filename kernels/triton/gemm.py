@@ -1,19 +1,29 @@
-"""The ways to multiply on a GPU's tensor cores, with exact products and sums in float32: here of values in bfloat16, by
-PyTorch; of codes in int8_gemm.
+"""The ways to multiply on a GPU's tensor cores, with exact products and sums in float32.
 
-Values of at most 8 significant bits are exact in bfloat16. One with 9 to 16 bits is exactly the sum of two such parts:
-two products. Shape suffixes: M rows, N columns, K the contraction.
+Values, in bfloat16, by PyTorch: one of at most 8 significant bits is exact there; one of 9 to 16 bits is the sum of two
+such parts, which makes two products.
+
+Packed codes of at most 8 bits, as int8 (int8_kernels.py), with boxes along the contraction or one scale each. If the
+boxes of RUN values of the contraction fit one step after an exact shift, in every vector of a tile, one integer dot
+product takes them all; else it takes a box, and the products of steps cost more than those of codes. Not fp8, which
+would gain nothing: E4M3 holds codes of up to 5 bits, and Hopper multiplies it at the rate of int8, but its sums keep
+about 14 bits (DeepSeek-V3, section 3.3.2): those of a box of 16 are exact, those of a shifted run not.
+
+Shape suffixes: M rows, N columns, K the contraction.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dsq.formats import Format
-from dsq.kernels.backend import GemmKernel, MatMul
-from dsq.kernels.reference.gemm import TORCH
-from dsq.kernels.triton import int8_gemm
+from dsq.formats import Format, Layout
+from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
+from dsq.kernels.reference.backend import TORCH
+from dsq.kernels.triton.codec import GRIDS, grid_of, words_of
 
 Fits = Callable[[Format | None], bool]
 
@@ -58,11 +68,114 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, (x - high).to(torch.bfloat16)
 
 
+# ---- packed codes as int8
+
+#: values of the contraction that one integer dot product takes at most
+RUN = 128
+#: boxes that divide a run; 0: one scale serves the tensor
+BOXES = (0, 16, 32, 64, 128)
+#: vectors of an operand are padded to a multiple of the largest tile's
+VECTORS = 128
+#: vectors of a tile of ``expand``, by whether a row of codes holds one index of the contraction
+EXPAND = {False: {"V": 32, "num_warps": 4}, True: {"V": 128, "num_warps": 8}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program of ``multiply`` computes of the product, and how."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}"
+
+
+TILES = (Tile(128, 128, num_warps=8), Tile(128, 64, num_warps=4), Tile(64, 64, num_warps=4))
+
+
+class _Vectors(NamedTuple):
+    """An operand as ``multiply`` takes it."""
+
+    codes: Tensor  #: (vectors, depth) int8, both padded
+    steps: Tensor  #: (boxes, vectors) float32
+    apart: Tensor | None  #: (vectors,) int32: runs that were not brought to one step; None: none was tried
+
+
+def _fits_int8(matmul: MatMul, dtype: torch.dtype) -> bool:
+    """Whether codes are exact as bytes and have boxes that the kernels take."""
+    a, b = matmul.a.format, matmul.b.format
+    if not matmul.exact or dtype != torch.float32 or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
+        return False
+    return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match()
+
+
+def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
+    """``a b + bias`` in float32. Raises ValueError for codes and scales of other shapes or dtypes."""
+    from dsq.kernels.triton.int8_kernels import multiply
+
+    rows, columns, depth = matmul.sizes(a.shape, b.shape)
+    c = torch.empty(rows, columns, dtype=torch.float32, device=a.codes.device)
+    if 0 in (rows, columns, depth):
+        return c.zero_() if bias_N is None else c.copy_(bias_N.expand_as(c))
+    formats = matmul.a.format, matmul.b.format
+    assert formats[0] is not None
+    box = formats[0].box or RUN
+    sharing = box < RUN and all(fmt is not None and _spare(fmt) >= 0 for fmt in formats)
+    a_axis, b_axis = matmul.contracted()
+    left, right = _expanded(a, matmul.a, a_axis, sharing), _expanded(b, matmul.b, b_axis, sharing)
+    with torch.cuda.device_of(c):
+        multiply[(-(-rows // tile.rows) * -(-columns // tile.columns),)](
+            *left, *right, bias_N, c, rows, columns, left.codes.shape[0], right.codes.shape[0], left.codes.shape[1],
+            BOX=box, RUN=RUN, SHARING=sharing, M=tile.rows, N=tile.columns, GROUP=8,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+    return c
+
+
+def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
+    """``x``, which is summed over along ``axis``; ``sharing``: bring runs to one step where they fit one."""
+    from dsq.kernels.triton.int8_kernels import expand
+
+    fmt, across = operand.format, axis == 0
+    assert fmt is not None
+    layout, box = Layout.of(x.shape, operand.axis), fmt.box or RUN
+    vectors, depth, boxes = x.shape[1 - axis], x.shape[axis], -(-x.shape[axis] // box)
+    out_vectors, out_depth = -(-vectors // VECTORS) * VECTORS, -(-depth // RUN) * RUN
+    strides = (0, 0) if fmt.box == 0 else (1, vectors) if across else (boxes, 1)
+    empty: Callable[..., Tensor] = partial(torch.empty, device=x.codes.device)
+    out = _Vectors(
+        empty(out_vectors, out_depth, dtype=torch.int8),
+        empty(out_depth // box, out_vectors, dtype=torch.float32),
+        torch.zeros(out_vectors, dtype=torch.int32, device=x.codes.device) if sharing else None,
+    )
+    row_bits = 8 * layout.code_shape(fmt.bits)[1]
+    words, word = words_of(x.codes.contiguous(), fmt.bits, row_bits)
+    scales = x.scales.contiguous()
+    with torch.cuda.device_of(words):
+        expand[(out_vectors // EXPAND[across]["V"], out_depth // RUN)](
+            words, scales, scales.view(-1)[-1:], *out, vectors, depth, boxes, row_bits // word, *strides, out_vectors,
+            out_depth, **grid_of(fmt), BOX=box, SPARE=_spare(fmt) if sharing else -1, ACROSS=across, WORD=word, RUN=RUN,
+            **EXPAND[across],
+        )  # fmt: skip
+    return out
+
+
+def _spare(fmt: Format) -> int:
+    """How far every code may be shifted, and its sign turned, within a byte; -1: where steps are no powers of two, or
+    not at all."""
+    if not grid_of(fmt)["GRID"].exponent_mask:
+        return -1
+    return (127 // -fmt.smallest_code).bit_length() - 1
+
+
 _BF16 = torch.bfloat16
 GEMMS = (
     GemmKernel("bfloat16", _exact(_narrow, _narrow), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
     GemmKernel("split a", _exact(_two_parts, _narrow), _in_parts_of_a, b_dtype=_BF16),
     GemmKernel("split b", _exact(_narrow, _two_parts), _in_parts_of_b, a_dtype=_BF16),
-    *int8_gemm.GEMMS,
+    *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )

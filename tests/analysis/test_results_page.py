@@ -62,7 +62,8 @@ r,bfp_at0.8_seed1,60,"[2,2,2,16]",bfp,0.8,1
 """
 RECIPE = """\
 [data]
-kind = "generated"
+kind = "parallel"
+path = "x"
 [[runs]]
 levels = "none"
 paper = 30.0

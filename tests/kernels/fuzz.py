@@ -26,11 +26,10 @@ import dsq
 from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
-from dsq.kernels.affine import affine_pack, affine_unpack
 from dsq.kernels.backend import Groups, Running
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
-from dsq.kernels.masks import apply_mask, pack_mask, relu, unpack_mask
+from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.quantizers import Quantizers
 

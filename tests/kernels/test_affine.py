@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dsq.kernels.affine import affine_pack
 from dsq.kernels.backend import Groups, Running
+from dsq.kernels.dispatch import affine_pack
 
 
 def test_groups_and_ranges_that_do_not_fit_the_values_are_refused():

@@ -6,8 +6,7 @@ import torch
 
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
-from dsq.kernels.dispatch import use_backend
-from dsq.kernels.masks import apply_mask, pack_mask, relu, unpack_mask
+from dsq.kernels.dispatch import apply_mask, pack_mask, relu, unpack_mask, use_backend
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 

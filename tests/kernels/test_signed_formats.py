@@ -19,7 +19,7 @@ from dsq.formats import Format, Layout
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Backend
-from dsq.kernels.conformance.bits import same_bits
+from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.reference.backend import REFERENCE

@@ -10,7 +10,7 @@ import dsq
 from dsq.kernels import tuning
 from dsq.kernels.backend import GemmKernel
 from dsq.kernels.dispatch import backend_for, gemm_for
-from dsq.kernels.reference.gemm import TORCH
+from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.tuning import TimedGemm, preferred, size_class
 
 CPU = backend_for(torch.device("cpu"))

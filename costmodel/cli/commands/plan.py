@@ -7,14 +7,13 @@ from functools import cache
 from pathlib import Path
 
 from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import facts, hardware_of, heading, refuse_idle, setup_of, stages_of, times_note, workload_of
+from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
 from costmodel.planning.batch import largest_batch
 from costmodel.planning.methods import USUAL
-from costmodel.planning.parallel import Plan, cheapest, parallelisms
 from costmodel.planning.step import communication_bytes, packing_seconds, step_time
 from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
@@ -23,8 +22,6 @@ from dsq.command.files import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 GIGA = 1e9
-#: of which all divisors are tried
-MOST_GPUS = 2**24
 #: the method of the picture, where no precision is given
 PICTURED = "bf16"
 
@@ -35,9 +32,6 @@ def run(arguments: argparse.Namespace) -> Answer:
     budget = _bytes(arguments.fit) if arguments.fit else hardware.memory_bytes
     if not budget:
         raise ValueError(f"hardware {hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
-    if arguments.gpus is not None:
-        return _search(arguments, workload, hardware, budget)
-    refuse_idle(arguments, ("micro_batches",), "without --gpus")
     if arguments.zero and devices == 1:
         raise ValueError(f"--zero {arguments.zero} does nothing on one device: give --devices, or leave it out")
     methods = [replace(method, zero=arguments.zero, devices=devices) for method in _methods(arguments)]
@@ -74,36 +68,6 @@ def run(arguments: argparse.Namespace) -> Answer:
 def _methods(arguments: argparse.Namespace) -> list[Method]:
     setups = [setup_of(arguments, text) for text in arguments.precision]
     return [Method(str(setup), setup) for setup in setups] or list(USUAL)
-
-
-def _search(arguments: argparse.Namespace, workload: Workload, hardware: Hardware, budget: float) -> Answer:
-    """The cheapest ways to use --gpus devices that fit."""
-    gpus = whole_number("gpus", arguments.gpus, 1, MOST_GPUS)
-    micro_batches = whole_number("micro_batches", arguments.micro_batches, 1)
-    refuse_idle(arguments, ("devices", "zero", "picture"), "with --gpus")
-    candidates = parallelisms(_methods(arguments), gpus, micro_batches)
-    found = cheapest(lambda shard: stages_of(arguments, shard), candidates, hardware, budget)
-    shown = {"method": "", "devices": "", "peak_GB": ".2f", "step_ms": ",.1f", "sent_GB": ".2f", "tokens/s": ",.0f"}
-    shown |= {"device_s/Mtoken": ".1f"}
-    records = [_plan_record(plan) for plan in found]
-    notes = [
-        f"of the ways that fit in {budget / GIGA:,.1f} GB the cheapest of each method, the cheapest a token first. "
-        f"{micro_batches} micro-batches a step; nothing overlaps; one link speed between all devices."
-    ]
-    if not found:
-        notes = [f"No way to use {gpus} devices fits in {budget / GIGA:,.1f} GB: more devices, or fewer --sequences"]
-    if any(packing_seconds(plan.stages[0], plan.parallelism.method, hardware) is None for plan in found):
-        notes.append("packing was never measured on this hardware: methods that pack take longer than the table says.")
-    notes.append(times_note(hardware))
-    section = Section("plans", heading(workload, hardware), records, shown)
-    return Answer([section], notes, facts(workload, hardware) | {"budget_bytes": budget, "gpus": gpus})
-
-
-def _plan_record(plan: Plan) -> Record:
-    record: Record = {"method": plan.parallelism.method.name, "devices": str(plan.parallelism)}
-    record |= {"peak_GB": plan.memory.peak / GIGA, "peak_at": plan.memory.cause, "step_ms": plan.seconds * 1e3}
-    record |= {"sent_GB": plan.sent / GIGA, "tokens/s": plan.tokens_per_second}
-    return record | {"device_s/Mtoken": plan.device_seconds}
 
 
 #: category -> its column

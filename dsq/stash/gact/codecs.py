@@ -9,9 +9,8 @@ from torch import Tensor
 
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
-from dsq.kernels.affine import affine_pack, affine_unpack
 from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import pack, unpack
+from dsq.kernels.dispatch import affine_pack, affine_unpack, pack, unpack
 from dsq.packing import quantize
 from dsq.stash.codes import Decode
 

@@ -86,11 +86,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
             F.softplus,
         ),
     }
-    for dimensions in (1, 2, 3):
-        for transposed in (False, True):
-            name = f"conv{'_transpose' if transposed else ''}{dimensions}d"
-            by_row[products.convolution(dimensions, transposed)] = (getattr(F, name), getattr(torch, name))
-    return {function: row for row, functions in by_row.items() for function in functions}
+    return products.CONVOLUTIONS | {function: row for row, functions in by_row.items() for function in functions}
 
 
 TABLE = _rows()

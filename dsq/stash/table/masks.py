@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.masks import apply_mask
-from dsq.kernels.masks import relu as masked_relu
+from dsq.kernels.dispatch import apply_mask
+from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.memory_order import MemoryOrder
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Form, Kept, Stash, keep, kept
+from dsq.stash.codes import Form, Kept, Stash, exact_form, keep, kept
 
 LAYER = Kept("norm", "layernorm")
 GROUP = Kept("norm", "other", axis=1)
@@ -160,6 +160,8 @@ def batch_norm(
     """F.batch_norm."""
     if not _differentiable(input, weight, bias) or input.dim() < 2 or (training and input.numel() == input.shape[1]):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not training and not _differentiable(weight):
+        return FrozenBatchNorm.apply(input, weight, bias, running_mean, running_var, eps)  # type: ignore[no-any-return, no-untyped-call]
     return BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
         stash, input, weight, bias, running_mean, running_var, training, momentum, eps
     )
@@ -209,6 +211,27 @@ class BatchNorm(torch.autograd.Function):
             [dx_wanted, *parameters],
         )  # fmt: skip
         return None, None if dx is None else dx * inverse, dw, db, *[None] * 5
+
+
+class FrozenBatchNorm(torch.autograd.Function):
+    """By running statistics and with a frozen scale: the gradient reads nothing of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+    ) -> Tensor:
+        keep(ctx, *(None if t is None else exact_form(t) for t in (weight, mean, variance)))
+        ctx.eps = eps
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, mean, variance = kept(ctx)
+        wanted = [ctx.needs_input_grad[0], False, ctx.needs_input_grad[2]]
+        dx, _, db = torch.ops.aten.native_batch_norm_backward(
+            dy, dy, weight, mean, variance, None, None, False, ctx.eps, wanted
+        )
+        return dx, None, db if wanted[2] else None, None, None, None
 
 
 def _channels(x: Tensor, like: Tensor) -> Tensor:

@@ -164,7 +164,8 @@ def convolution(dimensions: int, transposed: bool) -> Any:
     ) -> Tensor:
         names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
         options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
-        if not weight.requires_grad or input.dim() != dimensions + 2 or isinstance(padding, str):
+        frozen = not (weight.requires_grad or input.requires_grad)
+        if frozen or input.dim() != dimensions + 2 or isinstance(padding, str):
             return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
         tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
         geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])
@@ -174,6 +175,13 @@ def convolution(dimensions: int, transposed: bool) -> Any:
     return convolve
 
 
+CONVOLUTIONS = {
+    getattr(torch, f"conv{'_transpose' if transposed else ''}{dimensions}d"): convolution(dimensions, transposed)
+    for dimensions in (1, 2, 3)
+    for transposed in (False, True)
+}
+
+
 def _tuple(value: Any, count: int) -> list[int]:
     return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
 
@@ -181,16 +189,18 @@ def _tuple(value: Any, count: int) -> list[int]:
 class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
-        keep(ctx, stash.code(x, CONVOLUTION), stash.exact(w))
-        ctx.geometry, ctx.biased = geometry, bias is not None
+        x_wanted, w_wanted, _ = ctx.needs_input_grad[1:4]
+        keep(ctx, stash.code(x, CONVOLUTION) if w_wanted else None, stash.exact(w) if x_wanted else None)
+        ctx.geometry, ctx.shapes, ctx.strides = geometry, (x.shape, w.shape), (x.stride(), w.stride())
         return run(x, w, bias)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = kept(ctx)
-        wanted = [ctx.needs_input_grad[1], True, ctx.biased]
-        sizes = [dy.shape[1]] if ctx.biased else None
-        gradients = torch.ops.aten.convolution_backward(
-            dy, x.to(dy.dtype), w.to(dy.dtype), sizes, *ctx.geometry, wanted
+        wanted = list(ctx.needs_input_grad[1:4])
+        x, w = (  # what is not kept is not read: memory of its layout serves
+            dy.new_empty_strided(shape, stride) if value is None else value.to(dy.dtype)
+            for value, shape, stride in zip(kept(ctx), ctx.shapes, ctx.strides, strict=True)
         )
+        sizes = [dy.shape[1]] if wanted[2] else None
+        gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *ctx.geometry, wanted)
         return None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None, None

@@ -6,8 +6,7 @@ import pytest
 
 import dsq
 from analysis import ROOT
-from analysis.experiments.ledger.configurations import Configuration, configurations
-from analysis.experiments.ledger.ledger import read_ledger
+from analysis.experiments.ledger import Configuration, configurations, read_ledger
 from dsq.damage import NEEDED, STOCHASTIC
 
 

@@ -1,11 +1,13 @@
-"""Recipes: what they may say, the plan, and going on after a kill."""
+"""An experiment's runs: one from text to the report through a kill, and how commands share folders."""
 
 import json
-import shlex
+import lzma
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,204 +15,20 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis import ROOT
-from analysis.experiments import glue, report, run
-from analysis.experiments.ledger.ledger import add_row, read_ledger
-from analysis.experiments.plan.costs import expected
-from analysis.experiments.plan.experiment import Data, load_experiment
-from analysis.experiments.plan.runs import plan
-from analysis.experiments.session import data_folder
-from analysis.experiments.session.run_folder import RunFolder
-
-RECIPES = sorted((Path(run.__file__).parent / "recipes").glob("*.toml"))
-LEDGERS = sorted(
-    path for path in (ROOT / "analysis" / "results").glob("*.csv") if path.read_text().startswith("recipe,")
-)
-HEAD = """
-title = "tiny"
-[data]
-kind = "generated"
-sentences = 60
-held_out = 6
-vocab = 250
-beam = 1
-[training]
-cpu = true
-encoder-layers = 1
-decoder-layers = 1
-encoder-embed-dim = 16
-decoder-embed-dim = 16
-encoder-ffn-embed-dim = 32
-decoder-ffn-embed-dim = 32
-encoder-attention-heads = 2
-decoder-attention-heads = 2
-max-tokens = 512
-max-update = 30
-max-epoch = 0
-save-interval-updates = 1
-keep-interval-updates = 1
-log-interval = 1
-"""
-GRID = """
-[options]
-seed = [1, 2]
-[[runs]]
-levels = "none"
-[[runs]]
-levels = "[2,2,2,16] [16,4,4,16]"
-format = ["bfp", "snvint"]
-rise_at = 0.5
-"""
-
-
-def recipe(folder: Path, text: str) -> Path:
-    path = folder / "tiny.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-# ---- the recipe ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("title = 3", "title must be a text, got 3"),
-        ('titel = "x"', "titel is no key here; accepted are title, data"),
-        ('[data]\nkind = "web"', "data.kind must be one of generated, parallel, labelled, finetuning, got 'web'"),
-        ('[data]\nkind = "parallel"', "data.path must be given for data.kind = 'parallel'"),
-        ('[data]\nkind = "generated"\nvocab = "many"', "data.vocab must be a whole number from 1, got 'many'"),
-        ('[data]\nkind = "generated"\nbeam = 0', "data.beam must be a whole number from 1, got 0"),
-        (HEAD, "runs must be tables headed [[runs]]"),
-        (HEAD + "[[runs]]\nbits = 4", "runs[0].bits is no key here; accepted are seed, levels, format"),
-        (HEAD + "[[runs]]\nlevels = 4", "runs[0].levels must be a text, got 4"),
-        (HEAD + "[[runs]]\nbox = []", "runs[0].box must be a value, or a list of values"),
-        (HEAD + '[[runs]]\npaper = "high"', "runs[0].paper must be a number"),
-        (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].label must be given"),
-        (HEAD + "[options]\nseed = [-1]\n[[runs]]", "options.seed must be a whole number from 0, got -1"),
-        (HEAD + "seed = 3\n[[runs]]", "training.seed: seeds and DSQ's options go under"),
-        ('[data]\nkind = "generated"\npath = "mine"', "data.path mine: data.kind = 'generated' makes its own text"),
-        ("[data\n", "Expected ']'"),
-    ],
-)
-def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tmp_path: Path) -> None:
-    path = recipe(tmp_path, text)
-    with pytest.raises(ValueError) as raised:
-        load_experiment(path)
-    assert str(raised.value).startswith(f"{path}: ")
-    assert named in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("more", "given", "named"),
-    [
-        ('[[runs]]\nlevels = "[4,4,4,8]"', [], 'runs: levels = "[4,4,4,8]" needs a format'),
-        (
-            '[[runs]]\nformat = "bfp"\nlevels = "[2,2]"',
-            [],
-            "run bfp_2-2_seed1: argument --dsq-levels: precision must be",
-        ),
-        ("[[runs]]\n[[runs]]", [], "runs: two of them are fp32_seed1"),
-        ("[[runs]]", ["--set", "data.vocab=many"], "--set data.vocab=many: must be a line of TOML, as in training"),
-        ("[[runs]]", ["--set", 'data.vocab="many"'], "data.vocab must be a whole number from 1, got 'many'"),
-        ("[[runs]]", ["--set", "datum.vocab=1"], "datum is no key here; accepted are title, data"),
-        ("[[runs]]", ["--set", "training.seed=2"], "training.seed: seeds and DSQ's options go under"),
-        ("[[runs]]", ["--set", "training.max-epochs=2"], "unrecognized arguments: --max-epochs 2"),
-        (
-            '[[runs]]\nlevels = "none"',
-            ["--set", 'options.levels="[4,4,4,8]"'],
-            "changes nothing, as each of [[runs]] has its own levels",
-        ),
-        ("[[runs]]", ["--only", "sbfp*"], "--only sbfp*: matches no run; the first is fp32_seed1"),
-        ("[[runs]]", ["--only", "fp32*", "--only", "snvnt*"], "--only snvnt*: matches no run; the first is fp32_seed1"),
-        ("[[runs]]", ["--submitit", "mem_gb=4"], "--submitit mem_gb=4: does nothing without --engine submitit"),
-        ("[[runs]]", ["--data", "mine"], "generates its own text: leave --data out"),
-        (
-            '[[runs]]\nlevels = "[4,4,4,8]"\nformat = "bfp"\nexclude = ["fc(1|2)", "fc[1-2]"]',
-            [],
-            "runs: two of them are bfp_4-4-4-8_exclude=fc-1-2-_seed1, of {'levels': '[4,4,4,8]', 'format'",
-        ),
-        (
-            '[[runs]]\nlabel = "x"\ntraining = {lr = 1.0}',
-            ["--set", "training.lr=2.0"],
-            "--set training.lr=2.0: changes nothing, as each of [[runs]] has its own lr",
-        ),
-        ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),
-    ],
-)
-def test_what_no_run_could_use_is_one_line(more, given, named, tmp_path, capsys) -> None:
-    out = tmp_path / "out"
-    assert run.main([str(recipe(tmp_path, HEAD + more)), "--out", str(out), *given]) == 2
-    error = capsys.readouterr().err
-    assert named in error
-    assert error.count("\n") == 1
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [("max-epoch = 0", "max-epoch must be given beside max-update"), ("max-update = 30", "nothing ends")],
-)
-def test_what_ends_a_run_is_given(line: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = recipe(tmp_path, HEAD.replace(f"{line}\n", "") + "[[runs]]")
-    assert run.main([str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
-    assert named in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_has_a_plan_with_costs(path: Path) -> None:
-    experiment = load_experiment(path)
-    runs = plan(experiment)
-    costed = [one for one in runs if expected(one, experiment.workload)]
-    assert {one.levels for one in runs if one not in costed} == {"none"}
-
-
-@pytest.mark.parametrize("path", LEDGERS, ids=lambda path: path.stem)
-def test_every_row_of_a_committed_ledger_is_in_its_recipe(path: Path) -> None:
-    rows = read_ledger(path)
-    planned = {
-        (recipe, one.name): shlex.join(one.flags)
-        for recipe in {row["recipe"] for row in rows}
-        for one in plan(load_experiment(RECIPES[0].with_name(f"{recipe}.toml")))
-    }
-    assert {(row["recipe"], row["run"]): row["training"] for row in rows}.items() <= planned.items()
-
-
-def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (wmt,) = (path for path in RECIPES if path.stem == "wmt14_table6")
-    given = [str(wmt), "--out", str(tmp_path / "out"), "--only", "fp32*"]
-    assert run.main([*given, "--data", str(tmp_path / "no")]) == 2
-    said = capsys.readouterr().err
-    assert f"data.path {tmp_path / 'no'}: there is no such folder; give --data DIR. " in said
-    assert "python -m analysis.experiments.prepare wmt14 DIR" in said
-    data = Data(kind="labelled", path=str(tmp_path), task="x", pretrained=str(tmp_path), get="Ask.")
-    with pytest.raises(ValueError, match=r"there is no model\.pt\. Ask\."):
-        data_folder.check_present(data)
-    for name in glue.PRETRAINED:
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=r"encoder\.json: its SHA-256 is e3b0c442"):
-        data_folder.check_present(data)
-
-
-def test_a_grid_is_multiplied_out_and_first_seeds_come_first(tmp_path: Path) -> None:
-    runs = plan(load_experiment(recipe(tmp_path, HEAD + GRID)))
-    assert [one.name for one in runs] == [
-        f"{name}_seed{seed}"
-        for seed in (1, 2)
-        for name in ("fp32", "bfp_2-2-2-16_16-4-4-16_at0.5", "snvint_2-2-2-16_16-4-4-16_at0.5")
-    ]
-    flags = runs[1].flags
-    assert "--cpu" in flags
-    assert flags[flags.index("--dsq-rise-at") + 1] == "0.5"
-    assert not any(flag.startswith("--dsq") for flag in runs[0].flags)
-
-
-# ---- running ------------------------------------------------------------------------------------------------------
+from analysis.experiments import data, report, run
+from analysis.experiments.data import Data
+from analysis.experiments.ledger import add_row, read_ledger
+from analysis.experiments.recipe import load_experiment, plan
+from analysis.experiments.run import Job, RunFolder, Session
+from tests.analysis.experiments.tiny import GRID, HEAD, recipe
+from tests.fairseq_plugin.harness import sentence_pairs, write_pairs
 
 
 def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path, out = recipe(tmp_path, HEAD + GRID), tmp_path / "out"
-    given = [str(path), "--out", str(out), "--only", "snvint*seed1"]
+    for seed, (name, count) in enumerate({"train": 60, "valid": 6, "test": 6}.items()):
+        write_pairs(tmp_path / name, sentence_pairs(count, seed))
+    given = [str(path), "--data", str(tmp_path), "--out", str(out), "--only", "snvint*seed1"]
     (name,) = (one.name for one in plan(load_experiment(path), ["snvint*seed1"]))
     folder = RunFolder(out / name)
     with subprocess.Popen([sys.executable, "-m", "analysis.experiments.run", *given], cwd=ROOT) as process:
@@ -248,42 +66,107 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
 
     changed = recipe(tmp_path, HEAD.replace("max-tokens = 512", "max-tokens = 500") + GRID)
     assert run.main([str(changed), *given[1:]]) == 2
-    assert f"{folder.path}: its run was made with training" in capsys.readouterr().err
+    assert f"{folder.path}: its run was made with flags" in capsys.readouterr().err
     assert report.main([str(out / "ledger.csv")]) == 0
     assert "| [2,2,2,16] [16,4,4,16] |" in (out / "report.md").read_text()
 
 
+def session(folder: Path) -> tuple[Session, RunFolder]:
+    """A session of one run, which has not begun."""
+    experiment = load_experiment(recipe(folder, HEAD + "[[runs]]"))
+    (one,) = plan(experiment)
+    made = Session(experiment, [one], folder, threads=1)
+    return made, made.folders[one.name]
+
+
 def test_what_is_told_of_a_run_is_its_recipes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    experiment = load_experiment(recipe(tmp_path, HEAD + "[[runs]]"))
-    (one,), engine = plan(experiment), pytest.fail
-    session = run.Session(experiment, [one], tmp_path, engine, threads=1)
-    folder = session.folders[one.name]
-    folder.start(one, experiment.data, {"cpu": "x"})
-    (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"total": 9}}')
+    made, folder = session(tmp_path)
+    (one,) = made.runs.values()
+    folder.start(one.training_on(made.experiment.data, tmp_path / "data"), {"cpu": "x"})
+    (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"train": 9}}')
     add_row(tmp_path / "ledger.csv", {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU"})
-
-    class Ended:
-        def status(self) -> int:
-            return 0
-
-    assert session._ended(run.StartedRun(one, folder, Ended()))
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert made._ended(Job(one, folder, process))
     assert "fp32_seed1: BLEU 2.5, " in capsys.readouterr().out
     assert [row["seconds"] for row in read_ledger(tmp_path / "ledger.csv")] == ["", "9"]
 
 
-def test_the_plan_is_printed_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture, caplog) -> None:
-    path = recipe(tmp_path, HEAD + GRID)
-    assert run.main([str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "bfp_2-2-2-16_16-4-4-16_at0.5_seed2" in said
-    assert "6 runs." in said
-    assert caplog.messages == []  # each run's own log warns of its levels
-    assert not (tmp_path / "out").exists()
+def test_a_run_that_another_command_is_at_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made, folder = session(tmp_path)
+    with folder.locked():
+        made.go(jobs=1)
+    assert "another process is at fp32_seed1: call again when it has ended" in capsys.readouterr().out
+    assert not folder.log.exists()
 
 
-def test_a_setting_that_came_later_counts_as_its_default() -> None:
-    data = Data(kind="generated", vocab=99)
-    recorded = data_folder.settings(data)
-    del recorded["pretrained"]
-    assert data_folder.same(recorded, data)
-    assert not data_folder.same(recorded, Data(kind="generated", vocab=98))
+def test_a_run_that_another_command_began_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    made, folder = session(tmp_path)
+    folder.path.mkdir()
+    (folder.path / "run.json").write_text('{"data": {"vocab": 4}}')
+    with pytest.raises(ValueError, match=r"its run was made with data {'vocab': 4}, the recipe now says {"):
+        made.go(jobs=1)
+
+
+def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
+    made, folder = session(tmp_path)  # its data are absent
+    with pytest.raises(ValueError, match=r"1 of 1 runs failed, first fp32_seed1: .*--data no such folder: no such"):
+        made.go(jobs=1)
+    assert folder.failure(-9) == "killed by SIGKILL"
+
+
+def test_stopping_ends_a_job_that_is_suspended(tmp_path: Path) -> None:
+    made, folder = session(tmp_path)
+    (one,) = made.runs.values()
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    job = Job(one, folder, process)
+    os.killpg(process.pid, signal.SIGSTOP)
+    job.stop()
+    assert job.status() == -signal.SIGTERM
+
+
+# ---- the data that runs share -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
+    """Parallel text; binarising it takes a moment and leaves nothing."""
+    monkeypatch.setattr(data, "_binarise_pairs", lambda *_: time.sleep(0.05))
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            (folder / f"{split}.{language}").write_text("ja\nnein\n")
+    return Data("parallel", str(folder))
+
+
+def test_commands_that_share_a_folder_prepare_it_once(text: Data, tmp_path: Path, monkeypatch) -> None:
+    """Threads here, whose locks differ as processes' do."""
+    seen: list[object] = []
+    monkeypatch.setattr(data, "_binarise_pairs", lambda *given: (time.sleep(0.05), seen.append(given)))
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: data.prepare(text, tmp_path / "data"), range(2)))
+    assert len(seen) == len(set(found)) == 1
+
+
+def test_text_may_move_and_be_packed_but_not_change(text: Data, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    for path in Path(text.path).iterdir():
+        (second / f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes()))
+    for one in (text, Data("parallel", str(second))):
+        data.prepare(one, tmp_path / "data")
+    with pytest.raises(ValueError, match="was prepared with other settings than the recipe's data"):
+        data.prepare(Data("parallel", text.path, vocab=9), tmp_path / "data")
+    (Path(text.path) / "test.en").write_text("ja\nno\n")
+    with pytest.raises(ValueError, match="was made of other text than --data has now: put that back, or give another"):
+        data.prepare(text, tmp_path / "data")
+
+
+def test_what_a_killed_preparation_left_is_not_taken(text: Data, tmp_path: Path) -> None:
+    left = tmp_path / "data" / "binary" / "test.de-en.en.idx"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (tmp_path / "data" / "text.sha256").write_text("of text that was mended\n")
+    data.prepare(text, tmp_path / "data")
+    assert not left.exists()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from costmodel.cli.main import EXAMPLES, main
-from costmodel.cli.measured_runs import load_runs
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.estimate import evaluate
 from costmodel.model.quantisation import DSQ, Setup
@@ -28,10 +27,6 @@ COMMANDS = {
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
-    "sweep": ["sweep", "--q0", "2:4", "--q1", "2:4", "--q2", "4", "--q3", "8,16"],
-    "cheapest": ["cheapest", "analysis/results/demo_formats.csv"],
-    "solve": ["solve", "[16,4,4,16]"],
-    "solve, no energy": ["solve", "[4,4,4,16]", "--hardware", "laptop-cpu", "--gain", "1.2"],
     "explain": ["explain", "[16,4,4,16]"],
     "explain, paper": ["explain", "[16,4,4,16]", "--profile", "paper"],
 }
@@ -86,15 +81,12 @@ def test_version(capsys):
 
 
 def test_what_figures_are_relative_to(capsys):
-    """A setup relative to itself is 1, in either profile and in a sweep."""
+    """A setup relative to itself is 1, in either profile."""
     own = ["--relative-to", "[16,4,4,16]", "--json"]
     for profile in ("first-principles", "paper"):
         _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--profile", profile, *own)
         (record,) = json.loads(text)["estimates"]
         assert (record["dram"], record["arithmetic"]) == (1, 1)
-    _, text, _ = run(capsys, "sweep", "--q0", "16", "--q1", "4", "--q2", "4", "--q3", "16", *own)
-    (record,) = json.loads(text)["front"]
-    assert (record["dram"], record["arithmetic"]) == (1, 1)
 
 
 TABLE_6 = "import sys; from costmodel.cli.main import main; sys.exit(main(['table', '6', '--csv', '-o', {!r}]))"
@@ -135,8 +127,8 @@ def test_special_files_are_written_through(tmp_path):
 
 
 def test_every_error_names_the_command(capsys):
-    for command in ("estimate", "table", "roofline", "sweep", "explain", "plan", "solve", "calibrate"):
-        needed = ["[16,4,4,16]"] if command in ("roofline", "explain", "solve", "calibrate") else []
+    for command in ("estimate", "table", "roofline", "explain", "plan", "calibrate"):
+        needed = ["[16,4,4,16]"] if command in ("roofline", "explain", "calibrate") else []
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
@@ -217,10 +209,9 @@ def test_history_is_costed_with_the_runs_exclude(recorded, options, same_as, not
 
 
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])
-@pytest.mark.parametrize("command", ["roofline", "sweep"])
-def test_pictures_are_whole_files(command, suffix, magic, capsys, tmp_path):
+def test_pictures_are_whole_files(suffix, magic, capsys, tmp_path):
     path = tmp_path / f"picture{suffix}"
-    status, out, _ = run(capsys, *COMMANDS[command], "--picture", str(path))
+    status, out, _ = run(capsys, *COMMANDS["roofline"], "--picture", str(path))
     assert status == 0
     assert out
     assert path.read_bytes().startswith(magic)
@@ -244,25 +235,21 @@ BAD = {
     "no folder": (["estimate", "[16,4,4,16]", "--output", "/no/such/folder/x"], "there is no folder /no/such/folder"),
     "a folder": (["table", "--output", "/"], "output / is a folder"),
     "picture": (["roofline", "[16,4,4,16]", "--picture", "x.jpg"], "must end in .png or .svg"),
-    "one file for both": (["sweep", "--picture", "x.png", "-o", "./x.png"], "output ./x.png is the picture too"),
-    "unwritable picture": (["sweep", "--picture", "/proc/x.png"], "output /proc/x.png cannot be written"),
+    "one file for both": (
+        ["roofline", "[4,4,4,8]", "--picture", "x.png", "-o", "./x.png"],
+        "output ./x.png is the picture too",
+    ),
+    "unwritable picture": (
+        ["roofline", "[4,4,4,8]", "--picture", "/proc/x.png"],
+        "output /proc/x.png cannot be written",
+    ),
     "history": (["estimate", "--history", "/no/such.json"], "/no/such.json cannot be read"),
-    "range": (["sweep", "--q1", "0:4"], "range must be widths in 2..32 such as 4, 2:8 or 2:16,32, got '0:4'"),
-    "objectives": (["sweep", "--objectives", "speed,dram"], "objectives must be two or more of"),
-    "too many": (["sweep", *["--q0", "2:32", "--q1", "2:32", "--q2", "2:32", "--q3", "2:32"]], "narrow a range"),
     "table": (["table", "5"], "table must be one of 1, 6, 7"),
     "size": (["plan", "--fit", "80"], "fit must be a size such as 80GB or 24GiB, got '80'"),
     "no memory": (["plan", "--hardware", "laptop-cpu"], "does not state its memory: give --fit"),
     "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
-    "gpus": (["plan", "--gpus", "0"], "gpus must be a whole number in 1..16777216, got 0"),
-    "many gpus": (["plan", "--gpus", "100000000000"], "gpus must be a whole number in 1..16777216, got 100000000000"),
     "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
     "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
-    "ledger": (["cheapest", "/no/such.csv"], "ledger /no/such.csv cannot be read: No such file"),
-    "accuracy": (["cheapest", "analysis/results/demo_formats.csv", "--accuracy", "nan"], "accuracy must be a number"),
-    "no ledger": (["cheapest", "analysis/results/kernels.csv"], "has no column score"),
-    "gain": (["solve", "[4,4,4,16]", "--gain", "0"], "gain must be above 0, got 0"),
-    "no codes": (["solve", "float:[16,16,16,16]"], "multiplies no codes"),
     "calibrate": (["calibrate", "mine.txt"], "must end in .toml"),
     "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
     "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "must be a regular expression"),
@@ -294,115 +281,16 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert message in captured.err
 
 
-LEDGER = """run,score,measure,seed,format,levels,level_tokens,exclude
-a_seed1,90,BLEU,1,,none,,
-b_seed1,89.5,BLEU,1,bfp,"[16,4,4,16]",100,output_projection
-b_seed2,87.5,BLEU,2,bfp,"[16,4,4,16]",100,output_projection
-d_seed1,80,BLEU,1,snvint,"[2,2,2,16] [16,4,4,16]",75 25,output_projection
-"""
-
-
-def test_cheapest_is_the_mean_of_levels_over_seeds(capsys, tmp_path):
-    path = tmp_path / "ledger.csv"
-    path.write_text(LEDGER)
-
-    def records(*options):
-        _, text, _ = run(capsys, "cheapest", str(path), "--json", *options)
-        return json.loads(text)["setups"]
-
-    by_name = {record["setup"]: record for record in records("--within", "2")}
-    static, two = by_name["bfp [16,4,4,16]"], by_name["snvint [2,2,2,16] 75%, [16,4,4,16] 25%"]
-    assert (static["score"], static["seeds"], static["reaches"]) == (88.5, 2, "yes")
-    assert two["reaches"] == "no"
-    assert records("--accuracy", "70", "--by", "stash")[0] == two | {"reaches": "yes"}
-    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", "[16,4,4,16]", "--exclude", "output_projection", "--json")
-    low, high = (record["dram_MB"] for record in json.loads(text)["estimates"])
-    assert two["dram_MB"] == pytest.approx(0.75 * low + 0.25 * high, rel=1e-3)  # a scale more, of the whole tensor
-
-
-def test_cheapest_tells_apart_what_its_ledger_does(capsys, tmp_path):
-    """Runs of one schedule that differ otherwise are no seeds of each other, and boxes cost as they were trained."""
-    path = tmp_path / "ledger.csv"
-    path.write_text("""run,score,measure,format,levels,level_tokens,box
-bfp_4_seed1,80,BLEU,bfp,"[4,4,4,16]",100,16
-bfp_4_box=64_seed1,70,BLEU,bfp,"[4,4,4,16]",100,64
-bfp_4_box=64_seed2,72,BLEU,bfp,"[4,4,4,16]",100,64
-bfp_4_stash=all_seed1,60,BLEU,bfp,"[4,4,4,16]",100,16
-""")
-    _, text, _ = run(capsys, "cheapest", str(path), "--json")
-    found = {record["setup"]: record for record in json.loads(text)["setups"]}
-    assert {name: (record["score"], record["seeds"]) for name, record in found.items()} == {
-        "bfp [4,4,4,16]": (80, 1),
-        "bfp [4,4,4,16] (box=64)": (71, 2),
-        "bfp [4,4,4,16] (stash=all)": (60, 1),
-    }
-    assert found["bfp [4,4,4,16] (box=64)"]["dram_MB"] < found["bfp [4,4,4,16]"]["dram_MB"]
-
-
 @pytest.mark.parametrize("container", ["16", "32"])
 def test_runs_are_costed_with_the_container_that_is_asked_for(container, capsys, tmp_path):
     """As the setups are that they are compared with."""
-    ledger, history = tmp_path / "ledger.csv", tmp_path / "history.json"
-    ledger.write_text(LEDGER)
+    history = tmp_path / "history.json"
     history.write_text(json.dumps({"format": "snvint", "levels": [{"precision": [16, 4, 4, 16], "updates": 1}]}))
     answers = []
     for query in (["estimate", "[16,4,4,16]"], ["estimate", "--history", str(history)]):
         _, text, _ = run(capsys, *query, "--container", container, "--json")
         answers.append({k: v for k, v in json.loads(text)["estimates"][0].items() if k != "share"})
     assert answers[0] == answers[1]
-    _, text, _ = run(capsys, "cheapest", str(ledger), "--container", container, "--json")
-    (found,) = [record for record in json.loads(text)["setups"] if record["setup"] == "bfp [16,4,4,16]"]
-    like = ["bfp:[16,4,4,16]", "--exclude", "output_projection", "--container", container, "--json"]
-    _, text, _ = run(capsys, "estimate", *like, "--relative-to", "float:[16,16,16,16]")
-    (alone,) = json.loads(text)["estimates"]
-    assert (found["dram_MB"], found["dram"], found["ms"]) == (alone["dram_MB"], alone["dram"], alone["floor_ms"])
-
-
-def test_runs_that_name_no_axis_take_the_one_that_is_given(tmp_path):
-    path = tmp_path / "ledger.csv"
-    path.write_text(LEDGER)
-    (_, *quantised), _ = load_runs(str(path), None, {"box_axis": "last"})
-    assert {work.setup.box_axis for setup in quantised for work in setup.history.levels} == {"last"}
-
-
-def test_cheapest_weighs_by_updates_where_tokens_were_not_counted(capsys):
-    """As of fine-tuning."""
-    _, text, _ = run(capsys, "cheapest", "analysis/results/finetuned.csv", "--recipe", "sst2_finetuned", "--json")
-    assert "snvint [4,3,3,8] 80%, [8,4,4,8] 20%" in {record["setup"] for record in json.loads(text)["setups"]}
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (("BLEU,2", "loss,2"), "mixes what its scores measure: BLEU, loss"),
-        (("75 25", "75"), "line 5: 2 levels, but 1 level_tokens"),
-        (("75 25", "0 0"), "line 5: no level records any work (level_tokens or level_updates)"),
-        (("75 25", "inf 25"), "line 5: level_tokens must be a number in [0, inf), got inf"),
-        (("75 25", "-75 175"), "line 5: level_tokens must be a number in [0, inf), got -75.0"),
-        (("d_seed1,80", "d_seed1,nan"), "line 5: score must be a number in (-inf, inf), got nan"),
-        (('16]",75 25,output_projection', "16]"), "line 5: it has not as many fields as the first line"),
-        (('16]",75 25', "16],75 25"), "line 5: it has not as many fields as the first line"),
-        (("100,output_projection", "100," + "x" * 2**18), "cannot be read: field larger than field limit"),
-        (("[2,2,2,16] ", "[2,2,16] "), "line 5: precision must be four whole numbers"),
-    ],
-)
-def test_a_bad_ledger_names_the_line(change, message, capsys, tmp_path):
-    path = tmp_path / "ledger.csv"
-    path.write_text(LEDGER.replace(*change))
-    status, _, errors = run(capsys, "cheapest", str(path))
-    assert status == 2
-    assert message in errors
-
-
-def test_runs_of_two_recipes_are_not_compared(capsys, tmp_path):
-    path = tmp_path / "ledger.csv"
-    recipes = ("recipe", "one", "one", "one", "other")
-    path.write_text("\n".join(map(",".join, zip(recipes, LEDGER.splitlines(), strict=True))))
-    status, _, errors = run(capsys, "cheapest", str(path))
-    assert status == 2
-    assert "--recipe must be one of one, other, got none" in errors
-    _, text, _ = run(capsys, "cheapest", str(path), "--recipe", "one", "--json")
-    assert [record["score"] for record in json.loads(text)["setups"]] == [90, 88.5]
 
 
 @pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])

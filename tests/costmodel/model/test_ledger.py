@@ -8,8 +8,7 @@ import pytest
 from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FORWARD, POINTWISE, UPDATE
 from costmodel.model.operations import Gemm, Workload
 from costmodel.model.quantisation import AUTOCAST, Setup
-from costmodel.model.tiles import reads, tile_edge
-from costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
+from costmodel.model.traffic import layout_bytes, reads, tensors_of, tile_edge, transfers, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method, peak_memory, saved_bytes
 from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.model.quantisation import BF16, FP32, Setup
-from costmodel.model.stash import POLICIES
 from costmodel.planning.methods import USUAL
 from costmodel.workloads.named import load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer

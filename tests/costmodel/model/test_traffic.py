@@ -1,14 +1,12 @@
 """First-principles traffic and arithmetic of operations small enough to count by hand."""
 
-import numpy as np
 import pytest
 
 from costmodel.model.arithmetic import arithmetic_cost, matmuls, multiplier_work
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.quantisation import PrecisionGrid, Setup
-from costmodel.model.tiles import reads, tile_edge
-from costmodel.model.traffic import total_stash_bytes, transfers
+from costmodel.model.quantisation import Setup
+from costmodel.model.traffic import reads, tile_edge, total_stash_bytes, transfers
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
@@ -209,13 +207,14 @@ def test_every_pointwise_kind_of_the_workloads_is_known():
         assert {op.kind for op in load_workload(name).operations if isinstance(op, Pointwise)} <= set(POINTWISE)
 
 
-def test_arrays_of_configurations_give_what_each_alone_gives():
-    workload = load_workload("transformer_iwslt_de_en")
-    alone = [(16, 4, 4, 16), (2, 2, 2, 16), (32, 16, 5, 17), (32, 32, 32, 32)]
-    together = PrecisionGrid(*np.array(alone).T)
-    for template, axis in ((BFP(32), "contraction"), (FixedPoint(32), "contraction"), (BFP(32), "last")):
-        setup, setups = Setup(template, together, axis), [Setup(template, Precision(*q), axis) for q in alone]
-        total = sum(t.total for t in transfers(workload, setup, 40e6))
-        assert total.tolist() == [sum(t.total for t in transfers(workload, one, 40e6)) for one in setups]
-        costs = arithmetic_cost(matmuls(workload, setup))
-        assert costs.tolist() == [arithmetic_cost(matmuls(workload, one)) for one in setups]
+def test_a_setup_lays_boxes_along_the_axis_that_is_summed_over():
+    along, last = Setup(BFP(32), PRECISION), Setup(BFP(32), PRECISION, "last")
+    assert BFP(4).nbytes(along.layout(1, 16, 1, "rows")) == 16 + 1  # a bitstream a row, one exponent
+    assert BFP(4).nbytes(last.layout(1, 16, 1, "rows")) == 16 + 16
+    with pytest.raises(ValueError, match="box_axis must be one of contraction, last, got 'columns'"):
+        Setup(BFP(32), PRECISION, "columns")
+
+
+def test_the_container_is_wide_only_if_a_width_is():
+    assert Setup(BFP(32), Precision(2, 2, 2, 16)).container_bits == 16
+    assert Setup(BFP(32), Precision(2, 2, 2, 17)).container_bits == 32

@@ -62,7 +62,7 @@ def test_residuals_relative_to_what_is_published():
 
 
 def test_published_figures_are_not_an_input():
-    """Only the comparison and the sweep's picture read published.py; no module that computes a cost imports it."""
+    """Only the comparison reads published.py; no module that computes a cost imports it."""
     folder = Path(importlib.util.find_spec("costmodel").origin).parent
     readers = {
         path.relative_to(folder).as_posix()
@@ -71,7 +71,7 @@ def test_published_figures_are_not_an_input():
         if isinstance(node, ast.ImportFrom)
         and (node.module == "costmodel.paper.published" or any(alias.name == "published" for alias in node.names))
     }
-    assert readers == {"paper/tables.py", "cli/commands/table.py", "cli/commands/sweep.py"}
+    assert readers == {"paper/tables.py", "cli/commands/table.py"}
 
 
 def test_stored_bits_follow_bits_box_exponent_and_word(monkeypatch):

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from costmodel.hardware.hardware import Pass, load_hardware
+from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.model.quantisation import AUTOCAST, BF16, FP32
-from costmodel.model.stash import POLICIES
 from costmodel.planning.step import communication_bytes, packing_seconds, step_time
 from costmodel.workloads.named import load_workload
 

@@ -152,15 +152,10 @@ def gradient_penalty(model, x):
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("selective", "bfp")], ids="+".join)
-def test_second_derivatives_are_exact_or_refused(names):
-    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
-    for name in names:
-        apply(model, name)
-    if names == ("selective",):
-        pairs = zip(gradient_penalty(model, x), gradient_penalty(small(), x), strict=True)
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-        return
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_are_refused(name):
+    model, x = nn.Sequential(small(), nn.ReLU()), torch.randn(2, 8, 32, requires_grad=True)
+    apply(model, name)
     with pytest.raises(RuntimeError, match="differentiable once: create_graph=True is not supported"):
         gradient_penalty(model, x)
 

@@ -9,8 +9,7 @@ import torch
 from dsq.formats import BFP, FixedPoint, Layout
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
-from dsq.kernels.conformance.bits import same_bits
-from dsq.kernels.conformance.codec import Case, cases, disagreements
+from dsq.kernels.conformance import Case, cases, disagreements, same_bits
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import LIBRARY, library

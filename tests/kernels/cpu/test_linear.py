@@ -7,7 +7,7 @@ import torch
 
 import dsq
 from dsq.functional import linear
-from dsq.kernels.conformance.linear import linear_disagreements
+from dsq.kernels.conformance import linear_disagreements
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.library import LIBRARY, library
 

@@ -5,6 +5,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import dsq
+from dsq.formats import BFP
+from dsq.kernels import dispatch
+from dsq.kernels.backend import AffineCodes, Groups, MatMul, Operand
 
 CHANGES = {
     "no row": lambda codes: codes[:0],
@@ -26,3 +29,85 @@ def test_hooks_that_give_back_other_codes_are_refused(change, bits):
         y = layer(x)
     with pytest.raises(ValueError, match="codes and scales must be"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "bias", "said"),
+    [
+        ((4, 8), (8, 3), (4,), r"bias must be \(3,\), got \(4,\)"),
+        ((4, 8), (8, 3), (1,), r"bias must be \(3,\), got \(1,\)"),
+        ((4, 8), (4, 3), None, r"a and b must share the axis summed over, got \(4, 8\) and \(4, 3\)"),
+        ((8,), (8, 3), None, "a and b must share the axis summed over"),
+    ],
+)
+@pytest.mark.parametrize("gemm", ["bfloat16", "integer", "torch"])
+def test_operands_of_the_operator_that_do_not_fit_are_refused(a, b, bias, said, gemm, monkeypatch):
+    monkeypatch.setenv("DSQ_GEMM", gemm)
+    matmul = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0)).text
+    bias = None if bias is None else torch.zeros(bias)
+    with pytest.raises(ValueError, match=said):
+        torch.ops.dsq.multiply(torch.zeros(a), torch.zeros(b), None, None, bias, matmul, None, torch.float32)
+
+
+def _emptied(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def _halved(x):
+    x.untyped_storage().resize_(x.nbytes // 2)
+    return x
+
+
+@pytest.mark.parametrize("without_memory", [_emptied, _halved, lambda x: torch._efficientzerotensor(x.shape)])
+def test_a_tensor_without_memory_is_refused_and_not_read(without_memory):
+    x, fmt, groups = without_memory(torch.randn(32, 32)), BFP(4), Groups(16, 64)
+    codes, scales = dispatch.pack(torch.randn(32, 32), fmt, -1)
+    mask, ranged = (
+        dispatch.pack_mask(torch.randn(1024), 0.0, 1.0, True),
+        dispatch.affine_pack(torch.randn(1024), 4, groups),
+    )
+    calls = [
+        lambda: dispatch.quantize(x, fmt, -1),
+        lambda: dispatch.pack(x, fmt, 0),
+        lambda: dispatch.pack_mask(x, 0.0, 1.0, True),
+        lambda: dispatch.apply_mask(mask, x),
+        lambda: dispatch.relu(x),
+        lambda: dispatch.affine_pack(x, 4, groups),
+        lambda: dsq.functional.linear(x, torch.randn(8, 32), None, "[4,4,4,16]"),
+        lambda: dsq.functional.linear(torch.randn(4, 32), x, None, "[4,4,4,16]"),
+        lambda: dsq.functional.linear(torch.randn(4, 16), torch.randn(1024, 16), x.view(-1), "[4,4,4,16]"),
+    ]
+    if x._is_zerotensor():  # an operator is given zeros in its place
+        assert not torch.ops.dsq.pack(x, str(fmt), 0, None)[0].any()
+    else:
+        calls += [
+            lambda: torch.ops.dsq.pack(x, str(fmt), 0, None),
+            lambda: dispatch.unpack(without_memory(codes), scales, fmt, (32, 32), -1, torch.float32),
+            lambda: dispatch.unpack_mask(without_memory(mask), 1024, 0.0, 1.0, torch.float32),
+            lambda: dispatch.affine_unpack(
+                AffineCodes(without_memory(ranged.codes), ranged.ranges), 4, groups, 1024, torch.float32
+            ),
+        ]
+    for number, call in enumerate(calls):
+        with pytest.raises(ValueError, match="has no memory of its size on the CPU: was its storage resized"):
+            pytest.fail(f"call {number} gave {call()}")
+
+
+def test_a_layer_whose_memory_was_freed_before_the_backward_is_refused():
+    for freed in ("weight", "stash", "gradient"):
+        layer, x = dsq.Linear(64, 64, precision="[4,4,4,16]"), torch.randn(48, 64, requires_grad=True)
+        saved: list[torch.Tensor] = []
+
+        def keep(tensor, saved=saved):
+            saved.append(tensor)
+            return tensor.detach()
+
+        with saved_tensors_hooks(keep, lambda t: t):
+            y = layer(x)
+        dy = torch.randn_like(y)
+        what = {"weight": [layer.weight], "stash": [t for t in saved if t.dtype == torch.uint8], "gradient": [dy]}
+        for tensor in what[freed]:
+            _emptied(tensor.detach())
+        with pytest.raises(ValueError, match="has no memory of its size on the CPU"):
+            y.backward(dy)

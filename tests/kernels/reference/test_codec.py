@@ -11,7 +11,7 @@ from gfloat.formats import format_info_ocp_e8m0
 
 from dsq.formats import BFP, FixedPoint, Layout
 from dsq.kernels.reference import codec as reference
-from dsq.kernels.reference.philox import philox
+from dsq.kernels.reference.codec import philox
 
 EVERY_WIDTH = range(2, 17)
 

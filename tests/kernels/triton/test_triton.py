@@ -14,10 +14,9 @@ from dsq.formats import BFP, FixedPoint, Layout
 from dsq.formats.signed_bfp import SignedBFP
 from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.kernels.conformance.codec import Case, disagreements
-from dsq.kernels.conformance.masks import mask_disagreements
+from dsq.kernels.conformance import Case, disagreements, mask_disagreements
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.kernels.triton import codec, int8_gemm, masks
+from dsq.kernels.triton import codec, gemm
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
 ROOT = Path(__file__).parents[3]
@@ -115,7 +114,7 @@ def test_compiled_products_of_codes_use_tensor_cores_without_spills(compiled, fm
     layout = Layout.of((1024, 512), 1)
     codes, scales = (torch.empty(s, dtype=torch.uint8) for s in (layout.code_shape(4), fmt.scale_shape(layout)))
     x, matmul = Codes(codes, scales, torch.Size((1024, 512))), MatMul(Operand(fmt, 1), Operand(fmt, 1, transposed=True))
-    kernel = compiled(lambda: int8_gemm.GEMMS[0].run(matmul, x, x, None))
+    kernel = compiled(lambda: gemm.GEMMS[3].run(matmul, x, x, None))
     assert kernel.kernel == "multiply"
     assert kernel.matrix_products > 0
     assert (kernel.load_bytes, kernel.spilled_bytes) == (16, 0)
@@ -124,9 +123,9 @@ def test_compiled_products_of_codes_use_tensor_cores_without_spills(compiled, fm
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_masks_use_wide_accesses(compiled, dtype):
     x, bits = torch.empty(1 << 19, dtype=dtype), torch.empty(1 << 16, dtype=torch.uint8)
-    pack = compiled(lambda: masks.pack_mask(x, 0.0, float("nan"), True))
-    unpack = compiled(lambda: masks.unpack_mask(bits, len(x), 0.0, 1.0, dtype))
-    apply = compiled(lambda: masks.apply_mask(bits, x))
+    pack = compiled(lambda: codec.pack_mask(x, 0.0, float("nan"), True))
+    unpack = compiled(lambda: codec.unpack_mask(bits, len(x), 0.0, 1.0, dtype))
+    apply = compiled(lambda: codec.apply_mask(bits, x))
     assert (pack.load_bytes, unpack.store_bytes, apply.load_bytes, apply.store_bytes) == (16, 16, 16, 16)
     assert pack.spilled_bytes == unpack.spilled_bytes == apply.spilled_bytes == 0
     assert not pack.flushes

@@ -1,4 +1,4 @@
-// The random numbers of stochastic rounding: Philox4x32-7, laid out as kernels/reference/philox.py says.
+// The random numbers of stochastic rounding: Philox4x32-7, laid out as kernels/reference/codec.py says.
 #pragma once
 
 #include "tile.h"

@@ -1,4 +1,4 @@
-// The steps of formats whose scale has a sign: kernels/reference/signed_bfp.py and signed_nvint.py define every bit. Steps
+// The steps of formats whose scale has a sign: kernels/reference/formats.py defines every bit. Steps
 // and their inverses are normal floats, or 0, or NaN.
 #pragma once
 

@@ -1,0 +1,224 @@
+"""The ledger of an experiment: ledger.csv, a row a finished run, and its rows by configuration.
+
+A column that holds one number a level parts the numbers by a space. A configuration has the runs that differ in their
+seeds alone.
+"""
+
+import csv
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from analysis import ROOT
+from analysis.experiments.recipe import Experiment, PlannedRun
+from analysis.experiments.train import FLOAT
+from costmodel.paper.run_cost import weighed
+from dsq.command.files import turn_at, write_text
+from dsq.command.processor import processor
+from dsq.command.table import as_csv
+
+Row = dict[str, Any]
+FILE = "ledger.csv"
+#: of dsq.DSQConfig: what decides a run's numbers; a later option joins them by being in a recipe
+_OPTIONS = (
+    *("levels", "format", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold"),
+    *("fraction_bits", "eval_full_precision"),
+)
+_PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
+
+
+def place(on_cpu: bool) -> dict[str, str]:
+    """What a run is started on: commit, versions, CPU and, where it trains on one, GPU."""
+    import torch
+
+    versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
+    return {
+        "commit": _commit(),
+        "versions": ", ".join(versions),
+        "cpu": f"{processor()} x {os.cpu_count()}",
+        "gpu": "" if on_cpu or not torch.cuda.is_available() else torch.cuda.get_device_name(),
+    }
+
+
+def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places: list[dict[str, str]]) -> Row:
+    """The ledger's row of a run that ended with ``results``. ``places``: where it was started, and gone on with."""
+    history = results.get("history", {})
+    levels = history.get("levels", [])
+    work = [level["tokens"] or level["updates"] for level in levels]
+    costs = run.level_costs(experiment.workload)
+    cost = weighed(costs, work) if costs and levels else None
+    losses = [loss for _, loss in results["valid_loss"]]
+    own_model = results.get("costs", {}).get("first-principles", {})
+    return {
+        "recipe": experiment.name,
+        "run": run.name,
+        "set": "; ".join(experiment.changes) or None,
+        "label": run.label,
+        "score": results.get("bleu", results.get("accuracy")),
+        "measure": "BLEU" if "bleu" in results else "accuracy",
+        "best_score": results.get("best_accuracy"),
+        "paper_score": run.paper,
+        "best_valid_loss": min(losses, default=None),
+        "last_valid_loss": losses[-1] if losses else None,
+        "arithmetic": cost.arithmetic if cost else None,
+        "dram": cost.dram if cost else None,
+        "arithmetic_own_model": own_model.get("arithmetic"),
+        "dram_own_model": own_model.get("dram"),
+        **{name: history.get(name) for name in _OPTIONS},
+        "rise_at": None,
+        **run.options,
+        "seed": run.seed,
+        "training": shlex.join(run.flags),
+        "data": " ".join(f"{key}={value}" for key, value in experiment.data.settings().items()),
+        "text_sha256": results.get("text_sha256"),
+        "level_updates": _joined(level["updates"] for level in levels),
+        "level_tokens": _joined(level["tokens"] for level in levels),
+        "stash_bytes": _joined(level.get("stash_bytes", "-") for level in levels),
+        "stash_bytes_fp32": _joined(level.get("stash_bytes_fp32", "-") for level in levels),
+        "seconds": results["seconds"]["train"]
+        if len(places) == 1
+        else None,  # a resumed run knows those of its last session alone
+        "sessions": len(places),
+        **{key: " then ".join(dict.fromkeys(one[key] for one in places)) for key in places[0]},
+        "signature": results.get("signature"),
+    }
+
+
+def read_ledger(path: Path) -> list[Row]:
+    """Its rows, all texts. Raises ValueError where it is none."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows: list[Row] = list(csv.DictReader(file))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    if rows and not {"recipe", "run", "score"} <= set(rows[0]):
+        raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no columns recipe, run and score")
+    return rows
+
+
+def add_row(path: Path, new: Row) -> None:
+    """Put a row into the ledger, in place of one of the same recipe and run; the file is replaced as a whole.
+
+    Processes take turns: several may be at one ledger's runs.
+    """
+    with turn_at(path.parent):
+        rows = {(one["recipe"], one["run"]): one for one in (read_ledger(path) if path.exists() else [])}
+        rows[new["recipe"], new["run"]] = new
+        write_text(path, as_csv(list(rows.values())))
+
+
+def _joined(values: Any) -> str:
+    return " ".join(map(str, values))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "-"
+
+
+def _commit() -> str:
+    """The checkout's commit, "+" behind it where tracked files differ; "" where there is no checkout."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The runs of a recipe that differ in their seeds alone."""
+
+    recipe: str
+    name: str  #: that of its runs, without the seed
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def is_float(self) -> bool:
+        return bool(self.first["levels"] == FLOAT)
+
+    @property
+    def format(self) -> str:
+        return "fp32" if self.is_float else str(self.first["format"])
+
+    @property
+    def schedule(self) -> str:
+        """Levels and rises in short: 4,3,3,8 -> 8,4,4,8 at 0.8."""
+        short = " -> ".join(re.findall(r"\[(.*?)\]", self.first["levels"])) or "fp32"
+        rise = self.first.get("rise_at")
+        return f"{short} at {rise}" if rise else short
+
+    @property
+    def training(self) -> frozenset[str]:
+        """The training's flags, but for the seed and DSQ's."""
+        return frozenset(word for word in _settings(self.first.get("training") or "") if not word.startswith("--dsq-"))
+
+    def differences(self, other: "Configuration") -> list[float]:
+        """By how much each score is above ``other``'s of the same seed, of the seeds that both have."""
+        theirs = {row["seed"]: float(row["score"]) for row in other.rows}
+        return [float(row["score"]) - theirs[row["seed"]] for row in self.rows if row["seed"] in theirs]
+
+    def above(self, other: "Configuration") -> float:
+        """The mean of ``differences``; NaN where there are none."""
+        return fmean(self.differences(other) or [math.nan])
+
+    def values(self, column: str) -> list[float]:
+        return [float(row[column]) for row in self.rows if row.get(column) not in (None, "")]
+
+    def mean(self, column: str) -> float:
+        """NaN where no row has the column."""
+        return fmean(self.values(column) or [math.nan])
+
+
+def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:
+    """recipe -> its configurations, in the ledger's order.
+
+    Raises ValueError where runs of one name and other seeds were trained otherwise, or on other data.
+    """
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        name = re.sub(r"_seed\d+$", "", row["run"])
+        found.setdefault(row["recipe"], {}).setdefault(name, []).append(row)
+    for recipe, groups in found.items():
+        for rows in groups.values():
+            _check_alike(recipe, rows)
+    return {
+        recipe: [Configuration(recipe, name, tuple(rows)) for name, rows in groups.items()]
+        for recipe, groups in found.items()
+    }
+
+
+def _check_alike(recipe: str, rows: Sequence[Row]) -> None:
+    for column in ("training", "data", "text_sha256"):
+        told = {_settings(row[column]): row["run"] for row in rows if row.get(column)}
+        if len(told) > 1:
+            (one, first), (other, second), *_ = told.items()
+            raise ValueError(
+                f"{recipe}: {first} and {second} differ in more than their seeds, in {column} by "
+                f"{' '.join(sorted(one ^ other))}: report their ledgers apart"
+            )
+
+
+def _settings(text: str) -> frozenset[str]:
+    """Flags or settings with their values, but for the seed, for empty ones, which older ledgers lack, and for where a
+    model's folder lies."""
+    words = re.split(r" (?=--|\w+=)", re.sub(r"(?<=pretrained=)\S*/(?=[^\s/])", "", text))
+    return frozenset(word for word in words if not word.startswith("--seed ") and not word.endswith("="))

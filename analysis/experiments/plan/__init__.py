@@ -1,1 +1,0 @@
-"""What an experiment is to run: its file, its runs and their costs."""

@@ -1,0 +1,328 @@
+"""An experiment as a small TOML file: data, training flags, and runs as a grid of levels, formats, seeds and so on.
+
+    title = "what it is to show"
+
+    [data]
+    kind = "parallel"                      # or "labelled", with a task; the other fields: data.py
+    path = "data/mt"
+
+    [training]                             # dsq-train's flags without their dashes; true: a flag without a value
+    max-update = 1100
+    max-epoch = 0                          # updates alone bound the run
+
+    [options]                              # of every run: fields of dsq.DSQConfig, and seed
+    exclude = "output_projection"
+    seed = [1, 2, 3]                       # a list is a grid: one run for each
+
+    [[runs]]
+    levels = "[4,4,4,8] [8,4,4,8]"        # "none": in floating point
+    format = ["bfp", "sbfp"]
+    rise_at = [0.5, 0.8]                   # two rises of one run are one text: "0.2 0.8"
+
+In [[runs]], label names the row in tables, paper holds the published score, and training more flags.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from analysis.experiments.data import KINDS, Data
+from analysis.experiments.train import FLOAT, Training
+from costmodel.model.quantisation import Setup
+from costmodel.paper import run_cost
+from costmodel.paper.run_cost import Cost
+from costmodel.workloads.named import load_workload
+from dsq import formats
+from dsq.arguments import choice, flag, number, whole_number
+from dsq.precision import parse_levels
+
+RECIPES = Path(__file__).with_name("recipes")
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class RunGrid:
+    """One [[runs]] table: options, each one value or a list of them."""
+
+    options: dict[str, list[Scalar]]
+    label: str = ""  #: the row's name in tables
+    paper: float | None = None  #: the score that the paper prints for it
+    training: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe as it was read."""
+
+    name: str  #: of its file
+    title: str
+    data: Data
+    training: dict[str, Scalar]
+    options: dict[str, list[Scalar]]
+    runs: tuple[RunGrid, ...]
+    workload: str  #: what dsq-cost's paper profile costs
+    changes: tuple[str, ...] = ()  #: what was said in place of the file's own values
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment."""
+
+    name: str  #: of its folder; unique in the experiment
+    label: str
+    paper: float | None
+    options: dict[str, Scalar]  #: fields of DSQConfig; levels as text
+    seed: int
+    training: dict[str, Scalar]  #: dsq-train's flags
+
+    @property
+    def levels(self) -> str:
+        return str(self.options["levels"])
+
+    @property
+    def max_update(self) -> int:
+        """Updates in all; 0 where epochs alone bound the run."""
+        return int(self.training.get("max-update", 0))
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags of dsq-train, except --dsq-levels."""
+        dsq = {} if self.levels == FLOAT else {k: v for k, v in self.options.items() if k != "levels"}
+        named = {**self.training, "seed": self.seed, **{f"dsq-{k.replace('_', '-')}": v for k, v in dsq.items()}}
+        return [word for flag, value in named.items() for word in _words(flag, value)]
+
+    @property
+    def rises(self) -> list[float] | None:
+        """The shares of the run at which its later levels begin; None where plateaus decide, or epochs bound it."""
+        moments = [float(word) for word in re.split(r"[\s,]+", str(self.options.get("rise_at", "")).strip()) if word]
+        if self.levels.count("[") == 1:
+            return []
+        if not moments or (max(moments) >= 1 and not self.max_update):
+            return None
+        return [min(moment if moment < 1 else math.ceil(moment) / self.max_update, 1.0) for moment in moments]
+
+    def training_on(self, data: Data, prepared: Path) -> Training:
+        """The training that this run is."""
+        return Training(data, self.levels, tuple(self.flags), str(prepared))
+
+    def level_costs(self, workload: str) -> list[Cost]:
+        """The cost at each level by dsq-cost's paper profile; none in floating point, which the paper does not cost."""
+        if self.levels == FLOAT:
+            return []
+        kind = formats.format_class(str(self.options["format"]))
+        fields = {name: self.options[name] for name in formats.options(kind.name) if name in self.options}
+        axis = str(self.options.get("box_axis", "contraction"))
+        setups = [Setup(kind(formats.WIDEST, **fields), level, axis) for level in parse_levels(self.levels)]
+        return run_cost.level_costs(load_workload(workload), setups)
+
+    def expected(self, workload: str) -> tuple[Cost, ...]:
+        """The run's cost; the first and the last level's where plateaus decide; none in floating point."""
+        costs = self.level_costs(workload)
+        return run_cost.run_cost(costs, self.rises) if costs else ()
+
+
+def load_experiment(path: Path, changes: Sequence[str] = ()) -> Experiment:
+    """Read an experiment. Raises ValueError, one line that names the file and the key, for what it cannot mean.
+
+    changes: lines of TOML that take the place of values outside [[runs]], as in "training.max-epoch = 1".
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        for change in changes:
+            _change(content, change)
+        return dataclasses.replace(_experiment(path.stem, content), changes=tuple(changes))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file; recipes are in {RECIPES}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _change(content: dict[str, Any], change: str) -> None:
+    """Put the values of a line of TOML into ``content``."""
+    try:
+        said = tomllib.loads(change)
+    except tomllib.TOMLDecodeError:
+        text = """must be a line of TOML, as in training.max-epoch=1 or 'data.task="rte"'"""
+        raise ValueError(f"--set {change}: {text}") from None
+    for key, value in said.items():
+        known = content.get(key)
+        content[key] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+
+
+def _experiment(name: str, content: dict[str, Any]) -> Experiment:
+    _only_known(content, ("title", "data", "training", "options", "runs", "workload"), "")
+    title, data = _typed(content.get("title", ""), str, "title"), _data(_table(content, "data", ""))
+    runs = content.get("runs")
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise ValueError("runs must be tables headed [[runs]], at least one")
+    workload = "transformer_iwslt_de_en" if data.translates else "roberta_base_mnli"
+    return Experiment(
+        name=name,
+        title=title,
+        data=data,
+        training=_training(_table(content, "training", ""), "training"),
+        options=_options(_table(content, "options", ""), "options"),
+        runs=tuple(_grid(run, f"runs[{i}]") for i, run in enumerate(runs)),
+        workload=_typed(content.get("workload", workload), str, "workload"),
+    )
+
+
+def _data(table: dict[str, Any]) -> Data:
+    known = {one.name: one.type for one in dataclasses.fields(Data)}
+    _only_known(table, known, "data.")
+    choice("data.kind", table.get("kind"), KINDS)
+    for needed in ("path", "task") if table["kind"] == "labelled" else ("path",):
+        if not table.get(needed):
+            raise ValueError(f"data.{needed} must be given for data.kind = {table['kind']!r}")
+    return Data(**{key: _typed(value, known[key], f"data.{key}") for key, value in table.items()})
+
+
+def _grid(table: dict[str, Any], where: str) -> RunGrid:
+    own = {"label", "paper", "training"}
+    grid = RunGrid(
+        options=_options({key: value for key, value in table.items() if key not in own}, where),
+        label=_typed(table.get("label", ""), str, f"{where}.label"),
+        paper=number(f"{where}.paper", table["paper"]) if "paper" in table else None,
+        training=_training(_table(table, "training", f"{where}."), f"{where}.training"),
+    )
+    if grid.training and not grid.label:
+        raise ValueError(f"{where}.label must be given where {where}.training is: it tells the run from the others")
+    return grid
+
+
+def _options(table: dict[str, Any], where: str) -> dict[str, list[Scalar]]:
+    from dsq.config import DSQConfig  # brings torch, which `report` does without
+
+    _only_known(table, ["seed", *(option.name for option in dataclasses.fields(DSQConfig))], f"{where}.")
+    options = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
+    for key, values in options.items():
+        if not values or not all(isinstance(one, Scalar) for one in values):
+            raise ValueError(f"{where}.{key} must be a value, or a list of values for a run each, got {table[key]!r}")
+        for value in values:
+            if key in ("levels", "format"):
+                _typed(value, str, f"{where}.{key}")
+            elif key == "seed":
+                whole_number(f"{where}.seed", value, 0)
+    return options
+
+
+def _training(table: dict[str, Any], where: str) -> dict[str, Scalar]:
+    for key, value in table.items():
+        if key == "seed" or key.startswith(("dsq-", "-")):
+            raise ValueError(f"{where}.{key}: seeds and DSQ's options go under [options] or [[runs]], without dashes")
+        if not isinstance(value, Scalar):
+            raise ValueError(f"{where}.{key} must be a number, a text or true, got {value!r}")
+    return table
+
+
+def _table(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    table = content.get(key, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}{key} must be a table, got {table!r}")
+    return table
+
+
+def _typed(value: Any, kind: Any, key: str) -> Any:
+    if kind is int:
+        return whole_number(key, value, 1)
+    if kind is bool:
+        return flag(key, value)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be a text, got {value!r}")
+    return value
+
+
+def _only_known(table: Mapping[str, Any], known: Any, where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{where}{key} is no key here; accepted are {', '.join(known)}")
+
+
+def plan(experiment: Experiment, only: list[str] | None = None) -> list[PlannedRun]:
+    """The runs of ``experiment``, every grid's first seed first; those whose names match a glob of ``only``.
+
+    Raises ValueError where nothing matches one of the globs, or two runs have one name.
+    """
+    runs = [run for grid in experiment.runs for run in _multiplied(experiment, grid)]
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    runs.sort(key=lambda run: seeds.index(run.seed))
+    names = [run.name for run in runs]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"runs: two of them are {min(twice)}; a label tells apart what differs in training alone")
+    for pattern in only or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"--only {pattern}: matches no run; the first is {names[0]}")
+    return [run for run in runs if not only or any(fnmatchcase(run.name, pattern) for pattern in only)]
+
+
+def check(experiment: Experiment, runs: list[PlannedRun]) -> None:
+    """Raise ValueError, naming the run, where its training could not be given its flags."""
+    for run in {str((run.options, run.training)): run for run in reversed(runs)}.values():
+        try:
+            run.training_on(experiment.data, Path()).check()
+            _check_length(run)
+        except ValueError as error:
+            raise ValueError(f"run {run.name}: {error}") from None
+
+
+def _check_length(run: PlannedRun) -> None:
+    """Raise ValueError where epochs that nobody gave would end the run before its updates, or nothing ends it."""
+    epochs = run.training.get("max-epoch")
+    if run.max_update and epochs is None:
+        raise ValueError("training.max-epoch must be given beside max-update, 0 where updates alone bound the run")
+    if not run.max_update and epochs is not None and not int(epochs):
+        raise ValueError("training.max-update or training.max-epoch must be given, above 0: nothing ends the run")
+
+
+def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
+    options: dict[str, list[Any]] = {
+        "levels": [FLOAT],
+        "format": [""],  # no default: when that of dsq changes, a plan must not
+        "seed": [1],
+        **experiment.options,
+        **grid.options,
+    }
+    training = {**experiment.training, **grid.training}
+    runs: dict[str, PlannedRun] = {}
+    for values in itertools.product(*options.values()):
+        chosen = dict(zip(options, values, strict=True))
+        seed = int(chosen.pop("seed"))
+        if chosen["levels"] != FLOAT and not chosen["format"]:
+            raise ValueError(f'runs: levels = "{chosen["levels"]}" needs a format, as in format = "snvint"')
+        name = f"{_name(chosen, experiment.options, grid)}_seed{seed}"
+        if chosen["levels"] == FLOAT:
+            chosen = {"levels": FLOAT}
+        run = PlannedRun(name, grid.label, grid.paper, chosen, seed, training)
+        if runs.setdefault(name, run) != run:
+            raise ValueError(
+                f"runs: two of them are {name}, of {runs[name].options} and {run.options}: write one otherwise"
+            )
+    return list(runs.values())
+
+
+def _name(options: Mapping[str, Any], common: Mapping[str, Any], grid: RunGrid) -> str:
+    """Letters that every file system takes: fp32, or format, levels and rise, and what is not every run's."""
+    label = [re.sub(r"[^\w.=-]+", "-", grid.label).strip("-").lower()] if grid.training else []
+    if options["levels"] == FLOAT:
+        return "_".join(["fp32", *label])
+    levels = [re.sub(r"\W+", "-", level) for level in re.findall(r"\[(.*?)\]", options["levels"])]
+    parts = [str(options["format"]), *(levels or [str(options["levels"])])]
+    if "rise_at" in options:
+        parts.append(f"at{options['rise_at']}".replace(" ", "-"))
+    shown = {"levels", "format", "rise_at"}
+    others = {k: v for k, v in options.items() if k not in shown and common.get(k) != [v]}
+    return "_".join([*parts, *(re.sub(r"[^\w.=-]+", "-", f"{k}={v}") for k, v in others.items()), *label])
+
+
+def _words(flag: str, value: Scalar) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{flag}"] if value else []
+    return [f"--{flag}={value}"] if str(value).startswith("-") else [f"--{flag}", str(value)]

@@ -1,1 +1,0 @@
-"""Where an experiment's runs run, and what is on disk."""

@@ -1,1 +1,0 @@
-"""Text and subwords: what a training reads."""

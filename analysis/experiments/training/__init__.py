@@ -1,1 +1,0 @@
-"""One training: its flags, its processes, and what came out of it."""

@@ -1,0 +1,146 @@
+"""How anything here is timed: calls take turns in one process, and contestants are ratios to a baseline.
+
+A machine that slows down slows them all. A ratio is the median over the rounds of (a contestant's time / the
+baseline's time in that round). The baseline is timed twice a round, the second time as a contestant: how far its ratio
+strays from 1 is the noise of all ratios.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+Call = Callable[[], object]
+#: (call, repeats) -> seconds a call
+Clock = Callable[[Call, int], float]
+#: a turn repeats its call until it takes about this long, so that the clock's own cost does not count
+TURN_SECONDS = 0.004
+#: ratios are not to be trusted where the baseline strays further than this from itself
+TRUSTED_STRAY = 0.1
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to give nothing back: fresh pages cost up to a fifth of a step, or nothing, as luck has it."""
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        mallopt(-4, 0)  # M_MMAP_MAX
+
+
+def wall_clock(call: Call, repeats: int) -> float:
+    """Seconds a call as the host sees them."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def cpu_clock(call: Call, repeats: int) -> float:
+    """Seconds of this process's CPU time a call."""
+    start = time.process_time()
+    for _ in range(repeats):
+        call()
+    return (time.process_time() - start) / repeats
+
+
+def host_clock() -> Clock:
+    """The wall's; but on one thread the CPU's, which what else runs on the machine does not stretch."""
+    import torch
+
+    return cpu_clock if torch.get_num_threads() == 1 else wall_clock
+
+
+def gpu_clock(call: Call, repeats: int) -> float:
+    """Seconds a call between two events on the GPU, which need not wait for the host between the calls."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000 / repeats
+
+
+def in_turns(
+    calls: Mapping[str, Call], rounds: int, repeats: int | None = None, warm: int = 1, clock: Clock | None = None
+) -> dict[str, list[float]]:
+    """Seconds a call, ``rounds`` times each. Every call runs once a round, every other round in reverse order.
+
+    ``repeats``: calls of a turn; None chooses, a call at a time, what fills TURN_SECONDS. ``warm``: rounds that do not
+    count, before the others. ``clock``: None takes host_clock().
+    """
+    clock = clock or host_clock()
+    for _ in range(warm):
+        for call in calls.values():
+            clock(call, repeats or 1)
+    number = {name: repeats or max(1, round(TURN_SECONDS / max(clock(call, 1), 1e-7))) for name, call in calls.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        for name in reversed(number) if turn % 2 else number:
+            seconds[name].append(clock(calls[name], number[name]))
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """One contestant's times, in seconds a call, beside the baseline's of the same rounds."""
+
+    name: str
+    seconds: tuple[float, ...]
+    baseline: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [mine / base for mine, base in zip(self.seconds, self.baseline, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def best_ratio(self) -> float:
+        """Its best time / the baseline's best: the steadier figure on a busy machine."""
+        return min(self.seconds) / min(self.baseline)
+
+    @property
+    def median_seconds(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def stray(self) -> float:
+        """Half the interquartile range of the ratios, relative to their median."""
+        low, _, high = quantiles(self.ratios, n=4)
+        return (high - low) / 2 / self.ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """All results of a race, the baseline's own first; and the baseline against itself."""
+
+    title: str
+    baseline: str
+    results: tuple[RaceResult, ...]
+    control: RaceResult
+
+    @property
+    def stray(self) -> float:
+        """How far the baseline strayed from itself."""
+        return max(abs(self.control.ratio - 1), self.control.stray)
+
+    @property
+    def trusted(self) -> bool:
+        return self.stray <= TRUSTED_STRAY
+
+
+def race(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Call], rounds: int) -> Race:
+    """Time every contestant beside the baseline, ``rounds`` times."""
+    name, base = baseline
+    calls = {name: base, **contestants, f"{name} again": base}
+    seconds = in_turns(calls, rounds)
+    base_seconds = tuple(seconds[name])
+    results = [RaceResult(who, tuple(spent), base_seconds) for who, spent in seconds.items()]
+    return Race(title, name, tuple(results[:-1]), results[-1])

@@ -1,0 +1,86 @@
+"""Selective differentiation (memsave): keep only what the wanted gradients need. Gradients are PyTorch's, bit for bit.
+
+Rows of the table with nothing coded. They run where they keep less than PyTorch does:
+
+    op                                  PyTorch keeps       kept here
+    convolution                         x and the weight    x only if the weight trains
+    batch norm by running statistics    x                   x only if the scale trains
+    ReLU, leaky ReLU, ReLU6, hardtanh   x or the result     a bit a value
+    dropout                             a float a value     a bit a value
+    max-pool 2d; average pools 2d       x and places        places in 16 or 32 bits; nothing
+
+(memsave, section 2.2.1; its section 2.2.2 keeps ReLU's mask in bytes.) PyTorch drops the input of a frozen linear layer
+by itself. Where the layer behind a ReLU trains, it keeps the ReLU's result too: the bits are then 1/32 more than what
+PyTorch keeps.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dsq.stash.codes import Decode, Kept, Stash
+from dsq.stash.controller import Controller
+from dsq.stash.interception import TablePolicy, forward_policies, intercept
+from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.policy import register
+from dsq.stash.table import TABLE, Row, masks, norms, products
+
+
+def _if_frozen(row: Row, function: Callable[..., Any], position: int) -> Row:
+    """The row where the weight, the argument of that position, is frozen; else PyTorch's function, which keeps x."""
+
+    def run(stash: Stash, *args: Any, **kwargs: Any) -> Any:
+        weight = kwargs.get("weight", args[position] if len(args) > position else None)
+        if weight is not None and weight.requires_grad:
+            return function(*args, **kwargs)
+        return row(stash, *args, **kwargs)
+
+    return run
+
+
+def _batch_norm(stash: Stash, *args: Any, **kwargs: Any) -> Tensor:
+    training = kwargs.get("training", args[5] if len(args) > 5 else False)
+    return F.batch_norm(*args, **kwargs) if training else _frozen_scale(stash, *args, **kwargs)
+
+
+_frozen_scale = _if_frozen(norms.batch_norm, F.batch_norm, 3)
+_BITS = {
+    *(masks.relu, masks.relu_in_place, masks.leaky_relu, masks.relu6, masks.hardtanh),
+    *(masks.dropout, masks.torch_dropout, masks.native_dropout),
+    *(masks.max_pool2d, masks.avg_pool2d, masks.adaptive_avg_pool2d),
+}
+ROWS: dict[Callable[..., Any], Row] = {
+    **{function: row for function, row in TABLE.items() if row in _BITS},
+    **{function: _if_frozen(TABLE[function], function, 1) for function in products.CONVOLUTIONS},
+    F.batch_norm: _batch_norm,
+}
+
+
+@register("selective", composes_with=("bfp", "gact", "checkpoint", "wtacrs"))
+def attach(model: nn.Module) -> Controller:
+    """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
+    controller = Selective(model)
+    controller.rows = ROWS
+    intercept(controller, model)
+    return controller
+
+
+class Selective(TablePolicy):
+    """Its own codec, which codes nothing."""
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        if any(policy is not self and isinstance(policy, TablePolicy) for policy in forward_policies(module)):
+            yield  # whose rows keep no more than the leaves need, and that in fewer bits
+            return
+        with super().around(module):
+            yield
+
+    def codec(self, module: nn.Module) -> "Selective":
+        return self
+
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+        return None

@@ -1,0 +1,217 @@
+"""Products of quantised operands by the compiled kernels (src/gemm): products of values exact, sums in float32.
+
+bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
+packed operands with boxes along the contraction: an exact integer dot product a box, then the boxes' scale factors, as
+hardware for the format computes it (AVX512_VNNI; NEON's sdot, codes of at most 8 bits; AVX2, codes of at most 13 bits
+together). With AVX512_VNNI codes of at most 8 bits multiply as bytes, at two thirds of the cost; and where a byte has
+room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The sums of
+256 products of codes, shifted or not, times the scale factors of either operand or both, have to be within float32's
+range.
+
+What calls these functions has checked shapes, dtypes and codes (dsq.ops). Shape suffixes: M rows, N columns, K the
+contraction.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsq.formats import BFP, Layout
+from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, Sizes
+from dsq.kernels.cpu.codec import SCALES, CodecKernels
+from dsq.kernels.cpu.library import Library, library
+from dsq.kernels.cpu.memory import Arena, addresses, scratch
+from dsq.kernels.reference.backend import TORCH
+
+#: values of a vector in a panel of int16 (src/gemm/integer_packing.h); a box has to divide it
+_MOST_BOX = 256
+#: the name of PyTorch's other float32 product
+ONEDNN = "onednn"
+
+
+def gemms(library: Library) -> tuple[GemmKernel, ...]:
+    """The kernels of ``library``, and for what they do not take PyTorch's matmul and the one of its oneDNN: on CPUs of
+    other makers PyTorch's, by Intel's MKL, may leave the widest units idle; a small product it starts sooner."""
+    has_bfloat16, has_integer = library.has_gemm("GEMM_BFLOAT16"), library.has_gemm("GEMM_INTEGER")
+    bf16 = torch.bfloat16
+    return (
+        GemmKernel("bfloat16", lambda *given: has_bfloat16 and _fits_bfloat16(*given), _bfloat16, False, bf16, bf16),
+        GemmKernel("integer", lambda *given: has_integer and _fits_integer(*given), _integer, packed=True),
+        TORCH,
+        GemmKernel(ONEDNN, _fits_onednn, _by_onednn),
+    )
+
+
+def _summed_as_integers(box: int) -> int:
+    """Values of one integer dot product: a box, or some number where one scale serves the tensor (0)."""
+    return box or 16
+
+
+def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
+    a, b = matmul.a.format, matmul.b.format
+    if not _exact(matmul, dtype) or a is None or b is None:
+        return False
+    kept = dtype is torch.bfloat16 and isinstance(a, BFP) and a.packs  # on whose grid a bfloat16 value stays one
+    return (a.exact_in_bfloat16 or kept) and b.exact_in_bfloat16
+
+
+def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
+    """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, codes
+    of a width that this machine multiplies, and a box's sum fits 32 bits."""
+    a, b = matmul.a.format, matmul.b.format
+    if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
+        return False
+    box = _summed_as_integers(a.box)
+    takes = _MOST_BOX % box == 0 and library().c.dsq_gemm_integer_fits(a.bits, b.bits, box)
+    fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
+    return bool(takes) and fits and matmul.boxes_match()
+
+
+def _fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return dtype is torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def _by_onednn(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    return by_onednn(a_MK.contiguous(), b_KN.t().contiguous(), bias_N)
+
+
+def by_onednn(a: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """``a b^T + bias`` of contiguous a (M, K), in float32."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b_NK, bias_N, "none", [], "")
+    return y
+
+
+def _exact(matmul: MatMul, dtype: torch.dtype) -> bool:
+    return matmul.exact and dtype is not torch.float64
+
+
+def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    """``a b + bias`` of bfloat16 values, in float32."""
+    sizes, c = (a_MK.shape[0], b_KN.shape[1], a_MK.shape[1]), library().c
+    a, b = (x if 1 in x.stride() else x.contiguous() for x in (a_MK, b_KN))
+    a_at, b_at = addresses(a, b, strided=True)
+    operands = a_at, *a.stride(), b_at, *b.stride()
+    return _written(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(*sizes))
+
+
+def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
+    """``a b + bias`` of packed operands, in float32."""
+    assert matmul.a.format is not None
+    a_axis, b_axis = matmul.contracted()
+    sizes, c = matmul.sizes(a.shape, b.shape), library().c
+    a, b = (x._replace(codes=x.codes.contiguous(), scales=x.scales.contiguous()) for x in (a, b))
+    one_scale, box = matmul.a.format.box == 0, _summed_as_integers(matmul.a.format.box)
+    operands = (*_packed(a, matmul.a, a_axis), *_packed(b, matmul.b, b_axis), one_scale, box)
+    return _written(sizes, bias_N, c.dsq_gemm_integer, operands, c.dsq_gemm_integer_scratch(*sizes, box))
+
+
+def _packed(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
+    """The addresses of codes and scales, what these are, bits, and whether a row of codes holds one index of the
+    contraction."""
+    assert operand.format is not None
+    kind = getattr(library().c, SCALES[type(operand.format)])
+    return *addresses(x.codes, x.scales), kind, operand.format.bits, int(axis == 0)
+
+
+def _written(
+    sizes: Sizes, bias: Tensor | None, gemm: Callable[..., None], operands: tuple[int, ...], room: int
+) -> Tensor:
+    """What ``gemm`` computes of ``operands`` with ``room`` bytes of scratch memory; it takes none that are empty."""
+    rows, columns, _ = sizes
+    out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
+    if 0 in sizes:
+        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    bias = None if bias is None else bias.contiguous()
+    panels = scratch(room)
+    gemm(*operands, *addresses(bias), out.data_ptr(), *sizes, panels.data_ptr(), torch.get_num_threads())
+    return out
+
+
+# ---- a product as a MatMulDesc (src/linear.cpp): its operands, and where they lie in scratch memory
+
+#: a GemmKernel's name in enum GemmKernel; any other is one of PyTorch's
+KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER"}
+
+
+class Given(NamedTuple):
+    """An operand as the caller has it."""
+
+    shape: torch.Size
+    dtype: torch.dtype  #: of the values before they are quantised
+    packed: bool = False  #: it comes as codes
+
+
+class Described(NamedTuple):
+    """A product's descriptor, and what it takes of scratch memory."""
+
+    fields: dict[str, Any]  #: of a MatMulDesc
+    operands_end: int  #: byte
+    end: int  #: byte
+
+
+@dataclass(frozen=True)
+class MatMulDescriber:
+    """Describes products to the library, their operands quantised by ``codec``."""
+
+    library: Library
+    codec: CodecKernels
+
+    def describe(
+        self, matmul: MatMul, gemm: str, a: Given, b: Given, dtype: torch.dtype, stochastic: bool, start: int = 0
+    ) -> Described:
+        """``dtype``: of the result. ``start``: the first byte of scratch memory that it may take."""
+        arena = Arena(start)
+        values = torch.bfloat16 if gemm in KERNELS else dtype
+        a_axis, b_axis = matmul.contracted()
+        rows, columns, depth = matmul.sizes(a.shape, b.shape)
+        fields = {
+            "a": self._operand(matmul.a, a, values, gemm, arena, stochastic) | {"across": a_axis == 0},
+            "b": self._operand(matmul.b, b, values, gemm, arena, stochastic) | {"across": b_axis == 0},
+            "rows": rows,
+            "columns": columns,
+            "depth": depth,
+            "gemm": getattr(self.library.c, KERNELS.get(gemm, "GEMM_TORCH")),
+            "result": {"out_dtype": self.library.dtypes()[dtype]},
+        }
+        operands_end = arena.size
+        if gemm == "integer":
+            assert matmul.a.format is not None
+            fields["box"] = box = _summed_as_integers(matmul.a.format.box)
+            panels = self.library.c.dsq_gemm_integer_scratch(rows, columns, depth, box)
+            fields["panels_offset"] = arena.take(panels)
+        elif gemm == "bfloat16":
+            panels = self.library.c.dsq_gemm_bfloat16_scratch(rows, columns, depth)
+            fields["panels_offset"] = arena.take(panels)
+        if matmul.result is not None:
+            layout = Layout(1, rows, columns, along_rows=False)
+            fields["result"] = self.codec.fields(matmul.result, layout, torch.float32, dtype, stochastic)
+            fields["result_seed"] = matmul.result_seed
+            fields["result_offset"] = 0 if dtype is torch.float32 else arena.take(4 * rows * columns)
+        return Described(fields, operands_end, arena.size)
+
+    def _operand(
+        self, operand: Operand, given: Given, values: torch.dtype, gemm: str, arena: Arena, stochastic: bool
+    ) -> dict[str, Any]:
+        """The fields of an OperandDesc but one; ``values``: what ``gemm`` multiplies, where it takes no codes."""
+        assert operand.format is not None
+        layout = Layout.of(given.shape, operand.axis)
+        strides = (given.shape[1], 1)
+        row_stride, column_stride = strides[::-1] if operand.transposed else strides
+        dtype = values if given.packed else given.dtype
+        fields = {
+            "codec": self.codec.fields(operand.format, layout, dtype, values, stochastic),
+            "row_stride": row_stride,
+            "column_stride": column_stride,
+            "seed": operand.seed,
+            "packed": given.packed,
+        }
+        if gemm != "integer":
+            fields["offset"] = arena.take(values.itemsize * given.shape.numel())
+        elif not given.packed:
+            fields["offset"] = arena.take(math.prod(layout.code_shape(operand.format.bits)))
+            fields["scales_offset"] = arena.take(math.prod(operand.format.scale_shape(layout)))
+        return fields

@@ -1,0 +1,157 @@
+"""What each format is to the kernels: the scales of a tensor's boxes, and the step that a scale stands for.
+
+A new format adds its two functions here and a line of CODECS. Shape suffixes: O outer, R rows, C columns
+(dsq.formats.Layout), B boxes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsq.formats import BFP, FixedPoint, Format, Layout, signed_bfp, signed_nvint
+from dsq.formats.fixed_point import BIAS
+from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats.signed_nvint import SignedNVInt
+
+
+class Codec(NamedTuple):
+    """What a format is to the kernels."""
+
+    #: (x (O, R, C) float64, format, layout) -> uint8 scales of the format's scale_shape
+    scales: Callable[[Tensor, Format, Layout], Tensor]
+    #: (scales, format, layout) -> float64 steps, one a box (layout.box_shape)
+    steps: Callable[[Tensor, Format, Layout], Tensor]
+    #: (x, step) -> x / step, in the precision that every backend has for it
+    divide: Callable[[Tensor, Tensor], Tensor] = torch.div
+
+
+def codec_of(fmt: Format) -> Codec:
+    """The codec of the format. Raises TypeError if it has none."""
+    if type(fmt) not in CODECS:
+        raise TypeError(f"format {fmt} has no codec in kernels/reference/formats.py")
+    return CODECS[type(fmt)]
+
+
+def _box_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """``reduce(values of a box, dim)`` of every box, in ``layout.box_shape``; a short last box is filled with zeros."""
+    if fmt.box == 0:
+        return reduce(x_ORC.flatten(), 0).view(1) if x_ORC.numel() else x_ORC.new_zeros(1)
+    dim = 1 if layout.along_rows else 2
+    size = x_ORC.shape[dim]
+    box = min(fmt.box, max(size, 1))  # a box longer than the tensor needs no memory for what is not there
+    boxes = -(-size // box)
+    padding = boxes * box - size
+    padded = torch.nn.functional.pad(x_ORC, (0, 0, 0, padding) if layout.along_rows else (0, padding))
+    return reduce(padded.unflatten(dim, (boxes, box)), dim + 1).view(layout.box_shape(fmt.box))
+
+
+def _box_extremes(x_ORC: Tensor, fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of every box, and whether a positive value has it."""
+    most = _box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
+    least = _box_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
+    return torch.maximum(most, -least), most >= -least
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2.0**exponent, built from the bits of a float64: exact, which pow and exp2 need not be."""
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+# ---- a power of two a box: block floating point, and fixed point as one box
+#
+#     E    = max floor(log2|x|) over a box, at least -127; 255 - 127 if the box holds a NaN or an infinity
+#     step = 2**(E - (bits - 2))
+#
+# The scale is E + 127, a byte; that of a box of zeros is 0.
+
+#: stored exponent of a box that holds a NaN or an infinity
+NAN_EXPONENT = 255
+
+
+def _power_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    largest = _box_reduce(x_ORC.abs(), fmt, layout, lambda values, dim: values.amax(dim))
+    finite = torch.isfinite(largest)
+    if isinstance(fmt, FixedPoint) and fmt.static_exponent is not None:
+        stored = torch.full_like(largest, fmt.static_exponent + BIAS)
+    else:
+        stored = torch.frexp(torch.where(finite, largest, 0.0)).exponent - 1 + BIAS
+        stored = torch.where(largest == 0, 0, stored.clamp(min=0))
+    return torch.where(finite, stored, NAN_EXPONENT).to(torch.uint8)
+
+
+def _power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    stored = scales.long()
+    return torch.where(stored == NAN_EXPONENT, torch.nan, _power_of_two(stored - BIAS - (fmt.bits - 2)))
+
+
+# ---- a signed power of two a box: dsq.formats.signed_bfp
+#
+# The byte is E + 96, with 128 added if the step is negative (x_M is positive); 127 and 255 stand for NaN. A box of
+# zeros has 0.
+
+SIGN, SIGNED_NAN = 128, 127
+
+
+def _signed_power_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    lowest, highest = signed_bfp.LOWEST_EXPONENT, signed_bfp.HIGHEST_EXPONENT
+    largest, positive = _box_extremes(x_ORC, fmt, layout)
+    finite = torch.isfinite(largest)
+    # both factors are exact in float64, and a quotient next to a power of two is not rounded across it
+    exponent = torch.frexp(torch.where(finite, largest, 0.0) / (1 + 2.0 ** (1 - fmt.bits))).exponent - 1
+    stored = torch.where(largest == 0, 0, exponent.clamp(lowest, highest) - lowest + SIGN * positive)
+    return torch.where(finite, stored, SIGNED_NAN).to(torch.uint8)
+
+
+def _signed_power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    exponent = (scales % SIGN).long()
+    step = _power_of_two(exponent + signed_bfp.LOWEST_EXPONENT - (fmt.bits - 2))
+    return torch.where(exponent == SIGNED_NAN, torch.nan, torch.where(scales >= SIGN, -step, step))
+
+
+# ---- a signed E4M3 number a box, a power of two a tensor: dsq.formats.signed_nvint
+#
+# Every number is computed in float32, as every backend does: the quotient by the tensor's power of two is exact, a step
+# is a float32, and a value is multiplied by the rounded inverse of its step.
+
+LARGEST_E4M3 = 448.0
+
+
+def _e4m3_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    lowest, highest = signed_nvint.LOWEST_EXPONENT, signed_nvint.HIGHEST_EXPONENT
+    largest, positive = _box_extremes(x_ORC, fmt, layout)
+    top = largest.amax() if largest.numel() else x_ORC.new_zeros(())
+    finite = torch.isfinite(top)
+    exponent = torch.frexp(torch.where(finite, top, 0.0)).exponent.long() - 1
+    exponent = torch.where(top == 0, lowest, exponent.clamp(lowest, highest))
+    size = torch.where(finite, largest, 0.0) * 2.0 ** (1 - fmt.bits) / _unit(exponent, fmt)
+    e4m3 = size.clamp(max=LARGEST_E4M3).float().to(torch.float8_e4m3fn).view(torch.uint8)
+    boxes = (e4m3 + SIGN * (positive & (e4m3 > 0))).to(torch.uint8).flatten()
+    tensor = torch.where(finite, exponent + BIAS, NAN_EXPONENT).to(torch.uint8).view(1)
+    return torch.cat([boxes, tensor])
+
+
+def _e4m3_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    boxes, tensor = scales[:-1], scales[-1].long()
+    size = (boxes % SIGN).view(torch.float8_e4m3fn).double() * _unit(tensor - BIAS, fmt)
+    step = torch.where(boxes >= SIGN, -size, size)
+    return torch.where(tensor == NAN_EXPONENT, torch.nan, step).view(layout.box_shape(fmt.box))
+
+
+def _unit(exponent: Tensor, fmt: Format) -> Tensor:
+    """T of dsq.formats.signed_nvint."""
+    return _power_of_two(exponent - fmt.bits - 6)
+
+
+def _e4m3_divide(x_ORC: Tensor, step_ORC: Tensor) -> Tensor:
+    step = step_ORC.float()
+    return torch.where(step == 0, 0.0, x_ORC.float() * (1 / step)).double()
+
+
+CODECS: dict[type[Format], Codec] = {
+    BFP: Codec(_power_scales, _power_steps),
+    FixedPoint: Codec(_power_scales, _power_steps),
+    SignedBFP: Codec(_signed_power_scales, _signed_power_steps),
+    SignedNVInt: Codec(_e4m3_scales, _e4m3_steps, _e4m3_divide),
+}

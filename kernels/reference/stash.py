@@ -1,0 +1,134 @@
+"""What stash policies keep besides formats, in plain PyTorch on any device: the oracle of the backends.
+
+Masks. Bit i % 8 of byte i // 8 belongs to value i; the bits past the last value are 0. Values of 16 bits are compared
+in float32.
+
+Affine codes lie between a low and a step of each group:
+
+    step = (max - min) / (2^b - 1)        q = clip(floor((x - low) / step + u), 0, 2^b - 1)        x^ = q step + low
+
+low is the group's minimum. u is 1/2 for nearest; for stochastic rounding 1 - (k + 1) 2^-16, with k the 16-bit number
+that codec.uniform draws for the value's position in one long row: on that grid q + u is exact in float32 for every q of
+8 bits, so a value on a code stays there, and P(up) differs from the fraction by less than 2^-16.
+
+In running ranges (Mesa, equations 6 and 7) low and step come from means over tensors, which the first finite tensor
+starts and one that is not finite leaves as they were:
+
+    alpha <- d alpha + (1 - d) (max - min)        beta <- d beta + (1 - d) min
+    step = alpha / (2^b - 1)                      low = beta
+
+low and step are float32, or float64 for float64 values. A group without spread has step 0 and comes back exact. One
+that holds a NaN or an infinity, or whose spread overflows, comes back as NaN, all of it.
+
+Shape suffixes: N values; G groups; A, B the runs of a group and their values.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_unsigned
+
+#: eight bytes of 0 or 1, read as one little-endian integer and multiplied by this, leave their bits in the top byte
+_GATHER = 0x0102040810204080
+
+
+def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
+    """Which values are open, uint8 (ceil(N / 8),): those above ``low`` and below ``high`` (NaN: no limit), and NaN if
+    ``nan_is_open``; of bool values those that are true, whatever the limits.
+    """
+    if x_N.dtype is torch.bool:
+        open_N = x_N
+    else:
+        if x_N.dtype is not torch.float64:
+            x_N = x_N.float()
+        open_N = ~((x_N <= low) | (x_N >= high))
+        if not nan_is_open:
+            open_N &= x_N == x_N
+    bytes_N = F.pad(open_N.view(torch.uint8), (0, -open_N.numel() % 8))
+    return (bytes_N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
+
+
+def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    """``count`` values of ``dtype`` (bool or floating): ``open`` where the bit is 1, else ``closed``."""
+    open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
+    open_value, closed_value = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
+    return torch.where(open_N, open_value, closed_value)
+
+
+def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
+    """``x`` (floating, any shape) where the bit is 1, else 0."""
+    return torch.where(unpack_mask(bits, x.numel(), False, True, torch.bool).view_as(x), x, torch.zeros_like(x))
+
+
+def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
+    """PyTorch's ReLU of ``x``, and the mask of the result: above 0, or NaN."""
+    y = F.relu(x, in_place)
+    return y, pack_mask(y.contiguous().view(-1), 0.0, math.nan, True)
+
+
+#: values that are worked on at once: a bound on scratch memory
+_CHUNK = 1 << 20
+assert _CHUNK % BLOCK == 0
+
+
+def affine_pack(x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None) -> AffineCodes:
+    """Codes in running ranges, which are moved first, or in the values' own."""
+    x_N = x.view(-1)
+    width_low_2G = _extents(x_N, groups)
+    if running is not None:
+        width_low_2G = _move(running, width_low_2G)
+    width_G, low_G = width_low_2G
+    step_G = width_G / (2**bits - 1)
+    codes_N = torch.empty(x_N.numel(), dtype=torch.uint8, device=x_N.device)
+    for begin in range(0, x_N.numel(), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        group = _groups_of(groups, begin, x_N[part])
+        step = step_G[group]
+        position = x_N[part].to(step.dtype).sub(low_G[group]).div_(torch.where(step > 0, step, torch.ones_like(step)))
+        if seed is None:
+            position += 0.5
+        else:
+            uniform_N = uniform(1, position.numel(), seed, x_N.device, first_block=begin // BLOCK)[0]  # (k + 1/2) 2^-16
+            position += (1 - 0.5**17 - uniform_N).to(position.dtype)
+        # NaN has no integer: code 0, and the group's own NaN step brings it back
+        codes_N[part] = position.floor_().clamp_(0, 2**bits - 1).nan_to_num_(0.0).to(torch.uint8)
+    return AffineCodes(pack_bits(codes_N[None], bits)[0], torch.stack([low_G, step_G]))
+
+
+def _extents(x_N: Tensor, groups: Groups) -> Tensor:
+    """Largest minus smallest value of each group, and the smallest."""
+    short = -x_N.numel() % (groups.run * groups.number)  # the last run, of the last group, may be short
+    x_AGB = torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
+    wide = torch.promote_types(x_N.dtype, torch.float32)
+    low_G, high_G = x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
+    return torch.stack([high_G - low_G, low_G])
+
+
+def _move(running: Running, now_2G: Tensor) -> Tensor:
+    """Take the range of one more tensor into the means; NaN where that is not finite."""
+    before_2G = running.alpha_beta
+    merged_2G = torch.where(before_2G.isnan(), now_2G, running.decay * before_2G + (1 - running.decay) * now_2G)
+    finite_G = now_2G.isfinite().all(0)
+    before_2G.copy_(torch.where(finite_G, merged_2G, before_2G))
+    return torch.where(finite_G, merged_2G, torch.nan)
+
+
+def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
+    """The (count,) values q step + low."""
+    codes_N = unpack_unsigned(packed.codes[None], bits, count)[0]
+    low_G, step_G = packed.ranges
+    values_N = torch.empty(count, dtype=dtype, device=codes_N.device)
+    for begin in range(0, count, _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        group = _groups_of(groups, begin, codes_N[part])
+        values_N[part] = codes_N[part].to(step_G.dtype).mul_(step_G[group]).add_(low_G[group])
+    return values_N
+
+
+def _groups_of(groups: Groups, begin: int, values: Tensor) -> Tensor:
+    index = torch.arange(begin, begin + values.numel(), device=values.device)
+    return index.div_(groups.run, rounding_mode="floor").remainder_(groups.number)

@@ -1,0 +1,36 @@
+"""The one timer, on a clock that is told the time."""
+
+from analysis.timing import in_turns, race
+
+
+def test_calls_take_turns_and_every_other_round_is_reversed():
+    said = []
+
+    def clock(call, repeats):
+        call()
+        said.append(repeats)
+        return float(len(said))
+
+    order = []
+    seconds = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, repeats=5, clock=clock)
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"
+    assert set(said) == {5}
+    assert seconds == {"a": [3, 6, 7], "b": [4, 5, 8]}
+
+
+def test_short_calls_are_repeated_until_the_clock_can_see_them():
+    def clock(call, repeats):
+        repeated.append(repeats)
+        return 0.001
+
+    repeated = []
+    in_turns({"a": int}, 2, clock=clock)
+    assert repeated == [1, 1, 4, 4]
+
+
+def test_a_race_is_of_ratios_to_the_baseline_and_knows_its_own_stray():
+    run = race("title", ("base", lambda: sum(range(3000))), {"twice": lambda: sum(range(6000))}, rounds=9)
+    assert [result.name for result in run.results] == ["base", "twice"]
+    assert run.results[0].ratio == 1
+    assert run.results[1].ratio > 1.2
+    assert run.control.name == "base again"

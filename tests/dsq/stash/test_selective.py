@@ -1,0 +1,221 @@
+"""selective: gradients equal PyTorch's bit for bit, whatever the layer's options and whoever needs a gradient."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from analysis.models import resnet20
+from dsq.stash import apply, measure
+from dsq.stash.policy import applied
+from tests.dsq.stash.census import kept_bytes
+
+
+@pytest.fixture(autouse=True)
+def _dropped_memory_is_nan():
+    """PyTorch fills uninitialised memory with NaN in deterministic mode: a dropped tensor that is read shows."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Functional(nn.Module):
+    """Functions called in a forward, the way many models call them."""
+
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x):
+        for function in self.functions:
+            x = function(x)
+        return x
+
+
+class Shared(nn.Module):
+    """One layer under two names, run twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.b(F.relu(self.norm(self.a(x)))))
+
+
+def seq(*layers):
+    return nn.Sequential(*layers)
+
+
+CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()
+LAYERS = {
+    "conv1d same, dilated": (nn.Conv1d(4, 6, 4, padding="same", dilation=2), (2, 4, 9)),
+    "conv1d unbatched": (nn.Conv1d(4, 6, 3), (4, 9)),
+    "conv2d strided, grouped": (nn.Conv2d(4, 8, 3, stride=2, groups=2, bias=False), (2, 4, 9, 9)),
+    "conv2d reflect": (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), (2, 4, 9, 9)),
+    "conv2d, x and w of one shape": (nn.Conv2d(4, 4, 3, padding=1), (4, 4, 3, 3)),
+    "conv2d, weight norm": (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), (2, 4, 9, 9)),
+    "conv2d channels last": (nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last), (2, 4, 9, 9)),
+    "conv3d": (nn.Conv3d(2, 4, 3, padding=1), (2, 2, 5, 5, 5)),
+    "transposed 1d": (nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), (2, 4, 9)),
+    "transposed 2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2, padding=1), (2, 4, 9, 9)),
+    "transposed 3d": (nn.ConvTranspose3d(2, 4, 3), (2, 2, 4, 4, 4)),
+    "batch norm": (nn.BatchNorm2d(4), (2, 4, 9, 9)),
+    "batch norm 1d, eval": (nn.BatchNorm1d(4).eval(), (8, 4)),
+    "batch norm 3d, not affine": (nn.BatchNorm3d(2, affine=False), (2, 2, 4, 4, 4)),
+    "batch norm, no running statistics, eval": (nn.BatchNorm2d(4, track_running_stats=False).eval(), (2, 4, 9, 9)),
+    "layer norm": (nn.LayerNorm((4, 9)), (3, 4, 9)),
+    "group norm": (nn.GroupNorm(2, 4), (2, 4, 9)),
+    "instance norm": (nn.InstanceNorm2d(4, affine=True), (2, 4, 9, 9)),
+    "relu": (nn.ReLU(), (2, 4, 9)),
+    "relu in place": (seq(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Conv1d(4, 4, 1)), (2, 4, 9)),
+    "relu6": (nn.ReLU6(), (2, 4, 9)),
+    "leaky relu": (nn.LeakyReLU(0.3), (2, 4, 9)),
+    "leaky relu in place": (seq(nn.Conv1d(4, 4, 3), nn.LeakyReLU(0.3, inplace=True)), (2, 4, 9)),
+    "hardtanh": (nn.Hardtanh(-0.5, 0.7), (2, 4, 9)),
+    "hardtanh in place": (seq(nn.Conv1d(4, 4, 3), nn.Hardtanh(inplace=True)), (2, 4, 9)),
+    "dropout": (nn.Dropout(0.3), (2, 4, 9)),
+    "dropout in place": (seq(nn.Conv1d(4, 4, 3), nn.Dropout(0.3, inplace=True)), (2, 4, 9)),
+    "dropout of all": (nn.Dropout(1.0), (2, 4, 9)),
+    "max-pool 1d": (nn.MaxPool1d(3, stride=2, padding=1), (2, 4, 9)),
+    "max-pool 2d, ceil, dilated": (nn.MaxPool2d(2, 3, dilation=2, ceil_mode=True), (2, 4, 9, 9)),
+    "max-pool 2d, large plane": (nn.MaxPool2d(2), (1, 1, 300, 200)),
+    "average pool 1d, ceil": (nn.AvgPool1d(2, ceil_mode=True), (2, 4, 9)),
+    "average pool 2d, channels last": (
+        seq(nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last), nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+        (2, 4, 9, 9),
+    ),
+    "adaptive average pools": (seq(nn.AdaptiveAvgPool2d((5, 3)), nn.AdaptiveAvgPool2d(2)), (2, 4, 9, 9)),
+    "functions": (Functional(F.relu, torch.sin, F.relu6, F.dropout, torch.relu, lambda x: x.neg().relu_()), (2, 4, 9)),
+    "function max-pool": (Functional(torch.sin, lambda x: F.max_pool2d(x, 2), F.leaky_relu), (2, 4, 9, 9)),
+    "shared": (Shared(), (2, 4, 9, 9)),
+    "masked attention": (Functional(lambda x: F.scaled_dot_product_attention(x, x, x, CAUSAL)), (2, 4, 9, 8)),
+    "attention": (nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True), (3, 5, 8)),
+}
+
+
+def gradients(model, x, needs_x):
+    """Output and all gradients of one step, the same random numbers each time."""
+    torch.manual_seed(1)
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_(needs_x)
+    y = model(x)
+    y.backward(torch.randn_like(y))
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gradients_are_pytorchs(layer):
+    module, shape = LAYERS[layer]
+    x = torch.randn(shape)
+    if len(shape) == 4 and next(iter(module.parameters()), x).is_contiguous(memory_format=torch.channels_last):
+        x = x.contiguous(memory_format=torch.channels_last)
+    parameters = [name for name, _ in module.named_parameters()]
+    for needs_x, *needs in itertools.product((True, False), repeat=1 + min(len(parameters), 2)):
+        model = seq(copy.deepcopy(module)).train(module.training)
+        for i, p in enumerate(model.parameters()):
+            p.requires_grad_(needs[min(i, 1)] if needs else False)
+        if not needs_x and not any(p.requires_grad for p in model.parameters()):
+            continue
+        plain, model = model, copy.deepcopy(model)
+        apply(model, "selective")
+        for ours, theirs in zip(gradients(model, x, needs_x), gradients(plain, x, needs_x), strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours, theirs)
+        for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def kept(model, x):
+    return measure(lambda: model(x.clone()).sum()).nbytes  # a batch that was there before would not count
+
+
+def test_what_is_kept_follows_who_needs_a_gradient():
+    """conv -> batch norm -> ReLU -> conv -> max-pool, counted by hand; N floats a plane."""
+    model = seq(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.MaxPool2d(2))
+    apply(model, "selective")
+    x = torch.randn(2, 8, 16, 16)
+    full, mask, indices, channel = 4 * x.numel(), x.numel() // 8, x.numel() // 4 * 2, 4 * 8
+    assert kept(model, x) == 3 * full + 2 * channel + mask + indices  # both convs' and the norm's inputs
+    model.requires_grad_(False)
+    x.requires_grad_()
+    assert kept(model, x) == full + 2 * channel + mask + indices  # the norm's input
+    model.eval()
+    assert kept(model, x) == mask + indices
+    assert applied(model)["selective"].report().kept_bytes == mask + indices
+    model[1].weight.requires_grad_()
+    assert kept(model, x) == full + mask + indices
+    model.requires_grad_(False)
+    model[3].weight.requires_grad_()
+    assert kept(model, x) == full + mask + indices  # the second conv's input
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("scenario", ["all", "input", "conv", "norm"])
+def test_resnet(scenario, train):
+    plain = resnet20((4, 8, 16)).train(train)
+    x = torch.randn(8, 3, 16, 16, requires_grad=scenario == "input")
+    kinds = {"conv": nn.Conv2d, "norm": nn.BatchNorm2d}
+    for module in plain.modules():
+        for p in module.parameters(recurse=False):
+            p.requires_grad_(scenario == "all" or isinstance(module, kinds.get(scenario, ())))
+    model = copy.deepcopy(plain)
+    apply(model, "selective")
+    assert kept(model, x) <= kept(plain, x) * (33 / 32)  # a bit beside a float that the next layer keeps
+    assert kept_bytes(lambda: model(x).sum()) <= kept_bytes(lambda: plain(x).sum()) * (33 / 32)
+    plain.load_state_dict(model.state_dict())
+    for ours, theirs in zip(gradients(model, x, x.requires_grad), gradients(plain, x, x.requires_grad), strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+def test_infinities_and_nans_pass_as_in_pytorch():
+    values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 6.0, 0.5]
+    x = torch.tensor(values).repeat(64).requires_grad_()  # whole vectors: PyTorch's scalar tail lets a NaN through more
+    inf = float("inf")
+    limits = [(-1.0, 1.0), (-inf, 3.0), (-1.0, inf), (-inf, inf)]
+    hardtanh = [Functional(lambda x, low=low, high=high: F.hardtanh(x, low, high)) for low, high in limits]
+    for module in (nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), *hardtanh):
+        (theirs,) = torch.autograd.grad(module(x).sum(), x)
+        model = seq(copy.deepcopy(module))
+        apply(model, "selective")
+        (ours,) = torch.autograd.grad(model(x).sum(), x)
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("limit", [0.1, 0.2, 0.3, 0.7])
+def test_values_on_a_limit_that_the_type_does_not_hold(dtype, limit):
+    """PyTorch compares 16 bits with the limit in float32: the value nearest to it lies above it, or below."""
+    x = torch.tensor([limit, -limit, 0.0, 1.0], dtype=dtype).repeat(16)
+    for module in (nn.Hardtanh(-limit, 3.0), nn.Hardtanh(-1.0, limit)):
+        model = seq(module)
+        expected = gradients(model, x, needs_x=True)
+        apply(model, "selective")
+        assert all(map(torch.equal, gradients(model, x, needs_x=True), expected))
+
+
+def test_in_place_change_of_a_kept_tensor_is_an_error():
+    model = seq(nn.Linear(4, 4), nn.Softmax(-1))
+    apply(model, "selective")
+    y = model(torch.randn(2, 4))
+    y.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.BatchNorm2d])
+def test_autocast(kind):
+    plain = seq(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    for module in plain:
+        module.requires_grad_(isinstance(module, kind))
+    model = copy.deepcopy(plain)
+    apply(model, "selective")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = gradients(model, x, True), gradients(plain, x, True)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
