@@ -2,6 +2,7 @@ from . import functional, stash, workload
 from .config import DSQConfig
 from .conversion import convert, converted, set_level, unconvert
 from .coverage import Coverage, report
+from .dynamic import DynamicPrecision, load_state_dict, state_dict
 from .formats import BFP, FixedPoint, Identity
 from .kernels.dispatch import fused_attention
 from .linear import Linear
@@ -10,7 +11,6 @@ from .precision import Precision, parse_levels
 from .process_memory import give_memory_back
 from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
-from .state import DynamicPrecision, load_state_dict, state_dict
 
 __version__: str
 

@@ -9,10 +9,9 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dsq import formats
 from dsq.arguments import choice, flag, pattern
-from dsq.damage import damage
-from dsq.formats.layout import BoxAxis
+from dsq.formats import BoxAxis
 from dsq.packing import Rounding
-from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, parse_levels, parse_rise_at
+from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, parse_levels, parse_rise_at
 from dsq.quantizers import Quantizers, Units
 from dsq.scheduler import PrecisionScheduler, check_plateau
 

@@ -12,13 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsq.command.table import table
 from dsq.conversion import as_plain, converted
-from dsq.gradient_check import GradientCheck, compare
-from dsq.layers.unquantised import Unquantised, unquantised
+from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
+from dsq.left_plain import Unquantised, unquantised
 from dsq.stash.compiled import run_eagerly
 from dsq.stash.meter import measure
 from dsq.stash.meter.graph import reachable
 from dsq.stash.meter.resident import resident
-from dsq.undisturbed import undisturbed, without_gradients
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows
 ROUNDS = 3

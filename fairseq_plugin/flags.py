@@ -14,8 +14,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from dsq.config import DSQConfig, LearningRate, Stash
-from dsq.formats import FORMATS
-from dsq.formats.layout import BoxAxis
+from dsq.formats import FORMATS, BoxAxis
 from dsq.packing import Rounding
 from dsq.precision import levels_text, parse_levels
 from dsq.quantizers import Units

@@ -8,9 +8,7 @@ from analysis.bench.kernels import instruction_sets, main_operations
 from analysis.bench.step import BATCH, LENGTH, WIDTH, converted, inside
 from analysis.models import encoder
 from analysis.timing import Call, Race, keep_freed_memory, race
-from dsq.formats import BFP
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, SignedBFP, SignedNVInt
 
 KINDS = (BFP, SignedBFP, SignedNVInt)
 #: values: in cache, and beyond

@@ -9,9 +9,7 @@ from torch import Tensor
 from analysis.gpu.machine import Machine
 from analysis.timing import Call
 from dsq.command.table import Record
-from dsq.formats import BFP, FixedPoint, Format
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, SignedBFP, SignedNVInt
 from dsq.kernels.backend import GemmKernel, MatMul, Operand, Sizes
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.tuning import prepared

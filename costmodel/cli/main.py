@@ -16,8 +16,7 @@ from costmodel.workloads.named import WORKLOADS
 from dsq import __version__
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
-from dsq.formats import DEFAULT
-from dsq.formats.layout import BoxAxis
+from dsq.formats import DEFAULT, BoxAxis
 
 #: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
 EXAMPLES = {

@@ -6,8 +6,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from dsq.arguments import choice
-from dsq.formats import DEFAULT, MAX_PACKED_BITS, WIDEST, Format, Identity, Layout, format_class
-from dsq.formats.layout import BoxAxis
+from dsq.formats import DEFAULT, MAX_PACKED_BITS, WIDEST, BoxAxis, Format, Identity, Layout, format_class
 from dsq.precision import Precision
 
 

@@ -24,8 +24,8 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
+from dsq.dynamic import DynamicPrecision, convert_at
 from dsq.precision import DEFAULT_LEVELS, levels_text, parse_levels
-from dsq.state import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
 #: the key of config.json

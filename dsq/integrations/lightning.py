@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from dsq.config import DSQConfig
-from dsq.state import DynamicPrecision, convert_at
+from dsq.dynamic import DynamicPrecision, convert_at
 
 
 class PrecisionCallback(Callback):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dsq
-from dsq.formats.signed_bfp import SignedBFP
+from dsq.formats import SignedBFP
 
 
 def box_by_integers(values, bits):

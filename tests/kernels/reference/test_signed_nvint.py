@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dsq
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import SignedNVInt
 
 #: every finite E4M3 value that is not negative (OCP 8-bit floating point, table 1), by its byte
 E4M3 = [

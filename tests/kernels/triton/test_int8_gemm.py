@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from dsq.formats import BFP, FixedPoint, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.triton.gemm import GEMMS

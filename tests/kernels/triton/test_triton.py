@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsq.formats import BFP, FixedPoint, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import Case, disagreements, mask_disagreements
 from dsq.kernels.reference.backend import REFERENCE
