@@ -1,12 +1,38 @@
-"""Which name a user probably meant."""
+"""Which of the known names a user means."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
+def completed(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The known name that ``name`` is, whatever its case, dashes and dots, or that alone begins with it or holds it.
+
+    Args:
+        kind, otherwise: for the error: "hardware"; what else is accepted.
+    Raises:
+        ValueError: none is meant, or several are; it names the nearest.
+    """
+    names = {_plain(one): one for one in known}
+    wanted = _plain(name)
+    if wanted in names:
+        return names[wanted]
+    begins = [one for one in names if wanted and one.startswith(wanted)]
+    found = begins or [one for one in names if len(wanted) > 1 and wanted in one]
+    if len(found) == 1:
+        return names[found[0]]
+    meant = suggestion(name, [names[one] for one in found] or names.values())
+    raise ValueError(f"unknown {kind} {name!r}: {meant}known are {', '.join(sorted(names.values()))}{otherwise}")
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """ "nearest is 'opt_1.3b'; ": the known name that begins with `name`, or else looks like it; "" where none does."""
-    wanted, candidates = name.lower(), list(known)
-    begins = [candidate for candidate in candidates if wanted and candidate.startswith(wanted)]
-    near = begins or difflib.get_close_matches(wanted, candidates, n=1)
-    return f"nearest is {near[0]!r}; " if near else ""
+    """ "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it; "" if none
+    does."""
+    names = {_plain(one): one for one in known}
+    begins = [one for one in names if _plain(name) and one.startswith(_plain(name))]
+    near = begins or difflib.get_close_matches(_plain(name), names, n=1)
+    return f"nearest is {', '.join(repr(names[one]) for one in near)}; " if near else ""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

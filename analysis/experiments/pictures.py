@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 
 from analysis.experiments.ledger import Configuration
 from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
-from costmodel.cli.pictures.figure import Labels
+from costmodel.cli.pictures.figure import around, name_points
 
 _LOOKS = {"bfp": (BLUE, "o"), "sbfp": (ORANGE, "s"), "snvint": (GREEN, "^"), "fixed": (GREY, "D")}
 _OTHER = ("black", "X")
@@ -89,8 +89,6 @@ def _tick(value: float, _: int) -> str:
 
 def _label(axes: Axes, points: dict[str, list[Point]], taken: list[Bbox]) -> None:
     """Name each schedule once, at its best point: formats of one width cost the same."""
-    labels = Labels(axes, taken)
-    for point in chain.from_iterable(points.values()):
-        labels.avoid_point(point, 6)
-    for schedule, several in points.items():
-        labels.place(schedule, max(several, key=lambda point: point[1]), GREY)
+    dots = [around(axes, point, 6) for point in chain.from_iterable(points.values())]
+    best = ((name, max(several, key=lambda point: point[1]), GREY) for name, several in points.items())
+    name_points(axes, best, [*taken, *dots])

@@ -11,16 +11,11 @@ from torch import Tensor, nn
 
 from analysis.small_transformers import from_transformers, workload_of
 from costmodel.model.operations import Workload
-from costmodel.workloads.named import transformer_iwslt_de_en
+from costmodel.workloads.named import fairseq
 from costmodel.workloads.transformer import build
 
 SEQUENCES, LENGTH, WORDS, WIDTH = 16, 128, 1000, 128
 USUAL = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
-_SIDES = {
-    **{f"{side}_layers": 4 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_dim": 4 * WIDTH for side in ("encoder", "decoder")},
-}
 #: name -> class of transformers, and fields of its configuration
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
@@ -37,12 +32,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"decoder_start_token_id": 0},
     ),
     "vit": ("ViTForImageClassification", USUAL | {"image_size": 96, "patch_size": 8}),
-    "whisper": (
-        "WhisperForConditionalGeneration",
-        _SIDES
-        | {"d_model": WIDTH, "max_source_positions": LENGTH, "max_target_positions": LENGTH}
-        | {"pad_token_id": 0, "decoder_start_token_id": 1},
-    ),
     "mixtral": (
         "MixtralForCausalLM",
         USUAL | {"intermediate_size": 352, "num_local_experts": 4, "num_key_value_heads": 4},
@@ -77,9 +66,6 @@ def _transformers(name: str) -> CheckedModel:
     sizes: dict[str, int] = {"target_length": LENGTH}
     if name == "vit":
         inputs, sizes = {"pixel_values": torch.randn(SEQUENCES, 3, 96, 96), "labels": torch.zeros(SEQUENCES).long()}, {}
-    elif name == "whisper":
-        inputs["input_features"] = torch.randn(SEQUENCES, model.config.num_mel_bins, 2 * LENGTH)
-        del inputs["input_ids"]
     elif name == "t5":
         sizes["source_length"] = LENGTH
     elif name == "bert":
@@ -92,7 +78,7 @@ def _transformers(name: str) -> CheckedModel:
             inputs[key] = x.to(wanted) if x.is_floating_point() else x
         return model(**inputs).loss
 
-    return CheckedModel(model, loss, workload.fusing_attention())
+    return CheckedModel(model, loss, workload)
 
 
 def _fairseq() -> CheckedModel:
@@ -124,10 +110,10 @@ def _fairseq() -> CheckedModel:
         logits = model(ids, lengths, ids)[0]
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
 
-    shape = transformer_iwslt_de_en()
+    shape = fairseq("transformer_iwslt_de_en")
     assert shape.encoder is not None
     assert shape.decoder is not None
-    tables = (("embed_tokens", WORDS, WIDTH),)
+    tables = (("embed_tokens", WORDS),)
     sizes: dict[str, Any] = {"layers": 4, "d": WIDTH, "heads": 4, "ffn": 4 * WIDTH, "tables": tables, "dropout": False}
     workload = build(
         replace(

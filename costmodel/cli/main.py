@@ -12,7 +12,7 @@ from typing import TypeAlias, get_args
 
 from costmodel.cli import format_options
 from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
-from costmodel.workloads.named import WORKLOADS
+from costmodel.workloads.named import names
 from dsq import __version__
 from dsq.command.files import check_writable, write_text
 from dsq.command.parser import OneLineParser, guarded
@@ -29,7 +29,7 @@ EXAMPLES = {
     ),
     "plan": (
         "--workload opt_1.3b --hardware h100",
-        "--workload path/to/config.json --sequences 8 --fit 24GB --fused-attention",
+        "--workload path/to/config.json --sequences 8 --fit 24GB",
         "--workload opt_1.3b --devices 8 --zero 3 --json",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
@@ -190,7 +190,7 @@ def _hardware(group: "argparse._ActionsContainer", purpose: str) -> None:
 
 def _workload(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("workload and hardware")
-    known, default = ", ".join(WORKLOADS), next(iter(WORKLOADS))
+    known, default = ", ".join(names()), names()[0]
     text = f"{known}; or a Hugging Face config.json; or a workload file of dsq.workload.trace (default: {default})"
     group.add_argument("--workload", default=default, metavar="NAME|FILE", help=text)
     group.add_argument("--sequences", type=int, metavar="N", help="sequences a batch (default: the workload's)")
@@ -204,8 +204,11 @@ def _workload(command: argparse.ArgumentParser) -> None:
     group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
     text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
     group.add_argument("--container", type=int, choices=(16, 32), help=text)
-    text = "attention scores stay on chip and are recomputed"
-    group.add_argument("--fused-attention", action="store_true", help=text)
+    attention = group.add_mutually_exclusive_group()
+    text = "attention's scores stay on chip and are made again (default for models of transformers)"
+    attention.add_argument("--fused-attention", action="store_true", help=text)
+    text = "attention's scores are stored (default for fairseq's models)"
+    attention.add_argument("--eager-attention", action="store_true", help=text)
 
 
 def _format(command: argparse.ArgumentParser) -> None:

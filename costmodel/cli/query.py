@@ -15,11 +15,9 @@ from dsq.precision import Precision, parse_named_precision
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
-    workload = load_workload(arguments.workload, arguments.sequences, arguments.source_length, arguments.target_length)
-    return _as_asked(workload, arguments)
-
-
-def _as_asked(workload: Workload, arguments: argparse.Namespace) -> Workload:
+    fused = False if arguments.eager_attention or arguments.quantise_attention else arguments.fused_attention or None
+    sizes = arguments.sequences, arguments.source_length, arguments.target_length
+    workload = load_workload(arguments.workload, *sizes, fused)
     if arguments.quantise_attention:
         workload = _changed(workload, workload.quantising_attention(), "--quantise-attention")
     if arguments.exclude:
@@ -28,8 +26,6 @@ def _as_asked(workload: Workload, arguments: argparse.Namespace) -> Workload:
             raise ValueError(f"exclude {arguments.exclude!r} matches none of the workload's converted layers")
     if arguments.freeze:
         workload = _changed(workload, workload.freezing(arguments.freeze), "--freeze")
-    if arguments.fused_attention:
-        workload = _changed(workload, workload.fusing_attention(), "--fused-attention")
     return workload.gemms_only() if arguments.gemms_only else workload
 
 
@@ -100,6 +96,7 @@ IGNORED_BY_PAPER = (
     "freeze",
     "quantise_attention",
     "fused_attention",
+    "eager_attention",
     "box_axis",
     "container",
     "datasheet",

@@ -86,7 +86,7 @@ CATEGORIES = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
 #: what an operation's backward holds besides
-_DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "their sum")
+_DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,33 @@ _RX, _RX_KEPT, _RY, _RDY, _RDX = (replace(stored, width="r") for stored in (_PX,
 POINTWISE: dict[str, tuple[Stored, ...]] = {
     "activation": (_PX_KEPT, _PY, _PDY, _PDX),  # gelu, silu
     "relu": (_PX, _PY_KEPT, _PDY, _PDX),
+    # transformers' "gelu_new", 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) written out: eight kernels forward, of
+    # which power, tanh and the last product keep tensors; thirteen backward, two of them sums of x's three gradients
+    "gelu_new": (
+        replace(_PX_KEPT, reads=(Read(FORWARD),) * 3 + (Read(BACKWARD),) * 2),
+        Stored("tanh", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        Stored("x / 2, 1 + tanh", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
+        Stored("between", "values", "a", FORWARD, (Read(FORWARD),), times=4),
+        _PY,
+        replace(_PDY, reads=(Read(BACKWARD),) * 2),
+        Stored("between, backward", "values", "a", BACKWARD, (Read(BACKWARD),), times=10),
+        _PDX,
+    ),
+    "quick_gelu": (  # x sigmoid(1.702 x): a scaled copy, its sigmoid, a product
+        replace(_PX_KEPT, reads=(Read(FORWARD),) * 2 + (Read(BACKWARD),)),
+        Stored("scaled", "values", "a", FORWARD, (Read(FORWARD),)),
+        Stored("sigmoid", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        _PY,
+        replace(_PDY, reads=(Read(BACKWARD),) * 2),
+        Stored("between, backward", "values", "a", BACKWARD, (Read(BACKWARD),), times=3),
+        _PDX,
+    ),
+    "product": (  # y = a b, of two activations
+        Stored("a, b", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
+        _PY,
+        _PDY,
+        Stored("da, db", "values", "a", BACKWARD, times=2),
+    ),
     # computed in fp32; where the container is narrower, the fp32 result is kept beside its cast
     "softmax": (
         _PX,

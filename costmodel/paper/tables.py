@@ -136,7 +136,7 @@ class Bound:
 def table_7(hardware: Hardware) -> list[Bound]:
     """OPT-1.3B trained in 16-bit floating point: bound and share of the time floor of attention, FC layers and the
     rest."""
-    workload = load_workload("opt_1.3b")
+    workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimiser"))
     modules = replace(workload, operations=tuple(replace(op, cls=_module_class(op)) for op in workload.operations))
     alone, updated, by_module = (_classes(w, hardware) for w in (step, workload, modules))

@@ -1,22 +1,213 @@
-"""Fields of a Hugging Face config.json; every error names the file and the field."""
+"""A Hugging Face config.json as a transformer's shapes: one reader, and a table of what families leave unsaid.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+What stands in FAMILIES was held against transformers' own models, parameters and products exactly. Of any other model
+`dsq-cost trace` writes a workload file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from costmodel.names import suggestion
+from costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
+
+DEFAULT_LENGTH, LONGEST = 512, 2048
+#: field of Stack -> its names in a config.json; the first that is there counts
+_SIZES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "d": ("hidden_size", "n_embd", "d_model", "dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "ffn": ("ffn_dim", "intermediate_size", "n_inner", "d_ff", "hidden_dim"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim", "d_kv"),
+}
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+#: field of a config.json -> the fields of Stack that it switches
+_FLAGS = {
+    "attention_bias": ("qkv_bias", "out_bias"),
+    "enable_bias": ("qkv_bias", "out_bias", "mlp_bias"),
+    "mlp_bias": ("mlp_bias",),
+    "qkv_bias": ("qkv_bias",),
+}
+_DROPOUT = ("hidden_dropout_prob", "dropout", "resid_pdrop", "dropout_rate", "hidden_dropout", "resid_dropout")
+_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+_ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation", "dense_act_fn")
+#: activations that are no single kernel; all others count as one
+_KINDS = {"relu": "relu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new", "quick_gelu": "quick_gelu"}
 #: what ends as a bare model's class does, and is another
 _NOT_BARE = ("HeadModel", "HeadsModel", "EncoderModel")
+#: kind of model -> the ends of its classes' names, with the kind of head that they have
+_HEADS = {
+    "decoder": {"ForCausalLM": "lm", "LMHeadModel": "lm", "ForSequenceClassification": "classes", "Model": "none"},
+    "encoder": {"ForMaskedLM": "lm", "ForPreTraining": "lm", "ForSequenceClassification": "classes", "Model": "none"},
+    "both": {"ForConditionalGeneration": "lm", "LMHeadModel": "lm", "Model": "none"},
+    "image": {"ForImageClassification": "classes", "Model": "none"},
+}
 
 
 @dataclass(frozen=True)
-class ConfigJson:
+class Family:
+    """What the configs of one model_type do not say."""
+
+    kind: str  #: a key of _HEADS
+    stack: Mapping[str, Any] = field(default_factory=dict)  #: fields of Stack
+    tables: tuple[str, ...] = ("words",)  #: and "positions", "types"
+    tied: bool = True  #: where the config does not say
+    head: Mapping[str, Any] = field(default_factory=dict)  #: fields of Head
+    activation: str = "gelu"  #: where the config does not say
+    more_positions: int = 0  #: rows of the table that the config does not count
+
+
+_UNBIASED = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
+_LLAMA: dict[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm": True} | _UNBIASED
+_GPT: dict[str, Any] = {"fused_qkv": True, "final_norm": True}
+_BERT = Family("encoder", {"embedding_norm": True, "post_norm": True}, ("words", "positions", "types"))
+_T5 = Family(
+    "both",
+    {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED,
+    activation="relu",
+)
+
+
+def _llama(tied: bool = False, **more: Any) -> Family:
+    return Family("decoder", _LLAMA | more, tied=tied, activation="silu")
+
+
+FAMILIES = {
+    "llama": _llama(),
+    **dict.fromkeys(("mistral", "mixtral"), _llama(kv_heads=8)),
+    "phi3": _llama(fused_qkv=True),
+    "qwen2": _llama(qkv_bias=True),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), _llama(qk_norm=True)),
+    "gemma": _llama(tied=True, head_dim=256, kv_heads=16),
+    "gpt2": Family("decoder", _GPT | {"transposed": True}, ("words", "positions"), activation="gelu_new"),
+    "gpt_neox": Family("decoder", _GPT | {"rotary": 0.25}, tied=False),
+    "opt": Family("decoder", {"final_norm": True}, ("words", "positions"), activation="relu", more_positions=2),
+    "phi": Family(  # attention and MLP side by side behind one norm
+        "decoder",
+        {"norms": 1, "final_norm": True, "rotary": 0.5},
+        tied=False,
+        head={"bias": True},
+        activation="gelu_new",
+    ),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
+    "distilbert": Family("encoder", _BERT.stack, ("words", "positions"), head={"pooler": False}),
+    **dict.fromkeys(("t5", "mt5"), _T5),
+    "vit": Family("image", {"final_norm": True}, ()),
+}
+
+
+def transformer_of(data: Any, where: str, name: str = "") -> Transformer:
+    """The transformer that a config.json describes. Raises ValueError that names the file and the field."""
+    if not isinstance(data, dict):
+        raise ValueError(f"config {where} must be a JSON object")
+    config = _Config({key: value for key, value in data.items() if value is not None}, where)
+    kind = config.text("model_type")
+    if not kind:
+        raise ValueError(f"config {where}: field model_type is missing")
+    if kind not in FAMILIES:
+        known = f"{suggestion(kind, FAMILIES)}described are {', '.join(FAMILIES)}; of others write a workload file: "
+        raise ValueError(f"config {where}: model_type {kind!r} is not described; {known}dsq-cost trace {where} FILE")
+    return config.transformer(FAMILIES[kind], name or config.text("_name_or_path") or kind)
+
+
+@dataclass(frozen=True)
+class _Config:
     """The JSON, read field by field. Every method raises ValueError for a bad field."""
 
     data: dict[str, Any]  #: without its nulls: a null field is an absent one
     where: str
 
-    def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these fields that is present, a positive whole number."""
+    def transformer(self, family: Family, name: str) -> Transformer:
+        side = "encoder" if family.kind in ("encoder", "image") else "decoder"
+        stack = self.stack(side, family)
+        sizes: dict[str, Any] = {"source": self.where, side: stack}
+        length = min(LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, self.size(_POSITIONS, default=LONGEST))
+        sizes |= {"source_length": stack.patches.count + 1 if stack.patches else length, "target_length": length}
+        if family.kind == "both":
+            sizes["encoder"] = self.stack("encoder", family)
+            layers = self.size(("num_decoder_layers", "num_layers"))
+            sizes["decoder"] = self.stack("decoder", family, layers=layers, cross=True, tables=(("words (shared)", 0),))
+        return Transformer(name, self.head(family), **sizes)
+
+    def stack(self, side: str, family: Family, **more: Any) -> Stack:
+        """A stack, with the config's sizes, dropout and activation."""
+        read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True} | dict(family.stack)
+        for name in ("layers", "d", "heads"):
+            read[name] = self.size(_SIZES[name])
+        for name, default in (("ffn", 4 * read["d"]), ("kv_heads", 0), ("head_dim", 0)):
+            read[name] = self.size(_SIZES[name], default=read.get(name, default))
+        for flag, fields in _FLAGS.items():
+            if flag in self.data:
+                read |= dict.fromkeys(fields, self.flag(flag, False))
+        read["dropout"], read["attention_dropout"] = (
+            any(float(self.data.get(one) or 0) > 0 for one in names) for names in (_DROPOUT, _ATTENTION_DROPOUT)
+        )
+        act = next((str(self.data[one]) for one in _ACTIVATION if one in self.data), family.activation)
+        if family.kind == "both":
+            act = self.text("feed_forward_proj", family.activation)
+            read["gated"], act = act.startswith("gated"), "gelu_new" if act == "gated-gelu" else act
+        read["activation"] = _KINDS.get(act, "activation")
+        read["position_bias"] = self.size(("relative_attention_num_buckets",), default=read.get("position_bias", 0))
+        if read.get("rotary"):
+            read["rotary"] = self.rotary(read["rotary"])
+        read |= self.sliding(side) | self.experts(read["ffn"])
+        if family.kind == "image":
+            read |= self.pictures(read["d"])
+        else:
+            read["tables"] = tuple((table, self.rows(table, family)) for table in family.tables)
+        if self.size(("word_embed_proj_dim",), default=read["d"]) != read["d"]:
+            raise ValueError(f"config {self.where}: field word_embed_proj_dim must be hidden_size ({read['d']})")
+        return Stack(side, **read | more)
+
+    def head(self, family: Family) -> Head:
+        own = dict(family.head)
+        pooler = own.pop("pooler", True)
+        kinds = _HEADS[family.kind]
+        end = next((end for end in kinds if self.architecture.endswith(end)), "")
+        if self.architecture and (not end or (end == "Model" and self.architecture.endswith(_NOT_BARE))):
+            accepted = f"classes that end in {', '.join(kinds)} are described, not {self.architecture!r}"
+            raise ValueError(f"config {self.where}: field architectures: {accepted}")
+        lm = family.kind in ("decoder", "both")
+        kind = kinds[end] if end else "lm" if lm else "none"
+        if kind == "none":
+            return Head("none", dense=pooler and not lm)
+        if kind == "classes":
+            return Head("classes", self.classes, bias=not lm, dense=family.kind == "encoder")
+        own |= {"outputs": self.size(("vocab_size",)), "tied": self.flag("tie_word_embeddings", family.tied)}
+        masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
+        return Head("lm", **masked | own, upcasts=family.kind == "decoder")
+
+    def rows(self, table: str, family: Family) -> int:
+        if table == "positions":
+            return self.size(_POSITIONS) + family.more_positions
+        return self.size(("vocab_size",)) if table == "words" else self.size(("type_vocab_size",), default=2)
+
+    def pictures(self, d: int) -> dict[str, Any]:
+        """Patches of a picture and a class token."""
+        image, size = self.size(("image_size",), default=224), self.size(("patch_size",), default=16)
+        patches = Patches(self.size(("num_channels",), default=3), size, (image // size) ** 2)
+        return {"patches": patches, "tables": (("positions", patches.count + 1),), "extra_parameters": d}
+
+    def sliding(self, side: str) -> dict[str, int]:
+        """The window of all layers."""
+        if "sliding_window" not in self.data or side == "encoder" or not self.flag("use_sliding_window", True):
+            return {}
+        if len(set(self.data.get("layer_types") or ["all"])) > 1:
+            raise ValueError(f"config {self.where}: field layer_types: layers of one kind are described")
+        return {"window": self.size(("sliding_window",))}
+
+    def experts(self, ffn: int) -> dict[str, MixtureOfExperts]:
+        names = ("num_local_experts", "num_experts")
+        if not any(name in self.data for name in names):
+            return {}
+        if self.data.get("mlp_only_layers") or self.size(("decoder_sparse_step",), default=1) > 1:
+            raise ValueError(f"config {self.where}: field mlp_only_layers: experts in every layer are described")
+        chosen, width = self.size(("num_experts_per_tok",)), self.size(("moe_intermediate_size",), default=ffn)
+        return {"experts": MixtureOfExperts(self.size(names), chosen, width)}
+
+    def size(self, names: tuple[str, ...], default: int | None = None) -> int:
+        """The first of these fields that is there, a positive whole number."""
         name = next((name for name in names if name in self.data), None)
         if name is None and default is None:
             raise ValueError(f"config {self.where}: field {names[0]} is missing")
@@ -47,57 +238,13 @@ class ConfigJson:
 
     @property
     def architecture(self) -> str:
-        """The model class the config names first, e.g. BertForMaskedLM; empty: none."""
+        """The model class that the config names first, e.g. BertForMaskedLM; empty: none."""
         names = self.data.get("architectures") or [""]
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise ValueError(f"config {self.where}: field architectures must be a list of names, not {names!r}")
         return names[0]
 
-    def head(self, *known: str) -> str:
-        """The first of these that ends the model class's name; empty: the config names none. Raises for another."""
-        found = next((end for end in known if self.architecture.endswith(end)), "")
-        if self.architecture and (not found or (found == "Model" and self.architecture.endswith(_NOT_BARE))):
-            accepted = f"classes that end in {', '.join(known)} are described, not {self.architecture!r}"
-            raise ValueError(f"config {self.where}: field architectures: {accepted}")
-        return found
-
     @property
     def classes(self) -> int:
         labels = self.data.get("id2label")
-        return len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
-
-
-def size(*names: str, default: int | Callable[[ConfigJson], int] | None = None) -> Callable[[ConfigJson], int]:
-    """Reads the first of these fields that is present."""
-    return lambda config: config.size(*names, default=default(config) if callable(default) else default)
-
-
-def rotary(default: float = 1.0) -> Callable[[ConfigJson], float]:
-    return lambda config: config.rotary(default)
-
-
-def flag(name: str, default: bool) -> Callable[[ConfigJson], bool]:
-    return lambda config: config.flag(name, default)
-
-
-def windows(
-    name: str, every: int = 1, first: bool = False, halved: bool = False, switch: str = ""
-) -> Callable[[ConfigJson], tuple[int, ...]]:
-    """Reads the windows of a model's layers (Stack.windows), from the config's list of layers where it has one.
-
-    every: without a list, one layer in so many sees all keys, the last of them, or the first; 1: none does.
-    halved: the field counts the keys to both sides. switch: a flag without which nothing slides.
-    """
-
-    def read(config: ConfigJson) -> tuple[int, ...]:
-        if name not in config.data or (switch and not config.flag(switch, False)):
-            return ()
-        window = config.size(name) // 2 + 1 if halved else config.size(name)
-        kinds = config.data.get("layer_types") or config.data.get("attention_layers")
-        if isinstance(kinds, list):
-            return tuple(window if kind in ("sliding_attention", "local") else 0 for kind in kinds)
-        if every == 1:
-            return (window,)
-        return (0, *(window,) * (every - 1)) if first else (*(window,) * (every - 1), 0)
-
-    return read
+        return len(labels) if isinstance(labels, dict) and labels else self.size(("num_labels",), default=2)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.model.operations import Gemm, Operation, Workload
-from costmodel.workloads.attention import HEAD_NORMS
 from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import HEAD_NORMS, build
 
 #: passes over the residual stream, whose tokens sequence parallelism shares out
 _STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
@@ -44,23 +43,9 @@ def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
     layers = _divided(whole, "layers", shard.pipeline)
     changes: Any = {side: replace(whole, layers=layers, final_norm=False)}
     first = replace(model, head=Head("none"), **changes)
-    changes = {
-        side: replace(_behind(whole, layers), tables=(), convolutions=(), embedding_norm=False, embedding_width=0)
-    }
+    changes = {side: replace(whole, layers=layers, tables=(), patches=None, embedding_norm=False)}
     last = replace(model, head=replace(model.head, tied=False), **changes)  # with a table of its own
     return tuple(_parallel(build(_part(part, shard)), shard) for part in (first, last))
-
-
-def _behind(stack: Stack, layers: int) -> Stack:
-    """The last layers of a stack, each as it was among all."""
-    before, windows, experts = stack.layers - layers, stack.windows, stack.experts
-    if windows:
-        start = before % len(windows)
-        windows = windows[start:] + windows[:start]
-    if experts:
-        dense = frozenset(layer - before for layer in experts.dense_layers if layer >= before)
-        experts = replace(experts, dense_layers=dense)
-    return replace(stack, layers=layers, windows=windows, experts=experts, first_norms=-1)
 
 
 def _part(model: Transformer, shard: Shard) -> Transformer:
@@ -76,7 +61,7 @@ def _cut(stack: Stack, parts: int) -> Stack:
     if kv_heads % parts and parts % kv_heads:
         raise ValueError(f"{stack.name}.kv_heads ({kv_heads}) cannot be cut into {parts}, nor copied to as many")
     if experts:
-        experts = replace(experts, width=-(-experts.width // parts), shared=-(-experts.shared // parts))
+        experts = replace(experts, width=-(-experts.width // parts))
     return replace(
         stack,
         heads=heads,
@@ -84,7 +69,7 @@ def _cut(stack: Stack, parts: int) -> Stack:
         head_dim=stack.head_dim or stack.d // stack.heads,
         ffn=_divided(stack, "ffn", parts),
         experts=experts,
-        tables=tuple((name, -(-rows // parts), width) for name, rows, width in stack.tables),
+        tables=tuple((name, -(-rows // parts)) for name, rows in stack.tables),
     )
 
 

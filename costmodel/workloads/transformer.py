@@ -1,16 +1,20 @@
 """The operations of a transformer's training step, in order: matrix products and pointwise passes, from its shapes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.model.ledger import BATCH
 from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
-from costmodel.workloads.attention import added_to_scores, attention
-from costmodel.workloads.shapes import Convolution, Head, MixtureOfExperts, Stack, Transformer
+from costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
+
+#: norms of queries and of keys: passes over heads, of which tensor parallelism gives each device its own
+HEAD_NORMS = ("q_norm", "k_norm")
+#: pointwise operations whose output is of a layer's branch
+_BRANCH = ("activation", "relu", "gelu_new", "quick_gelu", "gate", "expert gate", "product")
 
 
 def build(model: Transformer) -> Workload:
-    """The operations of one training step."""
+    """The operations of one training step, its attention unfused (see Workload.fusing_attention)."""
     ops: list[Operation] = []
     source_tokens, target_tokens = (model.sequences * n for n in (model.source_length, model.target_length))
     if model.encoder:
@@ -28,88 +32,74 @@ def build(model: Transformer) -> Workload:
     return Workload(model.name, tuple(ops), tokens, model.source)
 
 
-#: pointwise operations whose output is of a layer's branch
-_BRANCH = ("activation", "relu", "gate", "expert gate")
-
-
 def _mark_stream(ops: list[Operation]) -> list[Operation]:
-    """The layers whose x is no product's or activation's output."""
+    """The operations, those layers marked whose x is no product's or activation's output."""
     branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
     return [
-        replace(op, stream=True)
-        if isinstance(op, Gemm) and op.weight and op.input.removesuffix(" (copy)") not in branch
-        else op
-        for op in ops
+        replace(op, stream=True) if isinstance(op, Gemm) and op.weight and op.input not in branch else op for op in ops
     ]
 
 
 def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
     tokens = model.sequences * length
-    ops = _embeddings(stack, model.sequences, length) + added_to_scores(stack, model, length)
+    ops = _embeddings(stack, model.sequences, length) + _added_to_scores(stack, model, length)
     for layer in range(stack.layers):
         ops += _layer(stack, layer, model, length)
     if stack.final_norm:
-        ops.append(_norm(f"{stack.name}.final_norm", tokens, stack.d, stack))
+        ops.append(_norm(f"{stack.name}.final_norm", tokens, stack))
     return ops
 
 
 def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
-    ops: list[Operation] = []
-    name, tokens, width = stack.name, sequences * length, stack.embedding_width or stack.d
-    for index, convolution in enumerate(stack.convolutions):
-        source = f"{name}.{stack.convolutions[index - 1].name}.activation" if index else BATCH
-        ops += _convolution(convolution, f"{name}.{convolution.name}", sequences, source)
-    for index, (table, rows, columns) in enumerate(stack.tables):
-        trained = table not in stack.frozen
-        owned: dict[str, Any] = {"parameters": rows * columns, "trained": trained}
-        ops.append(Pointwise(f"{name}.{table}", "embedding", tokens, columns, **owned))
-        if index or stack.convolutions:
-            ops.append(Pointwise(f"{name}.{table}.add", "residual", tokens, columns))
+    name, tokens = stack.name, sequences * length
+    ops: list[Operation] = [_cut(stack.patches, name, sequences, stack.d)] if stack.patches else []
+    for index, (table, rows) in enumerate(stack.tables):
+        ops.append(Pointwise(f"{name}.{table}", "embedding", tokens, stack.d, parameters=rows * stack.d))
+        if index or stack.patches:
+            ops.append(Pointwise(f"{name}.{table}.add", "residual", tokens, stack.d))
     if stack.embedding_norm:
-        ops.append(_norm(f"{name}.embedding_norm", tokens, width, stack))
+        ops.append(_norm(f"{name}.embedding_norm", tokens, stack))
     if stack.dropout:
-        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, width))
-    if stack.embedding_width:
-        wide = f"{name}.embedding_projection"
-        ops.append(Gemm(wide, tokens, width, stack.d, bias=True, quantised=stack.converted, input=f"{wide}.x"))
+        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, stack.d))
     if stack.extra_parameters:
         ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
     return ops
 
 
-def _convolution(made: Convolution, name: str, sequences: int, source: str) -> list[Operation]:
-    rows, width = sequences * made.positions, made.channels * made.kernel
-    sizes: dict[str, Any] = {"bias": made.bias, "x_grad": source != BATCH, "input": source}
-    sizes["quantised"] = made.kernel == made.stride  # which cuts patches
-    ops: list[Operation] = [Gemm(name, rows, width, made.outputs, x_values=rows * made.channels * made.stride, **sizes)]
-    if made.activation:
-        ops.append(Pointwise(f"{name}.activation", "activation", rows, made.outputs))
+def _cut(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
+    """The product that makes patches of pictures: every pixel is in one patch."""
+    rows, width = sequences * patches.count, patches.channels * patches.size**2
+    return Gemm(f"{name}.patches", rows, width, d, bias=True, input=BATCH, x_grad=False, x_values=rows * width)
+
+
+def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
+    """What is made once for the scores of all layers: a mask, T5's zeros for cross-attention."""
+    ops: list[Operation] = []
+    if stack.causal or stack.window:
+        ops.append(Pointwise(f"{stack.name}.mask", "mask", model.sequences * length, length, cls="attention"))
+    if stack.position_bias and stack.cross:
+        rows = stack.heads * length
+        ops.append(Pointwise(f"{stack.name}.cross_bias", "zero bias", rows, model.source_length, cls="attention"))
     return ops
 
 
 def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Operation]:
     prefix, tokens = f"{stack.name}.layers.{layer}", model.sequences * length
     ops: list[Operation] = []
-    count = (stack.first_norms if layer == 0 and stack.first_norms >= 0 else stack.norms) + stack.cross
-    norms = [_norm(f"{prefix}.norm{index}", tokens, stack.d, stack) for index in range(count)]
-    both_sides = count > 2 + stack.cross
-
-    def norm(here: bool) -> None:
-        if here and norms:
-            ops.append(norms.pop(0))
+    norms = [_norm(f"{prefix}.norm{index}", tokens, stack) for index in range(stack.norms + stack.cross)]
 
     def sublayer(name: str, inside: list[Operation]) -> None:
-        norm(not stack.post_norm)
+        if norms and not stack.post_norm:
+            ops.append(norms.pop(0))
         ops.extend(inside)
-        norm(both_sides)
         if stack.dropout:
             ops.append(Pointwise(f"{prefix}.{name}.out_dropout", "dropout", tokens, stack.d))
         ops.append(Pointwise(f"{prefix}.{name}.add", "residual", tokens, stack.d))
-        norm(stack.post_norm)
+        if norms and stack.post_norm:
+            ops.append(norms.pop(0))
 
-    window = stack.windows[layer % len(stack.windows)] if stack.windows else 0
     own = (length, f"{prefix}.self_attn.x", stack.d)
-    inside = attention(f"{prefix}.self_attn", stack, model.sequences, length, *own, window)
+    inside = _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own)
     if stack.position_bias and layer == 0:
         size = (length * length, stack.heads, "attention", stack.position_bias * stack.heads)
         inside.insert(0, Pointwise(f"{prefix}.self_attn.position_bias", "position bias", *size))
@@ -118,77 +108,195 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
         assert model.encoder is not None
         memory = (model.source_length, ENCODER_OUT, model.encoder.d)
         cross = replace(stack, causal=False)
-        sublayer("encoder_attn", attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+        sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
     source = f"{prefix}.{'self_attn' if stack.norms == 1 else 'mlp'}.x"  # behind one norm, side by side
-    if stack.experts and layer not in stack.experts.dense_layers:
+    if stack.experts:
         sublayer("mlp", _experts(prefix, stack, stack.experts, tokens, source))
     else:
-        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, stack.ffn, source))
-    if stack.layer_parameters:
-        ops.append(Pointwise(f"{prefix}.extra", "parameters", 1, 1, parameters=stack.layer_parameters))
-    if stack.shared_layers and layer >= stack.shared_layers:
-        return [_again(op) for op in ops]
+        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, source))
     return ops
 
 
-def _again(op: Operation) -> Operation:
-    """The operation with parameters that another one counts."""
-    return replace(op, tied=op.weight, bias=False) if isinstance(op, Gemm) else replace(op, parameters=0)
-
-
-def _norm(name: str, tokens: int, width: int, stack: Stack) -> Pointwise:
+def _norm(name: str, tokens: int, stack: Stack) -> Pointwise:
     rms = "late rms" if stack.casts_late else "rms"
-    kind, parameters = (rms, width) if stack.rms else ("norm", width * (1 + stack.norm_bias))
-    return Pointwise(name, kind, tokens, width, parameters=parameters)
+    kind, parameters = (rms, stack.d) if stack.rms else ("norm", 2 * stack.d)
+    return Pointwise(name, kind, tokens, stack.d, parameters=parameters)
 
 
-def _mlp(prefix: str, stack: Stack, tokens: int, width: int, source: str) -> list[Operation]:
+def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]:
     up = [f"{prefix}gate_proj", f"{prefix}up_proj"] if stack.gated else [f"{prefix}fc1"]
     down = f"{prefix}down_proj" if stack.gated else f"{prefix}fc2"
-    own: dict[str, Any] = {"bias": stack.mlp_bias, "quantised": stack.converted, "transposed": stack.transposed}
-    activated = f"{prefix}activation" + (CAST if stack.casts_late else "")
+    own: dict[str, Any] = {"bias": stack.mlp_bias, "transposed": stack.transposed}
+    activated, width = f"{prefix}activation", stack.ffn
+    passes = [Pointwise(activated, "gate" if stack.gated else stack.activation, tokens, width)]
+    if stack.gated and stack.activation == "gelu_new":  # T5 v1.1: several kernels, and a product
+        passes = [Pointwise(f"{prefix}gelu", "gelu_new", tokens, width), Pointwise(activated, "product", tokens, width)]
     return [
         *(Gemm(name, tokens, stack.d, width, input=source, **own) for name in up),
-        Pointwise(f"{prefix}activation", "gate" if stack.gated else stack.activation, tokens, width),
-        Gemm(down, tokens, width, stack.d, input=activated, **own),
+        *passes,
+        Gemm(down, tokens, width, stack.d, input=activated + (CAST if stack.casts_late else ""), **own),
     ]
 
 
 def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, source: str) -> list[Operation]:
-    """Rows are gathered by expert."""
+    """A router and experts; rows are gathered by expert."""
     name, rows = f"{prefix}.experts", tokens * experts.chosen
-    ours: dict[str, Any] = {"bias": experts.bias, "quantised": experts.converted, "weights": experts.count}
-    router = Gemm(
-        f"{prefix}.router", tokens, stack.d, experts.count, bias=experts.router_bias, quantised=False, input=source
-    )
-    ops: list[Operation] = [
-        router,
+    ours: dict[str, Any] = {"weights": experts.count}
+    return [
+        Gemm(f"{prefix}.router", tokens, stack.d, experts.count, quantised=False, input=source),
         Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),
         Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **ours),
         Pointwise(f"{name}.activation", "expert gate", rows, experts.width),
         Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", **ours),
         Pointwise(f"{name}.weighted", "expert weights", rows, stack.d),
     ]
-    if experts.shared:
-        ops += _mlp(f"{prefix}.shared_", stack, tokens, experts.shared, source)
-        ops.append(Pointwise(f"{prefix}.shared_.add", "residual", tokens, stack.d))
-    return ops
 
 
 def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
-    rows, width = tokens if head.kind == "lm" else sequences, head.width or d
+    rows = tokens if head.kind == "lm" else sequences
     whole = 0 if head.kind == "lm" else tokens * d  # a view of all positions is read
     ops: list[Operation] = []
     if head.dense:
-        ops.append(Gemm("head.dense", rows, d, width, bias=head.dense_bias, input="head.x", x_values=whole))
+        ops.append(Gemm("head.dense", rows, d, d, bias=True, input="head.x", x_values=whole))
         whole = 0
-        ops.append(Pointwise("head.activation", "activation", rows, width))
+        ops.append(Pointwise("head.activation", "activation", rows, d))
     if head.norm:
-        ops.append(Pointwise("head.norm", "norm", rows, width, parameters=width * (1 + head.norm_bias)))
+        ops.append(Pointwise("head.norm", "norm", rows, d, parameters=2 * d))
     if head.kind != "none":
         name = "output_projection"
-        ops.append(
-            Gemm(name, rows, width, head.outputs, bias=head.bias, tied=head.tied, input=f"{name}.x", x_values=whole)
-        )
+        own: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": whole}
+        ops.append(Gemm(name, rows, d, head.outputs, quantised=not head.tied, **own))
         ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
     return ops
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """One attention of a layer, with the sizes that its operations share."""
+
+    prefix: str
+    stack: Stack
+    sequences: int
+    query_length: int
+    key_length: int
+    key_input: str  #: name of the tensor that keys and values are projected from
+    key_width: int
+
+    @property
+    def query_tokens(self) -> int:
+        return self.sequences * self.query_length
+
+    @property
+    def key_tokens(self) -> int:
+        return self.sequences * self.key_length
+
+    @property
+    def heads(self) -> int:
+        return self.stack.heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.stack.kv_heads or self.stack.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.stack.head_dim or self.stack.d // self.stack.heads
+
+    def linear(self, name: str, tokens: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
+        transposed = self.stack.transposed
+        return Gemm(f"{self.prefix}.{name}", tokens, width, outputs, input=source, bias=bias, transposed=transposed)
+
+    def pointwise(self, name: str, kind: str, rows: int, width: int, **fields: Any) -> Pointwise:
+        return Pointwise(f"{self.prefix}.{name}", kind, rows, width, **fields)
+
+
+def _attention(
+    prefix: str, stack: Stack, sequences: int, query_length: int, key_length: int, key_input: str, key_width: int
+) -> list[Operation]:
+    """The operations of one attention, in order: projections, copies, two batched products with a materialised softmax
+    between. ``key_input`` ENCODER_OUT: of cross-attention."""
+    own = _Attention(prefix, stack, sequences, query_length, key_length, key_input, key_width)
+    width = own.heads * own.head_dim
+    return [
+        *_projections(own),
+        *_on_heads(own),
+        *_products(own),
+        *_head_copy(own, "context", "heads", own.query_tokens),
+        own.linear("out_proj", own.query_tokens, width, stack.d, f"{prefix}.context", stack.out_bias),
+    ]
+
+
+def _projections(own: _Attention) -> list[Operation]:
+    stack, bias, x = own.stack, own.stack.qkv_bias, f"{own.prefix}.x"
+    if stack.fused_qkv:
+        outputs = (own.heads + 2 * own.kv_heads) * own.head_dim
+        return [own.linear("qkv_proj", own.query_tokens, stack.d, outputs, x, bias)]
+    keys = own.key_tokens, own.key_width, own.kv_heads * own.head_dim, own.key_input, bias
+    return [
+        own.linear("q_proj", own.query_tokens, stack.d, own.heads * own.head_dim, x, bias),
+        own.linear("k_proj", *keys),
+        own.linear("v_proj", *keys),
+    ]
+
+
+def _on_heads(own: _Attention) -> list[Operation]:
+    """Norms and rotary positions of queries and keys, and the copies that torch.matmul reads: keys are transposed, and
+    values repeated where heads share them."""
+    stack, width = own.stack, round(own.stack.rotary * own.head_dim)
+    rows = (own.query_tokens * own.heads, own.key_tokens * own.kv_heads)
+    ops: list[Operation] = []
+    if stack.qk_norm:
+        own_norms = zip(HEAD_NORMS, rows, strict=True)
+        ops += [own.pointwise(name, "rms", count, own.head_dim, parameters=own.head_dim) for name, count in own_norms]
+    if width:
+        ops += [own.pointwise(f"{name}_rotary", "rotary", count, width) for name, count in zip("qk", rows, strict=True)]
+    if stack.heads_copied and stack.fused_qkv:
+        outputs = (own.heads + 2 * own.kv_heads) * own.head_dim
+        ops.append(own.pointwise("qkv_split", "split", own.query_tokens, outputs))
+    ops += _head_copy(own, "q", "heads", own.query_tokens)
+    ops += _head_copy(own, "k", "transposed", own.key_tokens)
+    return ops + _head_copy(own, "v", "heads", own.key_tokens)
+
+
+def _head_copy(own: _Attention, name: str, kind: str, tokens: int) -> list[Operation]:
+    """A copy of every head, where heads are copied."""
+    if not own.stack.heads_copied:
+        return []
+    return [own.pointwise(f"{name}_heads", kind, tokens * own.heads, own.head_dim, cls="attention")]
+
+
+def _products(own: _Attention) -> list[Operation]:
+    """Queries by keys, what happens to the scores, and those by values."""
+    stack, crosses = own.stack, own.key_input == ENCODER_OUT
+    sharing = own.heads // own.kv_heads  # grouped-query attention: the heads that share keys are rows of one product
+    batch, rows = own.sequences * own.kv_heads, own.query_length * sharing
+    pairs = sharing * _pairs(own.query_length, own.key_length, stack.causal, stack.window)
+    position_bias = bool(stack.position_bias)
+
+    def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
+        fields: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
+        fields |= {"fused_once": crosses and position_bias}
+        return Gemm(f"{own.prefix}.{name}", rows, width, outputs, batch, "attention", **fields)
+
+    def on_scores(name: str, kind: str, **fields: Any) -> Pointwise:
+        return own.pointwise(name, kind, batch * rows, own.key_length, cls="attention", **fields)
+
+    square = own.query_length * own.key_length
+    mask = own.sequences * square if stack.causal or stack.window else 0
+    bias = own.heads * square if position_bias else 0
+    weights = f"{own.prefix}.softmax" if not stack.attention_dropout else ""
+    return [
+        product("scores", own.head_dim, own.key_length),
+        on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
+        on_scores("softmax", "softmax"),
+        *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
+        product("context", own.key_length, own.head_dim, weights),
+    ]
+
+
+def _pairs(queries: int, keys: int, causal: bool, window: int) -> int:
+    """Pairs of a query and a key that it sees, of one head; 0: all of them."""
+    if not causal:
+        return 0
+    seen = min(window or keys, keys)
+    return seen * (seen + 1) // 2 + (queries - seen) * seen

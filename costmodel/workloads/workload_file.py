@@ -20,10 +20,11 @@ MAX_SIZE = 2**48
 MOST_RECOMPUTED = 16
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
 _CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
+_MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias")
 
 
 def read_json(path: Path) -> Any:
-    """Raises ValueError if the file cannot be read or is not JSON."""
+    """The file's data. Raises ValueError if the file cannot be read or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -48,20 +49,16 @@ def dump(workload: Workload) -> dict[str, Any]:
 def parse(data: dict[str, Any], where: str) -> Workload:
     """The workload of the JSON data. Raises ValueError that names the operation and the field."""
     try:
-        return _workload(data)
+        if data["costmodel"] != VERSION:
+            raise ValueError(f"costmodel must be {VERSION}, not {data['costmodel']!r}")
+        listed = data.get("operations")
+        entries = listed if isinstance(listed, list) else []
+        operations = tuple(_operation(entry, f"operations[{index}]") for index, entry in enumerate(entries))
+        if not any(isinstance(op, Gemm) for op in operations):
+            raise ValueError("operations must be a list with at least one gemm")
+        name, tokens = _value(data.get("name"), str, "name"), _value(data.get("tokens"), int, "tokens")
     except ValueError as error:
         raise ValueError(f"workload file {where}: field {error}") from None
-
-
-def _workload(data: dict[str, Any]) -> Workload:
-    if data["costmodel"] != VERSION:
-        raise ValueError(f"costmodel must be {VERSION}, not {data['costmodel']!r}")
-    listed = data.get("operations")
-    entries = listed if isinstance(listed, list) else []
-    operations = tuple(_operation(entry, f"operations[{index}]") for index, entry in enumerate(entries))
-    if not any(isinstance(op, Gemm) for op in operations):
-        raise ValueError("operations must be a list with at least one gemm")
-    name, tokens = _value(data.get("name"), str, "name"), _value(data.get("tokens"), int, "tokens")
     return Workload(name, operations, tokens, str(data.get("source", "")))
 
 
@@ -70,17 +67,12 @@ def _operation(entry: Any, label: str) -> Operation:
     if not isinstance(op, str) or op not in _OPERATIONS:
         raise ValueError(f"{label}.op must be one of {', '.join(_OPERATIONS)}")
     known = {field.name: field for field in fields(_OPERATIONS[op])}
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in entry]
     unknown = set(entry) - set(known) - {"op"}
-    if unknown:
-        raise ValueError(f"{label}.{min(unknown)} is not one of {', '.join(known)}")
-    values: dict[str, Any] = {}
-    for name, field in known.items():
-        if name in entry:
-            least = 0 if name in ("parameters", "recompute", "pairs", "x_values", "mask", "bias") else 1
-            most = MOST_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
-            values[name] = _value(entry[name], field.type, f"{label}.{name}", least, most)
-        elif field.default is MISSING:
-            raise ValueError(f"{label}.{name} is missing")
+    if unknown or missing:
+        fault = f"{min(unknown)} is not one of {', '.join(known)}" if unknown else f"{missing[0]} is missing"
+        raise ValueError(f"{label}.{fault}")
+    values = {name: _value(entry[name], known[name].type, f"{label}.{name}") for name in entry if name != "op"}
     for name in values.keys() & _CHOICES.keys():
         if values[name] not in _CHOICES[name]:
             allowed = ", ".join(map(repr, _CHOICES[name]))
@@ -88,9 +80,11 @@ def _operation(entry: Any, label: str) -> Operation:
     return _OPERATIONS[op](**values)
 
 
-def _value(value: Any, kind: Any, label: str, least: int = 1, most: int = MAX_SIZE - 1) -> Any:
+def _value(value: Any, kind: Any, label: str) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{label} must be {kind.__name__}, not {value!r}")
+    name = label.rpartition(".")[2]
+    least, most = int(name not in _MAY_BE_ZERO), MOST_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
     if kind is int and not least <= value <= most:
         raise ValueError(f"{label} must be from {least} to {most}, not {value}")
     return value

@@ -15,7 +15,6 @@ from costmodel.model.operations import Workload
 from costmodel.planning.batch import largest_batch
 from costmodel.planning.methods import USUAL
 from costmodel.planning.step import communication_bytes, packing_seconds, step_time
-from costmodel.workloads.named import WORKLOADS
 from costmodel.workloads.workload_file import is_workload, read_json
 from dsq.arguments import whole_number
 from dsq.command.files import write_whole
@@ -121,4 +120,4 @@ def _bytes(text: str) -> float:
 
 def _states_its_sizes(arguments: argparse.Namespace) -> bool:
     """A workload file, whose batch cannot be changed."""
-    return arguments.workload not in WORKLOADS and is_workload(read_json(Path(arguments.workload)))
+    return arguments.workload.endswith(".json") and is_workload(read_json(Path(arguments.workload)))

@@ -1,7 +1,6 @@
 """The roofline: roofs by datatype, a dot for each class of operations, its size its share of the step's time."""
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,18 +8,20 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-from costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, Labels, new_figure, save
+from costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, around, name_points, new_figure, save
 from costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
 #: area of a dot, in square points: of no time, and of all of it
 LEAST_AREA, MOST_AREA = 25, 500
-#: dots nearer than this, in pixels, share a label
-SAME = 14
-#: a step's classes of operations with less of its time get a dot, but no label
+#: dots nearer than this factor, in both directions, share a name
+SAME = 1.12
+#: a step's classes of operations with less of its time get a dot, but no name
 NAMED_SHARE = 0.02
 #: names that a label lists
 NAMES = 3
+#: roofs nearer than this factor share a label
+SAME_ROOF = 1.3
 
 
 @dataclass(frozen=True)
@@ -39,139 +40,87 @@ class Dot:
     def at(self) -> tuple[float, float]:
         return self.intensity, self.attained / TERA
 
-    @property
-    def area(self) -> float:
-        return LEAST_AREA + MOST_AREA * self.share
-
-    @property
-    def radius(self) -> float:
-        return math.sqrt(self.area / math.pi)
-
 
 def draw_roofline(path: Path, workload: str, hardware: Hardware, dots: list[Dot]) -> None:
     """Datasheet roofs dashed, reached ones solid; from each dot a line up to its roof and the share it reaches."""
     figure, axes = new_figure()
     setups = list(dict.fromkeys(dot.setup for dot in dots))
-    roofs = _roofs(hardware)
-    bandwidth = hardware.bandwidth / TERA
+    colours = {setup: COLOURS[index % len(COLOURS)] for index, setup in enumerate(setups)}
+    top, bandwidth = max(peak.flops for peak in hardware.peaks) / TERA, hardware.bandwidth / TERA
     left = min(dot.intensity for dot in dots) / 3
-    right = max(max(dot.intensity for dot in dots), max(roofs) / bandwidth) * 200
-    bottom = min(dot.attained for dot in dots) / TERA / 3
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, max(roofs) * 4))
-    labels = Labels(axes)
-    _draw_roofs(axes, hardware, roofs, labels)
-    for dot in dots:
-        colour = COLOURS[setups.index(dot.setup) % len(COLOURS)]
-        axes.scatter(*dot.at, s=dot.area, color=colour, alpha=0.75, edgecolor="white", linewidth=0.8, zorder=5)
-    groups = _coinciding(dots, labels)
-    for alike in groups:
-        (x, y), colour = alike[0].at, COLOURS[setups.index(alike[0].setup) % len(COLOURS)]
-        axes.plot([x, x], [y, alike[0].roof / TERA], ":", color=colour, linewidth=1.2, zorder=4)
-        labels.avoid_line([(x, y * 1.2), (x, alike[0].roof / TERA)])
-        labels.avoid_point(alike[0].at, _radius(alike, labels) * figure.dpi / 72)
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color=COLOURS[i % len(COLOURS)], label=setup)
-        for i, setup in enumerate(setups)
+    right = max(max(dot.intensity for dot in dots), top / bandwidth) * 200
+    axes.set(
+        xscale="log", yscale="log", xlim=(left, right), ylim=(min(dot.attained for dot in dots) / TERA / 3, 4 * top)
+    )
+    handles = [Line2D([], [], marker="o", linestyle="", color=colours[setup], label=setup) for setup in setups]
+    reached = "measured" if hardware.measured else "programs reach"
+    handles += [
+        Line2D([], [], color=BLACK, label=reached),
+        Line2D([], [], color=GREY, linestyle="--", label="datasheet"),
     ]
-    lowered = 0 < hardware.bandwidth < hardware.stated_bandwidth
-    solid = "measured" if hardware.measured else "programs reach" if lowered else "datasheet"
-    handles.append(Line2D([], [], color=BLACK, label=solid))
-    handles += [Line2D([], [], color=GREY, linestyle="--", label="datasheet")] if lowered else []
     legend = axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=SMALL)
-    labels.boxes.append(legend.get_window_extent())
-    _label_slope(axes, hardware, max(roofs) / bandwidth, labels)
-    for alike in groups:
+    taken = [legend.get_window_extent(), *_draw_roofs(axes, hardware)]
+    for dot in dots:
+        area = LEAST_AREA + MOST_AREA * dot.share
+        axes.plot([dot.intensity] * 2, [dot.at[1], dot.roof / TERA], ":", color=colours[dot.setup], linewidth=1.2)
+        axes.scatter(*dot.at, s=area, color=colours[dot.setup], alpha=0.75, edgecolor="white", linewidth=0.8, zorder=5)
+        taken.append(around(axes, dot.at, math.sqrt(area / math.pi) * figure.dpi / 72))
+    named = []
+    for alike in coinciding(dots):
         if max(_shares(alike).values()) >= NAMED_SHARE:
-            colour = BLACK if len({dot.setup for dot in alike}) > 1 else COLOURS[setups.index(alike[0].setup)]
-            labels.place(_text(alike), alike[0].at, colour, _radius(alike, labels))
+            several = len({dot.setup for dot in alike}) > 1
+            named.append((_text(alike), alike[0].at, BLACK if several else colours[alike[0].setup]))
+    name_points(axes, named, taken)
     axes.set_xlabel("operational intensity (operations a DRAM byte)")
     axes.set_ylabel("rate (TFLOP/s)")
     axes.set_title(f"{workload}, one training step on {hardware.name}", fontsize=11)
     save(figure, path)
 
 
-def _roofs(hardware: Hardware) -> dict[float, list[str]]:
-    """Reached rate -> the datatypes that have it, elementwise arithmetic among them."""
-    roofs: dict[float, list[str]] = defaultdict(list)
-    for peak in hardware.peaks:
-        roofs[peak.flops / TERA].append(peak.datatype)
-    if not any(math.isclose(hardware.vector_flops / TERA, roof, rel_tol=0.3) for roof in roofs):
-        roofs[hardware.vector_flops / TERA].append("vector")
-    return roofs
+def roofs(hardware: Hardware) -> list[tuple[float, list[str]]]:
+    """The rates that are reached, in TFLOP/s, highest first, each with its datatypes; near ones together."""
+    found: list[tuple[float, list[str]]] = []
+    rates = {peak.datatype: peak.flops / TERA for peak in hardware.peaks} | {"vector": hardware.vector_flops / TERA}
+    for name, rate in sorted(rates.items(), key=lambda named: -named[1]):
+        if found and found[-1][0] < SAME_ROOF * rate:
+            found[-1][1].append(name)
+        else:
+            found.append((rate, [name]))
+    return found
 
 
-def _draw_roofs(axes: Axes, hardware: Hardware, roofs: dict[float, list[str]], labels: Labels) -> None:
-    (left, right), top = axes.get_xlim(), max(roofs)
-    bandwidth, stated = hardware.bandwidth / TERA, hardware.stated_bandwidth / TERA
-    dashed = {peak.datatype: peak.stated / TERA for peak in hardware.peaks if peak.stated}
-    if stated:
-        highest = max(dashed.values())
-        axes.plot([left, highest / stated], [left * stated, highest], "--", color=GREY, linewidth=1)
-        for value in dashed.values():
-            axes.plot([value / stated, right], [value, value], "--", color=GREY, linewidth=1)
-    axes.plot([left, top / bandwidth], [left * bandwidth, top], color=BLACK, linewidth=1.6)
-    labels.avoid_line([(left, left * bandwidth), (top / bandwidth, top)])
-    for rate, names in roofs.items():
+def _draw_roofs(axes: Axes, hardware: Hardware) -> list[Bbox]:
+    """Draw the bandwidth's slope and the roofs with their names; returns the places of the names."""
+    (left, right), bandwidth = axes.get_xlim(), hardware.bandwidth / TERA
+    slope, rates = hardware.stated_bandwidth / TERA, [peak.flops / TERA for peak in hardware.peaks]
+    for stated in {peak.stated / TERA for peak in hardware.peaks if peak.stated and slope}:
+        axes.plot([stated / slope, right], [stated, stated], "--", color=GREY, linewidth=1)
+        axes.plot([left, stated / slope], [left * slope, stated], "--", color=GREY, linewidth=1)
+    axes.plot([left, max(rates) / bandwidth], [left * bandwidth, max(rates)], color=BLACK, linewidth=1.6)
+    for rate in [*rates, hardware.vector_flops / TERA]:
         axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.6)
-        labels.avoid_line([(rate / bandwidth, rate), (right, rate)])
-        said = f" of {dashed[names[0]]:,.4g}" if names[0] in dashed and dashed[names[0]] > rate * 1.001 else ""
-        above = max(rate, dashed.get(names[0], rate))
-        name = axes.annotate(
-            f"{', '.join(names)}  {rate:,.4g}{said} TFLOP/s",
-            (right, above),
-            (-4, 2),
-            textcoords="offset points",
-            ha="right",
-            fontsize=SMALL,
-        )
-        labels.boxes.append(name.get_window_extent())
+    style = {"textcoords": "offset points", "ha": "right", "fontsize": SMALL}
+    taken = []
+    for rate, names in roofs(hardware):
+        said = f"{', '.join(names[:NAMES])}{' ...' if len(names) > NAMES else ''}  {rate:,.4g} TFLOP/s"
+        taken.append(axes.annotate(said, (right, rate), (-4, 2), **style).get_window_extent())  # type: ignore[arg-type]
+    start = max(left, axes.get_ylim()[0] / bandwidth) * 1.3
+    said = f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s"
+    name = axes.annotate(said, (start, start * bandwidth), (8, -4), **style | {"ha": "left"})  # type: ignore[arg-type]
+    return [*taken, name.get_window_extent()]
 
 
-def _label_slope(axes: Axes, hardware: Hardware, ridge: float, labels: Labels) -> None:
-    """Under the bandwidth line, where no dot is in the way."""
-    slope, stated = hardware.bandwidth / TERA, hardware.stated_bandwidth / TERA
-    said = f" of {stated * 1e3:,.0f}" if stated > slope else ""
-    start = max(axes.get_xlim()[0], axes.get_ylim()[0] / slope)
-    (x0, y0), (x1, y1) = (labels.pixels((x, x * slope)) for x in (start, ridge))
-    angle = math.atan2(y1 - y0, x1 - x0)
-    for part in range(5, 60, 5):
-        at = start * (ridge / start) ** (part / 100)
-        text, style = f"DRAM {slope * 1e3:,.0f}{said} GB/s", {"rotation_mode": "anchor", "fontsize": SMALL}
-        written = axes.annotate(
-            text,
-            (at, at * slope),
-            (5, -11),
-            textcoords="offset points",
-            rotation=math.degrees(angle),
-            **style,  # type: ignore[arg-type]
-        )
-        box = written.get_window_extent()
-        if not any(box.overlaps(other) for other in labels.boxes):
-            length, (x, y) = box.width / math.cos(angle), (box.x0, box.y0)
-            for step in range(0, int(length), 8):  # its bounding box would take far more than its words do
-                middle = x + step * math.cos(angle), y + step * math.sin(angle)
-                labels.boxes.append(Bbox.from_extents(*middle, *middle).padded(8))
-            return
-        written.remove()
-
-
-def _coinciding(dots: list[Dot], labels: Labels) -> list[list[Dot]]:
+def coinciding(dots: list[Dot]) -> list[list[Dot]]:
     """The dots in groups that, near enough, share a place: those with most time first."""
     groups: list[list[Dot]] = []
     for dot in sorted(dots, key=lambda dot: -dot.share):
-        place = labels.pixels(dot.at)
-        near = [group for group in groups if math.dist(place, labels.pixels(group[0].at)) < SAME]
-        if near:
-            near[0].append(dot)
+        for group in groups:
+            if all(1 / SAME < mine / other < SAME for mine, other in zip(dot.at, group[0].at, strict=True)):
+                group.append(dot)
+                break
         else:
             groups.append([dot])
     return groups
-
-
-def _radius(alike: list[Dot], labels: Labels) -> float:
-    """Points around the first dot that the dots of its group take."""
-    middle, scale = labels.pixels(alike[0].at), labels.axes.figure.dpi / 72
-    return max(math.dist(middle, labels.pixels(dot.at)) / scale + dot.radius for dot in alike)
 
 
 def _shares(alike: list[Dot]) -> dict[str, float]:

@@ -38,7 +38,8 @@ def random_workload(rng: random.Random) -> Workload:
         rms=rng.random() < 0.5,
         mlp_bias=rng.random() < 0.5,
         final_norm=rng.random() < 0.5,
-        tables=(("words", words, width),),
+        tables=(("words", words),),
+        activation=rng.choice(("activation", "relu", "gelu_new", "quick_gelu")),
     )
     head = Head("lm", words, tied=tied)
     workload = build(Transformer("random", head, decoder=stack, target_length=rng.randint(1, 40)))
@@ -66,9 +67,8 @@ def test_every_read_was_written_and_widths_agree(seed):
             for read in stored.reads:
                 assert ORDER[read.phase] >= ORDER[stored.written] or stored.written == UPDATE  # by the step before
             if not stored.own or (stored.written in (FORWARD, BACKWARD) and stored.name.endswith(("y", "x"))):
-                between[stored.written in (AFTER, BACKWARD)].add(
-                    stored.width
-                )  # what crosses from one operation to another
+                # what crosses from one operation to another
+                between[stored.written in (AFTER, BACKWARD)].add(stored.width)
             if stored.kept:
                 assert any(read.phase == BACKWARD for read in stored.reads)
             assert size >= 0

@@ -58,7 +58,7 @@ class Layer(nn.Module):
 class StackModule(nn.Module):
     def __init__(self, stack: Stack, memory_width: int) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _, rows, width in stack.tables if rows)
+        self.tables = nn.ModuleList(nn.Embedding(rows, stack.d) for _, rows in stack.tables if rows)
         self.layers = nn.ModuleList(Layer(stack, memory_width) for _ in range(stack.layers))
 
     def forward(self, ids: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -93,8 +93,8 @@ class Model(nn.Module):
 ENCODER_DECODER = Transformer(
     "encoder_decoder",
     Head("lm", 29, tied=True),
-    encoder=Stack("encoder", 2, 24, heads=3, ffn=50, tables=(("words", 31, 24), ("positions", 31, 24))),
-    decoder=Stack("decoder", 2, 20, heads=2, ffn=36, cross=True, tables=(("words", 29, 20),)),
+    encoder=Stack("encoder", 2, 24, heads=3, ffn=50, tables=(("words", 31), ("positions", 31))),
+    decoder=Stack("decoder", 2, 20, heads=2, ffn=36, cross=True, tables=(("words", 29),)),
     sequences=3,
     source_length=7,
     target_length=5,
@@ -102,7 +102,7 @@ ENCODER_DECODER = Transformer(
 ENCODER = Transformer(
     "encoder",
     Head("classes", 3, bias=True),
-    encoder=Stack("encoder", 2, 30, heads=5, ffn=44, tables=(("words", 40, 30),)),
+    encoder=Stack("encoder", 2, 30, heads=5, ffn=44, tables=(("words", 40),)),
     sequences=2,
     source_length=9,
 )
@@ -122,8 +122,8 @@ GATED_DECODER = Transformer(
         out_bias=False,
         mlp_bias=False,
         rms=True,
-        qk_norm="head",
-        tables=(("words", 33, 24),),
+        qk_norm=True,
+        tables=(("words", 33),),
     ),
     sequences=2,
     target_length=19,

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from costmodel.model.quantisation import DSQ, Setup
-from costmodel.workloads.named import load_workload, transformer_iwslt_de_en
+from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.shapes import Head
 from costmodel.workloads.transformer import build
 from dsq.precision import Precision
@@ -47,12 +47,13 @@ def types(count):
 
 
 def small_workload():
-    base = transformer_iwslt_de_en()
+    base = fairseq("transformer_iwslt_de_en")
     sizes = {"layers": 2, "d": 24, "ffn": 50, "heads": 3}
-    encoder = replace(base.encoder, **sizes, tables=(("embed_tokens", 100, 24),))
-    decoder = replace(base.decoder, **sizes, tables=(("embed_tokens", 90, 24),))
+    encoder = replace(base.encoder, **sizes, tables=(("embed_tokens", 100),))
+    decoder = replace(base.decoder, **sizes, tables=(("embed_tokens", 90),))
     lengths = {"sequences": 3, "source_length": 11, "target_length": 7}
-    return build(replace(base, encoder=encoder, decoder=decoder, head=Head("lm", 90, tied=True), **lengths))
+    head = Head("lm", 90, tied=True)
+    return build(replace(base, encoder=encoder, decoder=decoder, head=head, **lengths)).converting_tied()
 
 
 def batch():

@@ -12,7 +12,7 @@ import pytest
 
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.quantisation import BF16
-from costmodel.workloads.named import opt_1_3b
+from costmodel.workloads.named import load_shapes
 from costmodel.workloads.transformer import build
 from tests.costmodel.workloads.test_shard import a_layer
 
@@ -20,8 +20,8 @@ S, H, A, LAYERS, WORDS = 2048, 2048, 32, 24, 50272
 SBH, SCORES = S * H, A * S * S
 IN_LAYERS = LAYERS * 12 * H * H
 THEIR_LAYER = 38 * SBH + SCORES
-OPT = opt_1_3b()
-WITH_MASKS = replace(OPT, decoder=replace(OPT.decoder, attention_dropout=True))
+OPT = load_shapes("opt_1.3b")  # heads are views to it
+WITH_MASKS = replace(OPT, decoder=replace(OPT.decoder, attention_dropout=True, heads_copied=False))
 
 
 def test_each_term_of_a_layer():
