@@ -2,7 +2,7 @@ from . import functional, stash, workload
 from .config import DSQConfig
 from .conversion import convert, converted, set_level, unconvert
 from .coverage import Coverage, report
-from .dynamic import DynamicPrecision, load_state_dict, state_dict
+from .dynamic import DynamicPrecision
 from .formats import BFP, FixedPoint, Identity
 from .kernels.dispatch import fused_attention
 from .linear import Linear
@@ -31,14 +31,12 @@ __all__ = [
     "functional",
     "fused_attention",
     "give_memory_back",
-    "load_state_dict",
     "pack",
     "parse_levels",
     "quantize",
     "report",
     "set_level",
     "stash",
-    "state_dict",
     "unconvert",
     "workload",
 ]
