@@ -3,9 +3,9 @@
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch._C._dynamo import eval_frame
@@ -42,8 +42,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and
     ``dsq.give_memory_back`` is called.
 
-    A plain layer that is put in the place of a converted one later, as ``resize_token_embeddings`` of transformers puts
-    an output projection, is converted as that was.
+    If a plain layer later replaces a converted one (transformers' ``resize_token_embeddings`` does this), it is
+    converted in the same way.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -64,7 +64,11 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
         if config.attention:
             quantise_attention(model)
         if config.stash == "all":
-            _pack_whole_stash(model)
+            try:
+                change(model, "stash", True)
+            except ValueError:  # the model has another policy: as if convert had not been called
+                unconvert(model)
+                raise
         _warn_of_little(model, excluded + tied)
     else:
         warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
@@ -94,7 +98,7 @@ def unconvert(model: Model) -> Model:
 
 @contextmanager
 def as_plain(model: nn.Module) -> Iterator[None]:
-    """``model`` as it was before conversion, while inside."""
+    """Give ``model`` back what it was before conversion, while inside."""
     layers = converted(model).values()
     if not layers:
         yield
@@ -114,7 +118,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
-    """The converted layers of ``model`` by name: each has ``quantizers``. Raises TypeError where it is no module."""
+    """Return the converted layers of ``model`` by name; each has ``quantizers``. Raises TypeError for no module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
@@ -143,15 +147,6 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     quantizers = config.at(level)
     for module in layers.values():
         module.quantizers = quantizers
-
-
-def _pack_whole_stash(model: nn.Module) -> None:
-    """Keep all that autograd saves at the q1 of the layers, whatever their level."""
-    try:
-        change(model, "stash", True)
-    except ValueError:  # the model has another policy: as if convert had not been called
-        unconvert(model)
-        raise
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
@@ -204,7 +199,7 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
 
 
 def quantised_class(module: nn.Module) -> type[nn.Module] | None:
-    """The class that ``convert`` gives a module of its kind; None where it leaves it."""
+    """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
     kind = class_of(module)
     if kind in _CLASSES:
         return _CLASSES[kind]
@@ -236,7 +231,7 @@ def quantise_attention(model: nn.Module) -> None:
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:
-    """The low-rank layers that PEFT put beside others."""
+    """Return the low-rank layers that PEFT put beside others."""
     tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
     return {
         adapter
@@ -264,14 +259,18 @@ _BEFORE = "_dsq_before"
 
 
 def change(module: nn.Module, name: str, value: Any) -> None:
-    """Set one of _SETTINGS, or an attribute, and remember what it was."""
+    """Set an attribute of ``module`` and remember what it was.
+
+    Three names are no attributes: "class", "attention" (the attention function of a model of transformers) and "stash"
+    (whether what the operations of dsq.stash's table keep is packed).
+    """
     before = _get(module, name)
     _set(module, name, value)
     module.__dict__.setdefault(_BEFORE, {})[name] = before
 
 
 def changes(module: nn.Module) -> dict[str, Any]:
-    """The settings of ``module`` that were changed, as they are now."""
+    """Return the settings of ``module`` that were changed, as they are now."""
     return {name: _get(module, name) for name in module.__dict__.get(_BEFORE, ())}
 
 
@@ -282,7 +281,7 @@ def undo_changes(module: nn.Module) -> None:
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
-    """The class of ``module``, without what fully_shard or a parametrization put before it."""
+    """Return the class of ``module``, without what fully_shard or a parametrization put before it."""
     fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
     if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule:
         return kind.__bases__[1]
@@ -292,9 +291,7 @@ def class_of(module: nn.Module) -> type[nn.Module]:
 def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
     """Give ``module`` another class; one that fully_shard sharded stays so, as do its parametrizations."""
     before = type(module)
-    if class_of(module) is before.__bases__[0] and is_parametrized(
-        module
-    ):  # whose class has the parameters' properties
+    if class_of(module) is before.__bases__[0] and is_parametrized(module):  # its class has the parameters' properties
         own = {name: value for name, value in vars(before).items() if name not in ("__dict__", "__weakref__")}
         kind = type(f"Parametrized{kind.__name__}", (kind,), own)
     elif class_of(module) is not before:  # as fully_shard makes its classes
@@ -302,38 +299,29 @@ def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
     module.__class__ = kind
 
 
-def _set_stash(module: nn.Module, packed: bool) -> None:
-    if packed:
-        stash.apply(module, "bfp")
-    else:
-        applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
-
-
-class _Setting(NamedTuple):
-    """A setting that is no attribute of its module."""
-
-    get: Callable[[Any], Any]
-    set: Callable[[Any, Any], object]
-
-
-_SETTINGS = {
-    "class": _Setting(class_of, set_class),
-    #: the attention function, in models of transformers
-    "attention": _Setting(lambda m: m.config._attn_implementation, lambda m, name: m.set_attn_implementation(name)),
-    #: whether what the operations of dsq.stash's table keep is packed
-    "stash": _Setting(lambda module: "bfp" in applied(module), _set_stash),
-}
-
-
 def _get(module: Any, name: str) -> Any:
-    return _SETTINGS[name].get(module) if name in _SETTINGS else getattr(module, name)
+    match name:
+        case "class":
+            return class_of(module)
+        case "attention":
+            return module.config._attn_implementation
+        case "stash":
+            return "bfp" in applied(module)
+    return getattr(module, name)
 
 
 def _set(module: Any, name: str, value: Any) -> None:
-    if name in _SETTINGS:
-        _SETTINGS[name].set(module, value)
-    else:
-        setattr(module, name, value)
+    match name:
+        case "class":
+            set_class(module, value)
+        case "attention":
+            module.set_attn_implementation(value)
+        case "stash" if value:
+            stash.apply(module, "bfp")
+        case "stash":
+            applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
+        case _:
+            setattr(module, name, value)
 
 
 # ---- a layer put in the place of a converted one later
@@ -347,9 +335,9 @@ def take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
 
 
 def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) -> None:
-    """Convert ``new``, which becomes the child ``name`` of ``parent``, as the layer was whose place it takes.
+    """Convert ``new``, which becomes the child ``name`` of ``parent``, in the way of the layer that it replaces.
 
-    Warns where it cannot be, as layers of another quantisation.
+    Warns where it cannot be converted, as a layer of another quantisation.
     """
     old = parent._modules.get(name)
     if not isinstance(old, Quantised) or new is None:

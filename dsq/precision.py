@@ -144,7 +144,7 @@ NEEDED = {
     "bfp": Needed(Precision(4, 3, 3, 2), "3 bits throughout lost 7 of 88 BLEU, 2 bits 62; snvint loses less"),
     "fixed": Needed(Precision(8, 8, 8, 2), "4 bits throughout lost 34 of 88 BLEU, at q1 and q2 alone 30 of 37"),
 }
-#: of the same runs at 4 bits throughout, by format: BLEU that rounding stochastically lost, and rounding to nearest
+#: BLEU lost at 4 bits throughout, by format, in those runs: with stochastic rounding, and with rounding to nearest
 STOCHASTIC = {"bfp": (4.4, 1.0), "sbfp": (3.4, 1.0)}
 #: the paper's own finding, of fixed point alone
 _FIXED_Q3 = 16

@@ -92,7 +92,7 @@ class PrecisionScheduler:
 
     @property
     def updates(self) -> int:
-        """Those recorded, of all levels."""
+        """Updates recorded so far, over all levels."""
         return sum(work.updates for work in self.work)
 
     def step(self, loss: float | Tensor) -> bool:
