@@ -16,8 +16,9 @@ from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.layers import mixed
-from dsq.layers.attention import MultiheadAttention, OutProjection, OwnAttention, calls_attention
+from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
+from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
 from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
 from dsq.linear import Linear
 from dsq.process_memory import give_memory_back
@@ -212,7 +213,7 @@ def quantised_class(module: nn.Module) -> type[nn.Module] | None:
         from dsq.layers.of_transformers import Conv1D  # needs transformers
 
         return Conv1D
-    return None
+    return mixed(OwnProducts, kind) if multiplies(module, kind) else None
 
 
 def quantise_attention(model: nn.Module) -> None:
@@ -221,7 +222,7 @@ def quantise_attention(model: nn.Module) -> None:
     for module in modules:
         if isinstance(module, MultiheadAttention):
             module.quantised_products = True
-        elif calls_attention(module, class_of(module)):
+        elif not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
             change(module, "class", mixed(OwnAttention, class_of(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
             from dsq.layers.of_transformers import NAME  # needs transformers
@@ -327,7 +328,7 @@ def _set(module: Any, name: str, value: Any) -> None:
 # ---- a layer put in the place of a converted one later
 
 #: what ``convert`` puts on a layer
-FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion")
+FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion", "idle")
 
 
 def take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:

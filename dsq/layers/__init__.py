@@ -1,6 +1,7 @@
 """The quantised selves of layers other than nn.Linear.
 
-attention.py            nn.MultiheadAttention; modules that multiply queries by keys themselves
+attention.py            nn.MultiheadAttention
+own_products.py         modules that multiply by parameters of their own, or queries by keys, in their forward
 experts_and_patches.py  transformers' experts, in parameters of three dimensions; nn.Conv2d that cuts patches
 of_transformers.py      GPT-2's Conv1D; attention in models of transformers (imports transformers)
 
