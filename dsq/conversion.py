@@ -35,9 +35,10 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
 
     nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
-    experts become their quantised selves. Only the class of a module changes: names, parameters, tying, initialisation
-    and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an embedding's too (unless
-    ``config.tied``), subclasses of PyTorch's layers and of Conv1D, and PEFT's adapters are left alone. Fused paths that
+    experts become their quantised selves. In any other module the products with parameters of its own are quantised as
+    they are called (layers/own_products.py). Only the class of a module changes: names, parameters, tying,
+    initialisation and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an
+    embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
     matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and
@@ -72,9 +73,9 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
                 raise
         _warn_of_little(model, excluded + tied)
     else:
-        warnings.warn("model has no nn.Linear to convert: it stays as it is", stacklevel=2)
+        warnings.warn("model has no product to convert: it stays as it is", stacklevel=2)
     if config.exclude is not None and not excluded:
-        warnings.warn(f"exclude={config.exclude!r} matches no nn.Linear of the model", stacklevel=2)
+        warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
     return model
 
 

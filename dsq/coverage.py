@@ -80,8 +80,8 @@ class Coverage:
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.forward.plain.get("aten.bmm"):
-            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True); where a module writes them")
-            lines.append("    with @ or bmm, F.scaled_dot_product_attention or dsq.functional.matmul in their place")
+            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
+            lines.append("    the place of @ and bmm in functions that no module's class holds")
         lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
         return "\n".join(lines)
 

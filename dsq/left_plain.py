@@ -68,16 +68,16 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
         return "excluded, or added after the conversion"
     if isinstance(module, nn.Linear):
-        return f"a subclass of nn.Linear, {kind.__name__}, may multiply otherwise"
+        return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
     if isinstance(module, nn.MultiheadAttention):
         return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply otherwise"
     if isinstance(module, _CONVOLUTIONS):
         return "a convolution"
     if any(p.dim() == 3 for p in own):
-        return "parameters of three dimensions, multiplied by the module itself"
+        return "parameters of three dimensions, multiplied where dsq does not see them, or not at all"
     if hasattr(module, "top_k"):
         return "a router of experts: its few products decide which expert serves a token"
-    return f"{kind.__name__} holds matrices itself"
+    return f"{kind.__name__} holds matrices itself, and its forward multiplies by none"
 
 
 def quantised_parameters(model: nn.Module) -> int:
