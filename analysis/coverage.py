@@ -7,6 +7,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import dsq
+from analysis.models import GPT, TRANSFORMERS, encoder, transformer
 from dsq.command.parser import OneLineParser, guarded
 from dsq.command.table import table
 
@@ -29,35 +31,6 @@ def _values() -> torch.Tensor:
     return torch.randn(2, TOKENS, WIDTH)
 
 
-def _transformers(model: str, **fields: Any) -> Callable[[], Made]:
-    """A model of transformers by the name of its class."""
-
-    def make() -> Made:
-        import transformers
-
-        kind = getattr(transformers, model)
-        if kind.main_input_name == "pixel_values":
-            return kind(kind.config_class(**fields)), {"pixel_values": torch.randn(2, 3, 64, 64)}
-        ids = _words()
-        return kind(kind.config_class(**fields)), {"input_ids": ids, "labels": ids}
-
-    return make
-
-
-class _OwnAttention(nn.Module):
-    """A block as a plain loop's model writes it: it calls F.scaled_dot_product_attention itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        return x + self.feed_forward(x + self.out(y))
-
-
 class _WrittenAttention(nn.Module):
     """Attention's products written out, by dsq.functional.matmul where @ stood."""
 
@@ -71,20 +44,8 @@ class _WrittenAttention(nn.Module):
         return x + self.out(dsq.functional.matmul(weights, v, self.qkv).transpose(1, 2).flatten(2))
 
 
-class _NanoGPT(nn.Module):
-    """Tables, blocks, and a head that is the table of tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.blocks, self.norm = nn.Sequential(*(_OwnAttention() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
-        logits = self.head(self.norm(self.blocks(x)))
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+def _nano_gpt() -> Made:
+    return GPT(VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS, dropout=0.0), {"tokens_BT": _words()}
 
 
 def _fairseq() -> Made:
@@ -104,43 +65,8 @@ def _fairseq() -> Made:
     return TransformerModel.build_model(args, task), batch
 
 
-_SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 4 * WIDTH,
-}
-_TEXT = _SIZES | {"vocab_size": VOCABULARY}
 MODELS: dict[str, Callable[[], Made]] = {
-    "BERT": _transformers("BertForMaskedLM", **_TEXT),
-    "RoBERTa": _transformers("RobertaForMaskedLM", **_TEXT),
-    "DistilBERT": _transformers(
-        "DistilBertForMaskedLM", dim=WIDTH, hidden_dim=4 * WIDTH, n_layers=LAYERS, n_heads=HEADS, vocab_size=VOCABULARY
-    ),
-    "GPT-2": _transformers("GPT2LMHeadModel", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCABULARY),
-    "OPT": _transformers("OPTForCausalLM", ffn_dim=4 * WIDTH, word_embed_proj_dim=WIDTH, **_TEXT),
-    "Llama": _transformers("LlamaForCausalLM", num_key_value_heads=2, **_TEXT),
-    "Mixtral": _transformers("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4, **_TEXT),
-    "Qwen2-MoE": _transformers(
-        "Qwen2MoeForCausalLM",
-        moe_intermediate_size=WIDTH,
-        shared_expert_intermediate_size=WIDTH,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_key_value_heads=2,
-        **_TEXT,
-    ),
-    "T5": _transformers(
-        "T5ForConditionalGeneration",
-        d_model=WIDTH,
-        d_kv=WIDTH // HEADS,
-        d_ff=4 * WIDTH,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        vocab_size=VOCABULARY,
-        decoder_start_token_id=0,
-    ),
-    "ViT": _transformers("ViTForImageClassification", image_size=64, patch_size=8, num_labels=10, **_SIZES),
+    **{name: partial(transformer, name, WIDTH, LAYERS, HEADS, VOCABULARY, (2, TOKENS)) for name in TRANSFORMERS},
     "nn.TransformerEncoder": lambda: (
         nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True), LAYERS),
         {"src": _values()},
@@ -153,9 +79,9 @@ MODELS: dict[str, Callable[[], Made]] = {
         nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
         dict.fromkeys(("query", "key", "value"), _values()),
     ),
-    "own attention": lambda: (nn.Sequential(*(_OwnAttention() for _ in range(LAYERS))), {"input": _values()}),
+    "own attention": lambda: (encoder(LAYERS, WIDTH, HEADS, 4 * WIDTH, sdpa=True, causal=True), {"input": _values()}),
     "written attention": lambda: (_WrittenAttention(), {"x": _values()}),
-    "nanoGPT": lambda: (_NanoGPT(), {"ids": _words()}),
+    "nanoGPT": _nano_gpt,
     "fairseq": _fairseq,
 }
 

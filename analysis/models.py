@@ -1,7 +1,13 @@
-"""The models on which stash policies are compared: an encoder, a GPT of it and a ResNet-20."""
+"""The one table of small models that are measured: an encoder, a GPT and a classifier of it, a ResNet-20, and models of
+transformers by name. All have random weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,21 +70,61 @@ def encoder(
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's."""
+    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's if ``tied``.
 
-    def __init__(self, vocabulary: int, context: int, width: int, blocks: int, heads: int, dropout: float) -> None:
+    ``around(block, x)`` calls a block, for checkpoints; None: the block is called as it is.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        context: int,
+        width: int,
+        blocks: int,
+        heads: int,
+        dropout: float,
+        tied: bool = True,
+        around: Callable[..., Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.encoder = encoder(blocks, width, heads, 4 * width, dropout, sdpa=True, causal=True)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
+        if tied:
+            self.head.weight = self.tokens.weight
         for table in (self.tokens, self.places):
             nn.init.normal_(table.weight, std=0.02)
+        self.around = around
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """What the output layer reads, (B, T, width)."""
+        x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
+        if self.around is None:
+            return self.encoder(x_BTD)
+        *blocks, norm = self.encoder
+        for block in blocks:
+            x_BTD = self.around(block, x_BTD)
+        return norm(x_BTD)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
-        logits: Tensor = self.head(self.encoder(x_BTD))
-        return logits
+        return self.head(self.hidden(tokens_BT))
+
+
+class Classifier(nn.Module):
+    """Words (B, T) of at most LONGEST -> scores (B, classes)."""
+
+    LONGEST = 64
+
+    def __init__(self, words: int, classes: int, width: int, blocks: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(self.LONGEST, width)
+        self.drop = nn.Dropout(0.1)
+        self.encoder = encoder(blocks, width, heads=4, ffn=4 * width, dropout=0.1)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, words_BT: Tensor) -> Tensor:
+        x_BTD = self.words(words_BT) + self.places.weight[: words_BT.shape[1]]
+        return self.head(self.encoder(self.drop(x_BTD)).mean(1))
 
 
 class BasicBlock(nn.Module):
@@ -109,3 +155,69 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10, ch
             stages.append(BasicBlock(inner, width, 2 if stage > 0 and block == 0 else 1))
             inner = width
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
+
+
+# ---- models of transformers ----
+
+
+def from_transformers(head: str, attention: str = "sdpa", **fields: Any) -> Any:
+    """The model of transformers of the class ``head``: random weights, in training mode, without dropout and without a
+    cache of keys and values, which is no part of training. ``fields``: of its configuration.
+    """
+    import transformers
+
+    kind = getattr(transformers, head)
+    config = kind.config_class(attn_implementation=attention, use_cache=False, **fields)
+    for field in vars(config):
+        if "drop" in field:
+            setattr(config, field, 0.0)
+    return kind(config).train()
+
+
+#: name -> class, fields beside the sizes of ``_sizes``
+TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", {}),
+    "roberta": ("RobertaForMaskedLM", {}),
+    "distilbert": ("DistilBertForMaskedLM", {}),
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "opt": ("OPTForCausalLM", {}),
+    "llama": ("LlamaForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {"num_key_value_heads": 2, "num_local_experts": 4}),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}),
+    "t5": ("T5ForConditionalGeneration", {"decoder_start_token_id": 0}),
+    "vit": ("ViTForImageClassification", {"image_size": 64, "patch_size": 8, "num_labels": 10}),
+}
+
+
+def _sizes(name: str, width: int, blocks: int, heads: int) -> dict[str, Any]:
+    """How a configuration names its sizes; the feed-forward layer is four times as wide."""
+    if name == "gpt2":
+        return {"n_embd": width, "n_layer": blocks, "n_head": heads}
+    if name == "t5":
+        return {"d_model": width, "d_kv": width // heads, "d_ff": 4 * width, "num_layers": blocks, "num_heads": heads}
+    if name == "distilbert":
+        return {"dim": width, "hidden_dim": 4 * width, "n_layers": blocks, "n_heads": heads}
+    sizes = {"hidden_size": width, "num_hidden_layers": blocks, "num_attention_heads": heads}
+    if name == "opt":
+        return sizes | {"ffn_dim": 4 * width, "word_embed_proj_dim": width}
+    if name == "qwen2-moe":
+        sizes |= {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
+    return sizes | {"intermediate_size": 4 * width}
+
+
+def transformer(
+    name: str, width: int, blocks: int, heads: int, words: int = 1000, batch: tuple[int, int] = (8, 128)
+) -> tuple[Any, dict[str, Tensor]]:
+    """A model of TRANSFORMERS, and the inputs of a batch of (sequences, tokens), labels among them; images of 64 x 64
+    are as many as 64 tokens each make.
+    """
+    head, fields = TRANSFORMERS[name]
+    sizes = _sizes(name, width, blocks, heads)
+    if name == "vit":
+        images = torch.randn(batch[0] * batch[1] // 64, 3, 64, 64)
+        return from_transformers(head, **sizes, **fields), {
+            "pixel_values": images,
+            "labels": torch.zeros(len(images)).long(),
+        }
+    ids = torch.randint(words, batch)
+    return from_transformers(head, **sizes, **fields, vocab_size=words), {"input_ids": ids, "labels": ids}

@@ -4,13 +4,14 @@
 
 A table stands between two comments of a page, of which the first says what it is:
 
-    <!-- table: ledger demo_formats.csv demo_formats picture -->   a ledger's runs of a recipe, and cost against score
+    <!-- table: ledger multi30k.csv multi30k_schedules snvint* -->   a ledger's runs of a recipe, fp32 and those of such
+                                                                   names (globs; none: all); "picture": and the recipe's
+                                                                   cost against score
     <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
                                                                    names (globs): a row a format, a column a box;
                                                                    of several seeds the mean (lowest to highest)
     <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
                                                                    scores: what each loses to fp32, there and here
-    <!-- table: stash train_stash.csv -->                          the accuracy that stash policies reach
     <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
     <!-- end -->
 """
@@ -38,8 +39,8 @@ PROG = "python -m analysis.results_page"
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "ablations", "stash-policies", "formats"))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
-#: of a ledger's table, what other work on the machine decides too
-_HIDDEN = ("minutes",)
+#: of a ledger's table: the time, which other work on the machine decides too, and what the text says
+_HIDDEN = ("minutes", "spread", "valid loss")
 
 
 def written(page: str, pictures: bool = True) -> str:
@@ -59,9 +60,11 @@ def _table(words: list[str], pictures: bool) -> str:
 
 
 def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
-    """``options``: picture, where the page shows the recipe's."""
+    """``options``: globs of runs, and "picture" where the page shows the recipe's."""
     group = _group(file, recipe)
-    text = report.table_of(group, markdown=True, hidden=_HIDDEN)
+    globs = [option for option in options if option != "picture"]
+    shown = [one for one in group if one.is_float or not globs or any(fnmatchcase(one.name, glob) for glob in globs)]
+    text = report.table_of(shown, markdown=True, hidden=_HIDDEN)
     if "picture" not in options:
         return text
     picture = RESULTS / f"{recipe}.png"
@@ -150,14 +153,6 @@ def _group_and_fp32(file: str, recipe: str) -> tuple[list[Configuration], Config
     return group, reference
 
 
-def _stash(file: str, draw: bool) -> str:
-    import pandas as pd
-
-    from analysis.stash.train import means
-
-    return means(pd.read_csv(RESULTS / file))
-
-
 def _file(file: str, *columns: str, draw: bool) -> str:
     """``columns``: their names, and after a colon how numbers are written."""
     specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
@@ -177,7 +172,6 @@ _KINDS: dict[str, Callable[..., str]] = {
     "ledger": _ledger,
     "grid": _grid,
     "paper": _paper,
-    "stash": _stash,
     "file": _file,
 }
 

@@ -152,6 +152,24 @@ class DSQConfig:
             warnings.simplefilter("ignore")
             return DSQConfig(**values)
 
+    @staticmethod
+    def of(config: "DSQConfig | str | dict[str, Any] | None" = None, **options: Any) -> "DSQConfig":
+        """Return the config that a trainer's one line asks for: the way in is the same in every trainer.
+
+        ``config`` is a DSQConfig, what its ``as_dict`` gave, or the schedule as text, "[4,3,3,8] [8,4,4,8]";
+        ``options`` are its other fields. What is not said is taken from ADVISED. Raises TypeError where ``config`` is
+        something else, or options stand beside a whole config.
+        """
+        if config is None or isinstance(config, str):
+            return DSQConfig(**{**ADVISED, **({} if config is None else {"levels": config}), **options})
+        if options:
+            raise TypeError(f"config is whole already: put {', '.join(options)} into it, or give its levels as text")
+        if isinstance(config, dict):
+            return DSQConfig.from_dict(config)
+        if not isinstance(config, DSQConfig):
+            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,4,8]", got {config!r}')
+        return config
+
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
         """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
@@ -161,6 +179,8 @@ class DSQConfig:
         return formats.named(self.format, bits, **given)
 
 
+#: what a trainer's one line trains with, unless told (docs/evidence.md)
+ADVISED: dict[str, Any] = {"levels": "[8,4,4,8]", "stash": "all"}
 #: fields of DSQConfig that only some formats have, with their defaults
 _OPTIONS = {"box": formats.BOX, "fraction_bits": None}
 #: fields of DSQConfig whose range depends on other fields

@@ -7,6 +7,7 @@
 accelerate: ``accelerator.register_for_checkpointing(dynamic)``.
 """
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from dsq.stash.meter.observation import Observation
 from dsq.stash.meter.resident import resident
 
 _KEYS = {"config", "scheduler"}
+_LOG = logging.getLogger("dsq")  #: what happens once
 
 
 class DynamicPrecision:
@@ -30,16 +32,23 @@ class DynamicPrecision:
 
     Args:
         model: converted in place, if it is not.
-        config: of the schedule; None: DSQConfig().
+        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
         total_updates: of the run, where ``rise_at`` has fractions or the learning rate is to restart.
+        options: beside text or None, other fields of DSQConfig.
     Raises:
         TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; where the model was converted before
             by a config that ``convert`` acts on otherwise.
     """
 
-    def __init__(self, model: nn.Module, config: DSQConfig | None = None, total_updates: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: DSQConfig | str | None = None,
+        total_updates: int | None = None,
+        **options: Any,
+    ) -> None:
         self.model = model
-        self.config = DSQConfig() if config is None else config
+        self.config = DSQConfig.of(config, **options)
         _convert(model, self.config)
         self._total_updates = total_updates
         self._before = 0  #: updates of the run without DSQ
@@ -121,13 +130,13 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """For a logger: "dsq/level", "dsq/stale" (validations without improvement), what Observation saw, and MiB of
-        the process, "dsq/process_resident_mib" and "dsq/process_peak_mib", where Linux tells them.
-
-        After ``check`` also "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the
-        worst of a parameter.
+        """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
+        without improvement), and what Observation saw. On Linux also MiB of the process, "dsq/process_resident_mib" and
+        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
+        "dsq/gradient_cosine", the worst of a parameter.
         """
-        found = {"level": float(self.scheduler.level), "stale": float(self.scheduler.stale)}
+        found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
+        found["stale"] = float(self.scheduler.stale)
         found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
@@ -158,6 +167,7 @@ class DynamicPrecision:
     def _set_level(self, rose: bool) -> bool:
         if rose:
             set_level(self.model, self.config, self.scheduler.level)
+            _LOG.info("update %d: rose to %s", self.scheduler.updates, self.scheduler.precision)
             if self.config.lr_at_rise == "restart" and not self._followed:
                 warnings.warn("lr_at_rise='restart' does nothing without follow(lr_scheduler)", stacklevel=3)
         return rose
@@ -186,3 +196,5 @@ def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
         check_conversion(model, config, of)
     else:
         convert(model, config)
+        text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) says what was left"
+        _LOG.info(text, len(converted(model)), config.levels[0], config.stash)

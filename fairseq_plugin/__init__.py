@@ -5,12 +5,12 @@ shims.py        what else fairseq needs on today's Python and torch
 flags.py        the --dsq-* flags
 tasks.py        what DSQ adds to a task
 extension.py    where it enters fairseq: tasks, parsers, checkpoints, trainer
-model.py        conversion of a model, loading of checkpoints
+state.py        DSQ in a model: conversion, the run's state in checkpoints, loading
+stash.py        measures the stash of training steps
+record.py       writes dsq_history.json and dsq_workload.json
 checkpoints.py  writes checkpoints whole, and checks them; a folder is one run's
-commands.py     dsq-preprocess, dsq-train, dsq-hydra-train, dsq-generate, dsq-average
-averaging.py    the last of them
-run/            what a run is to cost, its state in checkpoints, its record
-mistakes/       what users get wrong, and what they are told
+commands.py     dsq-preprocess, dsq-train, dsq-generate and the rest, and what users are told
+averaging.py    dsq-average
 """
 
 import importlib.util

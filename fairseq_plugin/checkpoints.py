@@ -75,8 +75,9 @@ def copy(source: str, target: str, overwrite: bool = False) -> bool:
 
 
 def _put(filename: str, write: Callable[[str], object]) -> None:
-    temporary = filename + ".tmp"  # one name: what a killed run left is written over, not left for ever
+    temporary = filename + ".tmp"  # one name: what a killed run left is taken away, not left for ever
     try:
+        Path(temporary).unlink(missing_ok=True)  # a symbolic link too: what it points to is not written to
         write(temporary)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())

@@ -1,7 +1,7 @@
 """fairseq's own commands on this Python, with the --dsq-* flags: dsq-preprocess, dsq-train, dsq-generate and the rest.
 
-Also ``python -m fairseq_plugin.commands train`` and so on. What a user got wrong ends in one line and exit status 2;
-what went wrong inside, in a traceback.
+Also ``python -m fairseq_plugin.commands train`` and so on. A mistake with DSQ, a checkpoint or a file ends in one line
+and exit status 2; everything else ends as fairseq ends it.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 from unittest import mock
@@ -27,10 +27,22 @@ COMMANDS = {
     "train": "fairseq_cli.train",
     "hydra-train": "fairseq_cli.hydra_train",  # --dsq-x is task.dsq_x=... there
     "generate": "fairseq_cli.generate",  # a checkpoint trained with DSQ generates at the level it was trained at
+    "interactive": "fairseq_cli.interactive",
+    "eval-lm": "fairseq_cli.eval_lm",
     "average": "fairseq_plugin.averaging",
 }
-_WITH_USER_DIR = ("preprocess", "train", "generate")
+_WITHOUT_USER_DIR = ("hydra-train", "average")
 INTERRUPTED = 130  #: the exit status of a command that Ctrl-C stopped, as a shell has it
+#: how an error begins, class and text -> the line for the user; {0}: the group of the pattern
+_MISTAKES = {
+    r"InputError: (.*)": "{0}",
+    r"FloatingPointError": "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits "
+    "at q3; crash.pt in --save-dir is the state before it",
+    r"RuntimeError: Error\(s\) in loading state_dict[^\n]*\n\s*([^\n]*)": "--restore-file/--path: the checkpoint is of "
+    "another architecture or vocabulary than --arch and the data: {0}; give its own --arch and data, or another "
+    "--save-dir",
+    r"(?:OSError|FileNotFoundError|PermissionError|FileExistsError|NotADirectoryError): (.*)": "{0}",
+}
 
 
 def check_training(arguments: list[str]) -> None:
@@ -38,10 +50,10 @@ def check_training(arguments: list[str]) -> None:
     if not _installed():
         raise ValueError(INSTALL)
     options = importlib.import_module("fairseq.options")
-    from fairseq_plugin.flags import check
+    from fairseq_plugin.flags import config_of
 
     with mock.patch.object(argparse.ArgumentParser, "error", _raise):
-        check(options.parse_args_and_arch(options.get_training_parser(), arguments))
+        config_of(options.parse_args_and_arch(options.get_training_parser(), arguments), log=False)
 
 
 def _raise(_: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -54,6 +66,23 @@ def _installed() -> bool:
     return hasattr(fairseq_plugin, "shims")
 
 
+def explain(error: BaseException) -> str | None:
+    """What to tell the user of ``error``, or of what it came of; None if it is no mistake that is known here."""
+    for cause in _causes(error):
+        for pattern, line in _MISTAKES.items():
+            if found := re.match(pattern, f"{type(cause).__name__}: {cause}", re.DOTALL):
+                return line.format(*found.groups())
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it came of, the first cause first; an InputError says by itself what it came of."""
+    if error is not None:
+        if type(error).__name__ != "InputError":
+            yield from _causes(error.__cause__ or error.__context__)
+        yield error
+
+
 def _run(command: str) -> None:
     prog = f"dsq-{command}"
     if not _installed():
@@ -61,7 +90,6 @@ def _run(command: str) -> None:
     if re.search(r"dsq[-_]stash[= ]all\b", " ".join(sys.argv)):  # before fairseq makes a tensor
         give_memory_back()
     from fairseq_plugin import checkpoints
-    from fairseq_plugin.mistakes.explained import explain
 
     sys.argv[0] = prog
     argparse.ArgumentParser.error = _error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
@@ -71,7 +99,7 @@ def _run(command: str) -> None:
         print(f"{prog}: stopped; a training goes on from its last checkpoint by the same command", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        message = explain(error, command)
+        message = explain(error)
         if message is None:
             raise
         fail(prog, message)
@@ -80,22 +108,12 @@ def _run(command: str) -> None:
 
 
 def _error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """One line; fairseq reads numbers by functions without a name."""
-    fail(parser.prog, message.replace("invalid <lambda> value:", "must be a number, or some as in 1,2, got"))
+    fail(parser.prog, message)
 
 
 def _fairseq_main(command: str) -> Callable[[], None]:
-    import fairseq_plugin
-
-    if command in _WITH_USER_DIR:
-        here = Path(fairseq_plugin.__file__).parent
-        parser = argparse.ArgumentParser(f"dsq-{command}", add_help=False, allow_abbrev=False)
-        parser.add_argument("--user-dir", type=Path)
-        given = parser.parse_known_args()[0].user_dir
-        if given is None:
-            sys.argv[1:1] = ["--user-dir", str(here)]
-        elif not given.is_dir():
-            fail(f"dsq-{command}", f"--user-dir: there is no directory {given}")
+    if command not in _WITHOUT_USER_DIR and not any(word.startswith("--user-dir") for word in sys.argv):
+        sys.argv[1:1] = ["--user-dir", str(Path(__file__).parent)]
     main: Callable[[], None] = importlib.import_module(COMMANDS[command]).cli_main
     return main
 
@@ -105,6 +123,8 @@ preprocess = functools.partial(_run, "preprocess")
 train = functools.partial(_run, "train")
 hydra_train = functools.partial(_run, "hydra-train")
 generate = functools.partial(_run, "generate")
+interactive = functools.partial(_run, "interactive")
+eval_lm = functools.partial(_run, "eval-lm")
 average = functools.partial(_run, "average")
 
 if __name__ == "__main__":

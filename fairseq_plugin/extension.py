@@ -21,11 +21,9 @@ from hydra.core.config_store import ConfigStore
 from torch import nn
 
 from fairseq_plugin import checkpoints
-from fairseq_plugin.flags import DSQFlags, InputError, add_flags
-from fairseq_plugin.mistakes.limits import require_architecture, strict
-from fairseq_plugin.run.history import set_aside, write_history
-from fairseq_plugin.run.length import total_updates
-from fairseq_plugin.run.state import NAME
+from fairseq_plugin.flags import DSQFlags, add_flags
+from fairseq_plugin.record import set_aside, write_history
+from fairseq_plugin.state import NAME, total_updates
 from fairseq_plugin.tasks import DSQTask
 
 logger = logging.getLogger(__name__)
@@ -35,10 +33,7 @@ def extend_fairseq() -> None:
     """Give all of fairseq's tasks, its training parser and its trainer what DSQ adds."""
     for name in list(TASK_REGISTRY):
         _extend_task(name)
-    options.get_parser = strict(options.get_parser)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
-    options.add_model_args = _and_then(options.add_model_args, lambda group, parser: require_architecture(parser))
-    train.get_valid_stats = _check_metric(train.get_valid_stats)
     train.train = _up_to_max_update(train.train)
     checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
@@ -63,20 +58,6 @@ def _extend_task(name: str) -> None:
         node._name = name
         ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
     TASK_REGISTRY[name] = extended
-
-
-def _check_metric(get_valid_stats: Callable) -> Callable:
-    """``get_valid_stats``, which refuses a metric that the validation did not give."""
-
-    @functools.wraps(get_valid_stats)
-    def get(cfg: Any, trainer: Trainer, stats: dict[str, Any], *args: Any) -> dict[str, Any]:
-        metric = cfg.checkpoint.best_checkpoint_metric
-        if metric not in stats:
-            raise InputError(f"--best-checkpoint-metric must be one of {', '.join(stats)}, got {metric!r}")
-        found: dict[str, Any] = get_valid_stats(cfg, trainer, stats, *args)
-        return found
-
-    return get
 
 
 def _up_to_max_update(train_epoch: Callable) -> Callable:
@@ -114,7 +95,7 @@ def _of_a_model_without_state(init: Callable) -> Callable:
         finally:
             if state is not None:
                 model.add_module(NAME, state)
-        ema.model._load_state_dict_pre_hooks.clear()  # that of model.py; checkpoints of before have a state to leave
+        ema.model._load_state_dict_pre_hooks.clear()  # that of state.py; checkpoints of before have a state to leave
 
     return init_without
 

@@ -9,11 +9,12 @@ Import this before anything of fairseq, and in every process: workers that are s
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
 4. --bf16 is taken for --tpu.
 5. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
-6. Options of models and optimisers, those in checkpoints too, go through eval: see literals.py.
+6. Options of models and optimisers, those in checkpoints too, go through eval: see evaluate.
 7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
 """
 
 import argparse
+import ast
 import functools
 import importlib.util
 import logging
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from fairseq_plugin import literals, startup
+from fairseq_plugin import startup
 
 startup.apply()
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it logs when it is imported
@@ -39,6 +40,30 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase  # noq
 FUSED_PARAMETERS = tuple(
     f"{name}_{kind}" for name in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
 )
+
+
+#: what an expression of evaluate is made of
+_ACCEPTED = (
+    *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.UnaryOp, ast.USub),
+)
+
+
+def evaluate(text: Any) -> Any:
+    """The value of an expression of numbers, texts, lists and dictionaries, joined by +, - and *. No code runs.
+
+    fairseq gives texts such as ``[(512, 3)] * 20``, which a checkpoint's model has too, to Python's eval. Raises
+    TypeError where ``text`` is no text, as eval does, and ValueError where there is anything else in it.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a value must be given as text, got {text!r}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        if all(isinstance(node, _ACCEPTED) for node in ast.walk(tree)):
+            return eval(compile(tree, "<value>", "eval"), {"__builtins__": {}})
+    except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError):
+        pass
+    raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', got {text!r}")
 
 
 def _trust_checkpoint_classes() -> None:
@@ -107,7 +132,7 @@ def _bf16_without_tpu(parse):
 def _evaluate_literals() -> None:
     for name, module in sys.modules.items():
         if name.partition(".")[0] == "fairseq":
-            vars(module)["eval"] = literals.evaluate  # found before Python's own
+            vars(module)["eval"] = evaluate  # found before Python's own
 
 
 def silence_deprecations() -> None:

@@ -18,11 +18,10 @@ import dsq
 from costmodel.prediction import predicted
 from dsq.precision import levels_text
 from dsq.scheduler import updates_left
-from fairseq_plugin.flags import InputError, config_of
-from fairseq_plugin.model import prepare, state_of
-from fairseq_plugin.run import stash
-from fairseq_plugin.run.history import write_history, write_workload
-from fairseq_plugin.run.state import DSQState
+from fairseq_plugin import stash
+from fairseq_plugin.flags import config_of
+from fairseq_plugin.record import write_history, write_workload
+from fairseq_plugin.state import DSQState, prepare, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +53,7 @@ class DSQTask(FairseqTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         build = super().build_model
         takes_it = "from_checkpoint" in inspect.signature(build).parameters
-        try:
-            model = build(cfg, from_checkpoint) if takes_it else build(cfg)
-        except (ValueError, AssertionError, ZeroDivisionError) as error:  # how fairseq's models refuse their flags
-            if not str(error):
-                raise
-            raise InputError(f"the flags of --arch, such as its sizes: {error}; give others") from error
+        model = build(cfg, from_checkpoint) if takes_it else build(cfg)
         prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         self._dsq_model = weakref.ref(model)

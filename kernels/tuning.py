@@ -163,6 +163,8 @@ def _file() -> Path:
 def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
     """The choice in the file; None where there is none that can be read."""
     try:
+        if not _file().is_file():  # a FIFO would wait for a writer for ever
+            return None
         lines = _file().read_bytes().splitlines()
     except (OSError, RuntimeError):
         return None
@@ -174,6 +176,8 @@ def _keep(key: str, name: str) -> None:
     """Enter a choice into the file; where it cannot be written, it is measured again by the next process."""
     with suppress(OSError, RuntimeError):
         _file().parent.mkdir(parents=True, exist_ok=True)
+        if _file().exists() and not _file().is_file():
+            return
         with _file().open("a", encoding="utf-8") as file:
             file.write(f"\n{_line(key, name)}\n")  # not behind one that a killed process did not finish
 

@@ -13,23 +13,21 @@ import pytest
 import dsq
 
 ROOT = Path(__file__).parents[1]
-#: what the README's snippet takes as given, and what it is to give back
-AROUND = """
-import torch
-from torch import nn
-
-model = nn.Sequential(nn.Linear(4, 4))
-batches, x = [0], torch.randn(4, 4)
-def train(model: nn.Module, batch: int) -> None: ...
-"""
-AFTER = """
-same: nn.Sequential = dsq.convert(model)
+#: uses of the API whose types are held
+TYPES = """
+same: nn.Sequential = dsq.convert(nn.Sequential(nn.Linear(4, 4)))
 packed: dsq.Packed = dsq.pack(x, dsq.BFP(4))
 dsq.set_level(model, config, 1)
 rose: bool = dynamic.step(1.0)
+advised: dsq.DSQConfig = dsq.DSQConfig.of("[8,4,4,8]", stash="all")
 y: torch.Tensor = dsq.quantize(x, dsq.BFP(4))
 version: str = dsq.__version__
 """
+
+
+def blocks(page):
+    """The Python of a page, block after block."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
 def run(*arguments):
@@ -44,9 +42,7 @@ def examples():
 @pytest.fixture
 def snippets(tmp_path):
     """The README's code and that of the page of public names, as files."""
-    readme = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert readme
-    (tmp_path / "readme.py").write_text("\n".join([AROUND, *readme, AFTER]))
+    (tmp_path / "readme.py").write_text("\n".join([*blocks("README.md"), TYPES]))
     (tmp_path / "reference.py").write_text("".join(example.source for example in examples()))
     return tmp_path
 
@@ -65,6 +61,22 @@ def test_the_snippets_pass_pyright(snippets):
     (snippets / "pyrightconfig.json").write_text(json.dumps(options))
     done = run("-m", "pyright", "--pythonpath", sys.executable, "-p", str(snippets))
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/trainers.md"])
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    assert blocks(page)
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), names)
+
+
+def test_the_readme_is_two_screens_long_and_every_folder_it_names_is_there():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", "\n".join(lines))
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_every_public_name_has_an_example_that_runs():

@@ -2,31 +2,27 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
 from analysis.bench import process
-from analysis.bench.report import text, write
-from analysis.timing import Race
 from dsq.command.files import make_folder
 from dsq.command.parser import OneLineParser, count, guarded
 
-#: modules of this folder, imported when asked for: each has races(rounds) -> iterable of Race, or run(out). process,
-#: which has arguments of its own, stands beside them
-PARTS = (
-    "kernels",
-    "formats",
-    "product",
-    "step",
-    "narrow",
-    "tiny",
-    "gpt",
-    "policies",
-    "narrow_policies",
-    "stash",
-    "cost",
-)
+#: part -> where its races are, imported when asked for: a function of rounds
+RACES = {
+    "kernels": "kernels.against_copies",
+    "product": "kernels.product",
+    "step": "steps.six_blocks",
+    "narrow": "steps.narrow",
+    "formats": "steps.formats",
+    "tiny": "steps.tiny",
+    "policies": "steps.policies",
+    "narrow_policies": "steps.narrow_policies",
+    "gpt": "steps.gpt_steps",
+}
+#: part -> a function of the folder that its CSV goes to
+TABLES = {"stash": "stash.run", "format_errors": "kernels.format_errors"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,8 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     common.add_argument("--rounds", type=count, default=15, help="turns of each contestant (default: 15)")
     common.add_argument("--threads", type=count, help="PyTorch's threads (default: as they are; process: 1)")
     common.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")
-    parts = parser.add_subparsers(dest="part", required=True, metavar="PART", help=", ".join((*PARTS, "process")))
-    for part in PARTS:
+    names = (*RACES, *TABLES, "process")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART", help=", ".join(names))
+    for part in (*RACES, *TABLES):
         parts.add_parser(part, parents=[common])
     process.add_arguments(parts.add_parser("process", parents=[common], description=process.__doc__))
     options = parser.parse_args(argv)
@@ -46,23 +43,25 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    part, rounds, threads, out = options.part, options.rounds, options.threads, options.out
+    part, out = options.part, options.out
     make_folder(out)
     if part == "process":
         return process.run(options)
-    if threads is not None:
+    if options.threads is not None:
         import torch
 
-        torch.set_num_threads(threads)
-    module = import_module(f"analysis.bench.{part}")
-    if not hasattr(module, "races"):
-        return module.run(out)
-    races: Callable[[int], Iterable[Race]] = module.races
-    done = []
-    for race in races(rounds):
+        torch.set_num_threads(options.threads)
+    module, function = (RACES | TABLES)[part].split(".")
+    work = getattr(import_module(f"analysis.bench.{module}"), function)
+    if part in TABLES:
+        return work(out)
+    from analysis.bench.report import text, write
+
+    races = []
+    for race in work(options.rounds):
         print(text([race]), flush=True)
-        done.append(race)
-    for path in write(done, out, part):
+        races.append(race)
+    for path in write(races, out, part):
         print(f"written: {path}")
 
 

@@ -1,86 +1,78 @@
-"""The CPU kernels against copying the same values: ratios below 1 are faster than a copy."""
+"""The CPU kernels against copying the same values, one product by each GEMM, and what rounding to a format costs."""
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from analysis.bench.peers import installed, plain_pytorch
 from analysis.timing import Call, Race, keep_freed_memory, race
-from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.command.files import write_text
+from dsq.command.table import as_csv, table
+from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
 from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
+from dsq.kernels.tuning import prepared
+from dsq.packing import quantize
+from dsq.quantizers import Quantizers
 
-COLUMNS = 4096
-LARGE = 1 << 24
-LAYER_SIZES = (1 << 18, 1 << 20, 1 << 22)
-BOX = 16
+COLUMNS, LARGE, BOX = 4096, 1 << 24, 16
+SIZES = (1 << 18, 1 << 20, 1 << 22)  #: values of layers, in cache and beyond
 AXES = {"columns": -1, "rows": 0}
+#: the formats whose blocks have scales, as bfp has
+BLOCKS = [kind for name, kind in FORMATS.items() if "box" in options(name)]
 
 
-def races(rounds: int, values: int = LARGE) -> Iterator[Race]:
-    """Preallocated outputs, instruction sets, allocation counted (from memory that was freed), and peers.
+def against_copies(rounds: int) -> Iterator[Race]:
+    """Preallocated outputs by instruction set, allocation counted, formats, and other packages.
 
     Raises ValueError without the kernels.
     """
-    sets = instruction_sets()
-    x = torch.randn(values // COLUMNS, COLUMNS)
-    y = torch.empty_like(x)
-    copy = ("copy_", lambda: y.copy_(x))
-    where = f"{values:,} float32 values, outputs preallocated, {torch.get_num_threads()} threads"
-    yield race(f"{sets[0]}, {where}", copy, ceilings(x, y) | preallocated(sets[0], x, y), rounds)
-    for isa in sets[1:]:
-        yield race(f"{isa}, {where}", copy, main_operations(isa, x, y, BFP(4, BOX)), rounds)
-    keep_freed_memory()
-    for size in LAYER_SIZES:
-        small = torch.randn(size // 512, 512)
-        title = f"{size:,} float32 values, outputs allocated"
-        yield race(title, ("clone", small.clone), allocating(small), rounds)
-    peers = dict(_peers(x, y))
-    yield race(f"other implementations of 4 bits in boxes, {where}", copy, peers, max(rounds // 4, 3))
-
-
-def instruction_sets() -> list[str]:
-    """Those that the kernels have here, the best first. Raises ValueError without the kernels."""
     sets = list(library().instruction_sets())
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
-    return sets
+    x = torch.randn(LARGE // COLUMNS, COLUMNS)
+    y, half = torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
+    copy = ("copy_", lambda: y.copy_(x))
+    where = f"{LARGE:,} float32 values, outputs preallocated, {torch.get_num_threads()} threads"
+    for isa in sets:
+        calls = operations(isa, x, y, BFP(4, BOX))
+        if isa == sets[0]:  # what the memory allows: pack at least reads x, unpack at least writes y
+            calls |= {"reading alone (sum)": x.sum, "writing alone (fill_)": lambda: y.fill_(1)}
+            calls |= {f"{name}, 8 bits": call for name, call in operations(isa, x, y, BFP(8, BOX)).items()}
+            calls |= {f"{name}, to bfloat16": call for name, call in operations(isa, x, half, BFP(4, BOX)).items()}
+            calls["quantise fixed point"] = operations(isa, x, y, FixedPoint(4))["quantise, columns"]
+        yield race(f"{isa}, {where}", copy, calls, rounds)
+    keep_freed_memory()
+    for size in SIZES:
+        few = torch.randn(size // 512, 512)
+        yield race(f"{size:,} float32 values, outputs allocated", ("clone", few.clone), allocating(few), rounds)
+        out = torch.empty_like(few)
+        of_each = {kind.name: operations(sets[0], few, out, kind(4)) for kind in BLOCKS}
+        for operation, base in of_each.pop("bfp").items():
+            calls = {name: calls[operation] for name, calls in of_each.items()}
+            yield race(f"{operation}, {size:,} float32 values", ("bfp", base), calls, rounds)
+    peers = {"this package": operations(sets[0], x, y, BFP(4, BOX))["quantise, columns"]}
+    yield race(f"others at 4 bits in boxes, {where}", copy, peers | dict(_peers(x)), max(rounds // 4, 3))
 
 
-def ceilings(x: Tensor, y: Tensor) -> dict[str, Call]:
-    """What the memory allows: no pack takes less than reading x, no unpack less than writing y."""
-    return {"reading alone (sum)": x.sum, "writing alone (fill_)": lambda: y.fill_(1)}
-
-
-def preallocated(isa: str, x: Tensor, y: Tensor) -> dict[str, Call]:
-    """Every operation on both axes, writing into memory that is there."""
-    calls = main_operations(isa, x, y, BFP(4, BOX))
-    for axis in AXES:
-        for bits in (2, 8, 16, 5):
-            calls |= {f"pack {bits} bits, {axis}": _pack(isa, x, BFP(bits, BOX), axis)}
-            calls |= {f"unpack {bits} bits, {axis}": _unpack(isa, x, y, BFP(bits, BOX), axis)}
-        half = torch.empty_like(y, dtype=torch.bfloat16)
-        calls |= {f"quantise to bfloat16, {axis}": _quantize(isa, x, half, BFP(4, BOX), axis)}
-        calls |= {f"unpack 4 bits to bfloat16, {axis}": _unpack(isa, x, half, BFP(4, BOX), axis)}
-        calls |= {f"pack 4 bits stochastic, {axis}": _pack(isa, x, BFP(4, BOX), axis, seed=1)}
-    calls |= {"quantise fixed point": _quantize(isa, x, y, FixedPoint(4), "columns")}
-    calls |= {"quantise fixed point, static": _quantize(isa, x, y, FixedPoint(8, 4), "columns")}
-    return calls
-
-
-def main_operations(isa: str, x: Tensor, y: Tensor, fmt: Format) -> dict[str, Call]:
+def operations(isa: str, x: Tensor, y: Tensor, fmt: Format) -> dict[str, Call]:
     """Pack, unpack and quantise on both axes, writing into memory that is there."""
-    calls: dict[str, Call] = {}
-    for axis in AXES:
-        calls |= {
-            f"pack {fmt.bits} bits, {axis}": _pack(isa, x, fmt, axis),
-            f"unpack {fmt.bits} bits, {axis}": _unpack(isa, x, y, fmt, axis),
-            f"quantise, {axis}": _quantize(isa, x, y, fmt, axis),
-            f"quantise stochastic, {axis}": _quantize(isa, x, y, fmt, axis, seed=1),
-        }
+    calls = dict[str, Call]()
+    backend: Any = cpu_backend(isa)  # its functions take the outputs too
+    for axis, dim in AXES.items():
+        layout = Layout.of(x.shape, dim)
+        codes = backend.pack(x, fmt, layout, None)
+        packed = backend.pack(x, fmt, layout, None)
+        calls[f"pack, {axis}"] = partial(backend.pack, x, fmt, layout, None, out=packed)
+        calls[f"pack stochastic, {axis}"] = partial(backend.pack, x, fmt, layout, 1, out=packed)
+        calls[f"unpack, {axis}"] = partial(backend.unpack, *codes, fmt, layout, y.dtype, out=y)
+        calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, y.dtype, out=y)
+        calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, y.dtype, out=y)
     return calls
 
 
@@ -88,38 +80,87 @@ def allocating(x: Tensor) -> dict[str, Call]:
     """The functions that dsq calls, their allocations included, as clone's are."""
     calls: dict[str, Call] = {}
     for axis, dim in AXES.items():
-        codes, scales = dispatch.pack(x, BFP(4, BOX), dim)
-        calls |= {
-            f"pack 4 bits, {axis}": partial(dispatch.pack, x, BFP(4, BOX), dim),
-            f"unpack 4 bits, {axis}": partial(
-                dispatch.unpack, codes, scales, BFP(4, BOX), tuple(x.shape), dim, torch.float32
-            ),
-            f"quantise, {axis}": partial(dispatch.quantize, x, BFP(4, BOX), dim),
-            f"quantise to bfloat16, {axis}": partial(dispatch.quantize, x, BFP(4, BOX), dim, None, torch.bfloat16),
-        }
+        fmt, shape = BFP(4, BOX), tuple(x.shape)
+        packed = dispatch.pack(x, fmt, dim)
+        calls[f"pack, {axis}"] = partial(dispatch.pack, x, fmt, dim)
+        calls[f"unpack, {axis}"] = partial(dispatch.unpack, *packed, fmt, shape, dim, torch.float32)
+        calls[f"quantise, {axis}"] = partial(dispatch.quantize, x, fmt, dim)
+        calls[f"quantise to bfloat16, {axis}"] = partial(dispatch.quantize, x, fmt, dim, None, torch.bfloat16)
     return calls
 
 
-def _peers(x: Tensor, y: Tensor) -> Iterator[tuple[str, Call]]:
-    yield "this package", _quantize(next(iter(library().instruction_sets())), x, y, BFP(4, BOX), "columns")
+def _peers(x: Tensor) -> Iterator[tuple[str, Call]]:
+    """Fake quantisation at 4 bits, in blocks as near to 16 as each has."""
     yield "plain PyTorch", partial(plain_pytorch, x)
     yield "torch.compile of the same", partial(torch.compile(plain_pytorch, dynamic=False), x)
-    for name, quantizer in installed():
-        yield name, partial(quantizer, x)
+    if find_spec("qtorch"):
+        from qtorch.quant import block_quantize
+
+        yield "QPyTorch", lambda: block_quantize(x.view(-1, 16), wl=4, dim=0, rounding="nearest").view(x.shape)
+    if find_spec("torchao"):
+        from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+        yield "torchao fp4, block 32", lambda: to_mx(x, torch.float4_e2m1fn_x2, 32)[1]
+    if find_spec("mx"):
+        from mx.mx_ops import quantize_mx_op
+        from mx.specs import finalize_mx_specs
+
+        specs = finalize_mx_specs({"w_elem_format": "int4", "a_elem_format": "int4", "block_size": 16, "scale_bits": 8})
+        yield "microxcaling int4", lambda: quantize_mx_op(x, specs, elem_format="int4", axes=[-1])
 
 
-def _pack(isa: str, x: Tensor, fmt: Format, axis: str, seed: int | None = None) -> Call:
-    layout, backend = Layout.of(x.shape, AXES[axis]), cpu_backend(isa)
-    out = backend.pack(x, fmt, layout, seed)
-    return lambda: backend.pack(x, fmt, layout, seed, out=out)  # type: ignore[call-arg]
+def plain_pytorch(x: Tensor, bits: int = 4, box: int = 16) -> Tensor:
+    """Block floating point along the last axis in PyTorch's own operations, float32 throughout, tiny boxes left out."""
+    boxes = x.unflatten(-1, (-1, box))
+    exponent = torch.frexp(boxes.abs().amax(-1, keepdim=True)).exponent - 1
+    unit = torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - (bits - 2))
+    largest = 2 ** (bits - 1) - 1
+    return ((boxes / unit).round().clamp(-largest, largest) * unit).flatten(-2)
 
 
-def _unpack(isa: str, x: Tensor, y: Tensor, fmt: Format, axis: str) -> Call:
-    layout, backend = Layout.of(x.shape, AXES[axis]), cpu_backend(isa)
-    codes, scales = backend.pack(x, fmt, layout, None)
-    return lambda: backend.unpack(codes, scales, fmt, layout, y.dtype, out=y)  # type: ignore[call-arg]
+def product(rounds: int) -> Iterator[Race]:
+    """One product x (M, K) by w (N, K) at 4 bits by each GEMM that fits, operands made before and within."""
+    matmul, backend = Quantizers.of("[4,4,4,16]").matmuls.output, dispatch.backend_for(torch.device("cpu"))
+    for rows, depth, columns in ((1024, 512, 2048), (4096, 1024, 1024)):
+        torch.manual_seed(0)
+        x, w = torch.randn(rows, depth), torch.randn(columns, depth)
+        calls: dict[str, Call] = {"torch bf16": partial(torch.mm, x.bfloat16(), w.bfloat16().t())}
+        for gemm in backend.gemms:
+            if gemm.fits(matmul, x.dtype):
+
+                def whole(x: Tensor = x, w: Tensor = w, gemm: Any = gemm) -> Tensor:
+                    return gemm.run(matmul, *prepared(gemm, matmul, x, w, backend), None)
+
+                calls[gemm.name] = partial(gemm.run, matmul, *prepared(gemm, matmul, x, w, backend), None)
+                calls[f"{gemm.name}, operands made within"] = whole
+        title = f"{rows} x {depth} x {columns}, {torch.get_num_threads()} threads"
+        yield race(title, ("torch fp32", partial(torch.mm, x, w.t())), calls, rounds)
 
 
-def _quantize(isa: str, x: Tensor, y: Tensor, fmt: Format, axis: str, seed: int | None = None) -> Call:
-    layout, backend = Layout.of(x.shape, AXES[axis]), cpu_backend(isa)
-    return lambda: backend.quantize(x, fmt, layout, seed, y.dtype, out=y)  # type: ignore[call-arg]
+def format_errors(out: Path) -> None:
+    """Print what rounding costs on normal values, and write it to ``out``/format_errors.csv.
+
+    error   |Q(x) - x| / |x| over 10^6 values of N(0, 1) in boxes of 16, rounded to nearest
+    slope   of Q(x) on x: below 1, values shrink
+    bias    of the mean of 64 stochastic roundings of one box set: |mean Q(x) - x| / |x|, and what their spread leaves
+            (noise); clipping at the largest code is what makes it more
+    """
+    rows = [_error(kind(bits)) for kind in BLOCKS for bits in (2, 3, 4, 8)]
+    print(table(rows, dict.fromkeys(rows[0], ".4f") | {"format": "", "bits": ""}))
+    write_text(out / "format_errors.csv", as_csv(rows))
+
+
+def _error(fmt: Any) -> dict[str, Any]:
+    values, roundings = 1 << 20, 64
+    x = torch.randn(values // 16, 16, generator=torch.Generator().manual_seed(0))
+    q, few = quantize(x, fmt), x[: values // 256]
+    drawn = torch.stack([quantize(few, fmt, rounding="stochastic", seed=seed) for seed in range(roundings)])
+    return {
+        "format": fmt.name,
+        "bits": fmt.bits,
+        "stored": 8 * fmt.nbytes(Layout.of(tuple(x.shape), -1)) / x.numel(),
+        "error": float((q - x).norm() / x.norm()),
+        "slope": float((q * x).sum() / (x * x).sum()),
+        "bias": float((drawn.mean(0) - few).norm() / few.norm()),
+        "noise": float(drawn.std(0).norm() / few.norm() / roundings**0.5),
+    }

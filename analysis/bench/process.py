@@ -1,4 +1,4 @@
-"""Memory of the process and time of a training step of a GPT, a fresh process a row (process_step.py).
+"""Memory of the process and time of a training step of a GPT, a fresh process a row.
 
     python -m analysis.bench process                                       # an hour and more on one core
     python -m analysis.bench process --only "^whole, in chunks" --batches 16    # rows measured before stay in the CSV
@@ -9,18 +9,36 @@ already ("late", as dsq.convert does by itself), or before the first tensor ("fi
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import dsq
+from analysis.models import GPT
+from analysis.timing import host_clock
 from dsq.command.files import write_text
 from dsq.command.parser import count
 from dsq.command.table import as_csv
+from dsq.stash.meter.resident import resident
 
+LEVELS = "[8,4,4,8]"
+WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits
 SETUPS = (
     "fp32",
     "autocast",
@@ -74,9 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Measure the rows asked for and write ``out``/process.csv and .png, or process_largest.csv."""
+    path = options.out / ("process_largest.csv" if options.largest else "process.csv")
     import pandas as pd
 
-    path = options.out / ("process_largest.csv" if options.largest else "process.csv")
     before: list[Any] = pd.read_csv(path).to_dict("records") if path.exists() else []
     keys = tuple(name for name in KEYS if name != "batch" or not options.largest)
     rows: dict[Any, dict[str, Any]] = {tuple(row[name] for name in keys): row for row in before}
@@ -91,9 +109,9 @@ def run(options: argparse.Namespace) -> None:
         write_text(path, as_csv(list(rows.values()), ".4g"))
     print(f"written: {path}")
     if not options.largest:
-        from analysis.bench.process_picture import draw
+        from analysis.bench.report import process_picture
 
-        draw(pd.read_csv(path), path.with_suffix(".png"))
+        process_picture(pd.read_csv(path), path.with_suffix(".png"))
         print(f"written: {path.with_suffix('.png')}")
 
 
@@ -110,10 +128,10 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 def measured(case: Case) -> dict[str, float]:
-    """What process_step.py finds in a process of its own; ValueError with its last words if it fails."""
+    """What ``measure`` finds in a process of its own; ValueError with its last words if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "DSQ_ALLOCATOR"}
     environment["OMP_NUM_THREADS"] = str(case.threads)
-    command = [sys.executable, "-m", "analysis.bench.process_step", json.dumps(asdict(case))]
+    command = [sys.executable, "-m", "analysis.bench.process", json.dumps(asdict(case))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"{case} failed: {done.stderr.strip()[-500:]}")
@@ -133,3 +151,91 @@ def largest(case: Case, limit: float) -> int:
         room = limit - found["process MiB"] + found["above MiB"]  # memory grows about as the batch does
         batch = min(max(fits + 1, int(batch * room / found["above MiB"])), over - 1)
     return fits
+
+
+# ---- the process of a row ----
+
+
+def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
+    """The loss of a batch, and the model."""
+    parts = case.setup.split(" + ")
+    checkpointed: dict[str, Callable[..., Tensor]] = {
+        "checkpoint": partial(checkpoint, use_reentrant=False),
+        "packed checkpoints": dsq.stash.packed_checkpoint,
+    }
+    blocks, width, tokens, vocabulary = case.size
+    around = next((checkpointed[part] for part in parts if part in checkpointed), None)
+    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False, around=around)
+    if case.setting == "late":
+        dsq.give_memory_back()
+    if "linears" in parts or "whole" in parts:
+        dsq.convert(model, dsq.DSQConfig(levels=LEVELS, stash="all" if "whole" in parts else "linears", exclude="head"))
+    for policy in {"mesa", "gact"}.intersection(parts):
+        dsq.stash.apply(model, policy)
+    ids, targets = torch.randint(case.size[-1], (2, case.batch, case.size[2]))
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in parts):
+            if case.loss == "usual":
+                return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+            options = nn.LinearCrossEntropyOptions()
+            return F.linear_cross_entropy(
+                model.hidden(ids).flatten(0, 1), model.head.weight, targets.flatten(), options=options
+            )
+
+    return loss, model
+
+
+def measure(case: Case) -> dict[str, float]:
+    """MiB above the state before the first step (parameters, AdamW's moments and the batch exist): the resident set's
+    high-water mark, and what malloc has given out between forward and backward. Besides, MiB of the whole process at
+    that mark, and the median of the seconds of a step: of CPU time on one thread.
+    """
+    if case.setting != "late":
+        dsq.give_memory_back(case.setting == "first")
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    loss_of_batch, model = training(case)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    held = 0
+
+    def step() -> None:
+        nonlocal held
+        loss = loss_of_batch()
+        held = _given_out()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # makes the moments
+    optimizer.zero_grad()
+    gc.collect()
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before, given_out = resident()["resident"], _given_out()
+    clock = host_clock()
+    seconds = [clock(step, 1) for _ in range(WARM + case.steps)][WARM:]
+    peak = resident()["peak"]
+    mib = {"above MiB": peak - before, "held MiB": held - given_out, "process MiB": peak}
+    return {name: nbytes / 2**20 for name, nbytes in mib.items()} | {"seconds": median(seconds)}
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+
+
+def _given_out() -> int:
+    """Bytes that glibc's malloc has given out and not got back (2.33 and later; elsewhere 0)."""
+    with suppress(AttributeError):
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = _MallInfo
+        found = mallinfo2()
+        return int(found.field4 + found.field7)  # hblkhd and uordblks: in mappings of their own, and in heaps
+    return 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
 
-from analysis.figures import BLUE, look, save
+from analysis.figures import BLUE, GREY, ORANGE, look, save
 from analysis.timing import TRUSTED_STRAY, Race
 from dsq.command.files import write_text
 from dsq.command.table import as_csv, table
 
+_COLORS = {"usual": ORANGE, "in chunks": BLUE}
+_MARKERS = {"none": "x", "late": "1", "first": "o"}
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
 
@@ -79,3 +82,33 @@ def picture(races: Sequence[Race], path: Path) -> None:
         doubt = "" if race.trusted else "  (TOO NOISY TO TRUST)"
         axis.set_title(f"{race.title}: time / {race.baseline}{doubt}", fontsize=9, loc="left")
     save(figure, path)
+
+
+@look()
+def process_picture(rows: pd.DataFrame, path: Path) -> None:
+    """Memory of the process against time, and the front: a panel for each size, batch and number of threads."""
+    panels = list(rows.groupby(["size", "threads", "batch"]))
+    figure, grid = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 5.5), squeeze=False)
+    for axes, ((_, threads, batch), panel) in zip(grid[0], panels, strict=True):
+        for (loss, setting), group in panel.groupby(["loss", "setting"]):
+            marker, label = _MARKERS[str(setting)], f"loss {loss}, setting {setting}"
+            axes.plot(group["seconds"], group["above MiB"], marker, color=_COLORS[str(loss)], label=label, markersize=5)
+        best = front(panel)
+        axes.plot(best["seconds"], best["above MiB"], color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=0)
+        named = panel[(panel["loss"] == "in chunks") & (panel["setting"] == "first")]
+        for row in pd.concat([named, best]).drop_duplicates().to_dict("records"):
+            axes.annotate(
+                row["setup"], (row["seconds"], row["above MiB"]), (5, 3), textcoords="offset points", fontsize=7
+            )
+        axes.set(yscale="log", xlabel="seconds a step", ylabel="MiB above the state before the step")
+        axes.margins(x=0.15)  # for the names
+        axes.set_title(f"batch {batch}, threads {threads}", loc="left")
+    grid[0][0].legend(fontsize=7)
+    save(figure, path)
+
+
+def front(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are smaller than every faster one, fastest first."""
+    ordered = rows.sort_values(["seconds", "above MiB"])
+    least = ordered["above MiB"].cummin().shift(fill_value=float("inf"))
+    return ordered[ordered["above MiB"] < least]

@@ -5,6 +5,7 @@ import lzma
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from torch import Tensor, nn
 from analysis.evidence import graphs
 from analysis.evidence.loop import Problem
 from analysis.evidence.suite import Task
-from analysis.experiments.text import LabelledSentences, read_tables, train_bpe
-from analysis.models import GPT, encoder, resnet20
-from analysis.stash.train import Classifier, read
+from analysis.experiments.text import LabelledSentences, read_labelled, read_tables, train_bpe
+from analysis.models import GPT, Classifier, encoder, resnet20
 
 #: windows, sentences or images of a batch that is judged
 JUDGED = 200
@@ -65,8 +65,8 @@ def _tokens(texts: Sequence[str], vocab: int) -> tuple[int, list[Tensor]]:
 
 
 def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
-    """The encoder of analysis.stash.train from random weights; a batch holds sentences of one length."""
-    train, dev, words, classes = read(files[0].parent, _name(files))
+    """The classifier from random weights; a batch holds sentences of one length."""
+    train, dev, words, classes = read_sentences(files[0].parent, _name(files))
     model = Classifier(words, classes, task.sizes["width"], task.sizes["blocks"])
 
     def predict(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -75,6 +75,47 @@ def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> 
     seeds = torch.randint(2**31, (1000,), generator=generator).tolist()
     batches = (batch for epoch in count() for batch in train.batches(task.batch, seeds[epoch % len(seeds)]))
     return Problem(model, predict, batches, list(dev.batches(JUDGED, None)))
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A split as numbers."""
+
+    words: list[list[int]]
+    labels: list[int]
+
+    def batches(self, size: int, seed: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(numbers of the samples, words (B, T), labels (B,)), each batch of one length; the seed decides the order."""
+        order = list(range(len(self.words)))
+        generator = torch.Generator().manual_seed(seed or 0)
+        if seed is not None:
+            order = torch.randperm(len(order), generator=generator).tolist()
+        by_length: dict[int, list[int]] = {}
+        for sample in order:
+            by_length.setdefault(len(self.words[sample]), []).append(sample)
+        cut = [same[i : i + size] for same in by_length.values() for i in range(0, len(same), size)]
+        for number in torch.randperm(len(cut), generator=generator).tolist():
+            samples = cut[number]
+            words = torch.tensor([self.words[sample] for sample in samples])
+            yield torch.tensor(samples), words, torch.tensor([self.labels[sample] for sample in samples])
+
+
+def read_sentences(folder: Path, task: str) -> tuple[Sentences, Sentences, int, int]:
+    """(train, dev, size of the vocabulary, classes). Words: those seen three times in train, and one for the rest."""
+    tables = [read_labelled(folder, task, split) for split in ("train", "dev")]
+    texts = [_texts(table) for table in tables]
+    seen = Counter(word for text in texts[0] for word in text)
+    number = {word: index + 1 for index, word in enumerate(word for word, count in seen.items() if count >= 3)}
+    classes = {label: index for index, label in enumerate(sorted(set(tables[0].labels)))}
+    words = [[[number.get(word, 0) for word in text] for text in split] for split in texts]
+    labels = [[classes[label] for label in table.labels] for table in tables]
+    train, dev = map(Sentences, words, labels)
+    return train, dev, len(number) + 1, len(classes)
+
+
+def _texts(split: LabelledSentences) -> list[list[str]]:
+    rows = zip(*split.inputs, strict=True)
+    return [" [and] ".join(columns).lower().split()[: Classifier.LONGEST] or ["."] for columns in rows]
 
 
 def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:

@@ -96,9 +96,10 @@ def prepare(data: Data, folder: Path) -> str:
 
     Returns the SHA-256 of the text. Raises ValueError where the folder was made with other settings or of other text.
     """
+    found = data.read()
     make_folder(folder)
     with turn_at(folder):
-        return _prepare(data, data.read(), folder)
+        return _prepare(data, found, folder)
 
 
 def _prepare(data: Data, found: dict[str, Any], folder: Path) -> str:

@@ -24,6 +24,7 @@ from analysis.experiments.train import FLOAT
 from costmodel.paper.run_cost import weighed
 from dsq.command.files import turn_at, write_text
 from dsq.command.processor import processor
+from dsq.command.readers import read_text
 from dsq.command.table import as_csv
 
 Row = dict[str, Any]
@@ -95,11 +96,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
 
 def read_ledger(path: Path) -> list[Row]:
     """Its rows, all texts. Raises ValueError where it is none."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows: list[Row] = list(csv.DictReader(file))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    rows: list[Row] = list(csv.DictReader(read_text(path).splitlines()))
     if rows and not {"recipe", "run", "score"} <= set(rows[0]):
         raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no columns recipe, run and score")
     return rows

@@ -41,6 +41,7 @@ from costmodel.paper.run_cost import Cost
 from costmodel.workloads.named import load_workload
 from dsq import formats
 from dsq.arguments import choice, flag, number, whole_number
+from dsq.command.readers import read_toml
 from dsq.precision import parse_levels
 
 RECIPES = Path(__file__).with_name("recipes")
@@ -133,13 +134,13 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
     changes: lines of TOML that take the place of values outside [[runs]], as in "training.max-epoch = 1".
     """
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file; recipes are in {RECIPES}")
+    content = read_toml(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
         for change in changes:
             _change(content, change)
         return dataclasses.replace(_experiment(path.stem, content), changes=tuple(changes))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file; recipes are in {RECIPES}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -262,10 +262,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> None:
         training = Training(data_of(given), given.levels, tuple(flags))
-        refuse_used(given.out, f", or go on with it: {PROG} --resume {given.out}")
-        training.data.read()
         training.check()
-        make_folder(given.out)
+        refuse_used(given.out, f", or go on with it: {PROG} --resume {given.out}")
+        prepare(training.data, given.out)
         training.write(given.out)
         print(summary(run(training, given.out)))
 

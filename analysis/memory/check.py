@@ -18,7 +18,7 @@ from typing import Any
 
 from analysis.memory.methods import LINEARS, METHODS, CheckedMethod
 from analysis.memory.models import NAMES, checked_model
-from analysis.stash.allocator.counted import figures
+from analysis.stash.allocator import figures
 from costmodel.model.memory import peak_memory
 from costmodel.model.operations import Workload
 from dsq.arguments import choice

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 import dsq
 from analysis.memory.methods import METHODS, CheckedMethod
 from analysis.memory.models import FAIRSEQ, LARGE, checked_model
-from analysis.stash.allocator.held import step_bytes
+from analysis.stash.allocator import step_bytes
 
 #: the methods of a model that is not trained by all. The large one takes a minute for each; fairseq scales queries in
 #: place, which autograd forbids of what the functions of mesa and wtacrs put out

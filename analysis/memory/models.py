@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.small_transformers import from_transformers, workload_of
+from analysis.models import from_transformers
+from analysis.small_transformers import workload_of
 from costmodel.model.operations import Workload
 from costmodel.workloads.named import fairseq
 from costmodel.workloads.transformer import build

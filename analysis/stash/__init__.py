@@ -1,8 +1,7 @@
 """The stash policies side by side.
 
-compare.py  every policy on an encoder and a ResNet-20: bytes, time, gradient error (setups.py, held_setup.py,
-            picture.py)
-blocks.py   packed checkpoints, and policies over compiled blocks
-train.py    the accuracy that a classifier reaches under each policy
-allocator/  what malloc holds
+compare.py    every policy on an encoder, a ResNet-20, checkpoints and compiled blocks (setups.py): bytes, time, error
+bits.py       the bits of the table of operations against the error of the gradient
+calls.py      Python calls of a warm step
+allocator.py  what malloc holds
 """

@@ -4,8 +4,12 @@
     python -m analysis.stash.compare --out RUN --models resnet --only bfp selective
     python -m analysis.stash.compare --out RUN --measure times --steps 3
 
-Encoder: 6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens. ResNet-20 (32/64/128), 64 x 3 x 32 x 32; its
-other two rows train norms only and nothing but the input, with batch norm in evaluation mode. Random weights and data.
+encoder     6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens
+resnet      ResNet-20 (32/64/128), 64 x 3 x 32 x 32; its other two rows train norms only and nothing but the input,
+            with batch norm in evaluation mode
+boundaries  a GPT of 12 blocks, d 256, one sequence of 2,048 tokens; all but its first row checkpoint every block
+compiled    4 pre-LN blocks, d 256, 4 x 256 tokens, compiled one by one or in one graph, by inductor
+Random weights and data.
 
     stash     MiB kept at the end of the forward (dsq.stash.measure); weights and the batch excluded
     held      MiB that malloc holds at the end of the forward, above what it holds between steps, counted in a process
@@ -21,21 +25,24 @@ RUN/compare_stash.csv holds one row a setup; what was measured before is kept, s
 and gradients on a busy machine, times on a quiet one. It also writes RUN/compare_stash.md and RUN/compare_stash.png.
 """
 
+import argparse
 import copy
 import gc
+import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from analysis.stash.allocator.counted import figures
-from analysis.stash.allocator.held import HeldBytes
-from analysis.stash.picture import draw
-from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach
+from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
+from analysis.stash.allocator import HeldBytes, figures, step_bytes
+from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach, loss_that_keeps_nothing
 from analysis.timing import in_turns, keep_freed_memory
 from dsq import stash
 from dsq.command.files import make_folder, write_text
@@ -46,6 +53,7 @@ PROG = "python -m analysis.stash.compare"
 MIB = 2**20
 SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "held, MiB": ".1f", "least, MiB": ".1f", "peak, MiB": ".0f"}
 SHOWN |= {"time": ".2f", "error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
+MODELS = ["encoder", "resnet", "boundaries", "compiled"]
 MEASURED = ["sizes", "gradients", "times"]
 Row = dict[str, Any]
 
@@ -97,8 +105,7 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], see
 
 def trained(setup: PolicySetup, bench: Bench) -> tuple[nn.Module, list[Any]]:
     """The model under a setup after two steps (estimates and caches exist, gact has adapted), and its controllers."""
-    model = copy.deepcopy(bench.plain)
-    controllers = attach(model, setup.policies)
+    model, controllers = attach(copy.deepcopy(bench.plain), setup.policies)
     bench.step(model)
     bench.step(model)
     return model, controllers
@@ -119,8 +126,20 @@ def against(exact: Tensor, draws: list[Tensor]) -> Row:
 
 def sizes(setup: PolicySetup) -> tuple[int, HeldBytes]:
     """Bytes of the stash as dsq.stash.measure has them, and those that malloc holds for a step."""
-    claimed, *step = figures("analysis.stash.held_setup", SETUPS.index(setup))
+    claimed, *step = figures("analysis.stash.compare", "--count", SETUPS.index(setup))
     return claimed, HeldBytes(*step)
+
+
+def count_setup(number: int) -> list[int]:
+    """Bytes claimed, and held, at the peak and left by a step of one setup, in a counted process."""
+    setup = SETUPS[number]
+    case = CASES[setup.case]
+    torch.manual_seed(0)
+    model, (x, _) = case.model(), case.batch()
+    case.prepare(model, x)
+    model, _ = attach(model, setup.policies)
+    step = step_bytes(loss_that_keeps_nothing(model, x))
+    return [stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left]
 
 
 def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: int, steps: int) -> None:
@@ -153,16 +172,73 @@ def read(file: Path) -> list[Row]:
     return [{str(name): value for name, value in it.items()} for it in pd.read_csv(file).to_dict("records")]
 
 
+@look()
+def draw(results: pd.DataFrame, path: Path) -> None:
+    """Write the picture: bars of the bytes held with a tick at the least possible, then dots of error and time."""
+    groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]
+    heights = [len(rows) + 2 for _, rows in groups]
+    timed = bool(results["time"].notna().any())
+    figure, grid = plt.subplots(
+        len(groups),
+        2 + timed,
+        figsize=(9 + 3 * timed, 0.27 * sum(heights) + 0.8),
+        height_ratios=heights,
+        width_ratios=(2.2, 1, 1)[: 2 + timed],
+        sharey="row",
+        squeeze=False,
+    )
+    for (name, rows), panels in zip(groups, grid, strict=True):
+        _stash(panels[0], rows, name)
+        if timed:
+            _dots(panels[-1], rows, "time", "step time over plain", BLUE, "o")
+            panels[-1].axvline(1, color=GREY, linewidth=0.8)
+        _dots(panels[1], rows, "error", "relative gradient error", GREEN, "D")
+        panels[1].set_xscale("symlog", linthresh=1e-3)
+        panels[1].set_xlim(-1e-4, None)
+        for axes in panels:
+            axes.grid(axis="x")
+    save(figure, path)
+
+
+def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
+    places = range(len(rows))
+    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62, label="held at the end of the forward")
+    least = rows["least, MiB"]
+    axes.plot(least, places, linestyle="", marker="|", markersize=11, markeredgewidth=2, color=ORANGE, label="least")
+    ends = rows[["held, MiB", "least, MiB"]].max(axis=1)
+    for place, value, end in zip(places, rows["held, MiB"], ends, strict=True):
+        axes.annotate(f"{value:.1f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(places, rows["setup"], fontsize=9)
+    axes.set_xlabel("held, MiB")
+    axes.set_title(name, loc="left", fontweight="bold")
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+
+
+def _dots(axes: Axes, rows: pd.DataFrame, column: str, label: str, color: str, marker: str) -> None:
+    axes.plot(rows[column], range(len(rows)), linestyle="", marker=marker, color=color, markersize=5)
+    axes.set_xlabel(label)
+    axes.tick_params(axis="y", length=0)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     parser = OneLineParser(prog=PROG, description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the table, the CSV and the picture")
-    parser.add_argument("--models", nargs="+", default=["encoder", "resnet"], choices=["encoder", "resnet"])
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)  # of the process that is counted: a setup's number
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required="--count" not in (argv or sys.argv),
+        help="folder for the table, the CSV and the picture",
+    )
+    parser.add_argument("--models", nargs="+", default=MODELS[:2], choices=MODELS)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
     parser.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
     parser.add_argument("--seeds", type=count, default=8, help="draws of a stochastic policy's gradient (default 8)")
     parser.add_argument("--steps", type=count, default=5, help="timed steps of each setup (default 5)")
     given = parser.parse_args(argv)
+    if given.count is not None:
+        print(json.dumps(count_setup(given.count)))
+        return 0
     only = given.only or [""]
     setups = [it for it in SETUPS if it.model in given.models and any(text in it.name for text in only)]
     if not setups:

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dsq
-from analysis.models import encoder, resnet20
+from analysis.models import GPT, encoder, resnet20
 from dsq import stash
 
 
@@ -43,6 +45,18 @@ def _images() -> tuple[Tensor, Tensor]:
     return torch.randn(64, 3, 32, 32), torch.arange(64) % 10
 
 
+def _words() -> tuple[Tensor, Tensor]:
+    return torch.randint(256, (1, 2048)), torch.randint(256, (1, 2048))
+
+
+def _next_words(logits_BTV: Tensor, words_BT: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BTV.flatten(0, 1), words_BT.flatten())
+
+
+def _compiled_batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 256, 256), torch.randn(4, 256, 256)
+
+
 def loss_that_keeps_nothing(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     """A loss whose gradient is random, for counting what the model alone keeps: F.mse_loss keeps the model's output,
     and its result lies in memory of that size too (PyTorch 2.13, CPU)."""
@@ -57,9 +71,12 @@ CASES = {
     "resnet": TrainingCase(resnet20, _images, F.cross_entropy),
     "resnet, norms": TrainingCase(resnet20, _images, F.cross_entropy, "norms only, BN eval"),
     "resnet, input": TrainingCase(resnet20, _images, F.cross_entropy, "input only, BN eval"),
+    "boundaries": TrainingCase(lambda: GPT(256, 2048, 256, 12, 4, dropout=0.0), _words, _next_words),
+    "compiled": TrainingCase(lambda: encoder(4, 256, 4, 1024, sdpa=True), _compiled_batch, F.mse_loss),
 }
 
-#: (policy, options), in the order of applying; "dsq.convert" is the converter of linears, with its levels
+#: (policy, options), in the order of applying; "dsq.convert" is the converter of linears, with its levels; "around" is
+#: what a GPT calls its blocks with; "compile" compiles the blocks one by one, or the model as one graph
 Policy = tuple[str, dict[str, Any]]
 Policies = tuple[Policy, ...]
 Smallest = float | Callable[[float], float] | None
@@ -95,15 +112,22 @@ class PolicySetup:
         return self.smallest(plain) if callable(self.smallest) else self.smallest
 
 
-def attach(model: nn.Module, policies: Policies) -> list[Any]:
-    """Apply them to a model, in place; the controllers."""
+def attach(model: nn.Module, policies: Policies) -> tuple[nn.Module, list[Any]]:
+    """Apply them to a model, in place; the model to call, and the controllers."""
     controllers = []
     for name, options in policies:
         if name == "dsq.convert":
             dsq.convert(model, dsq.DSQConfig(**options))
+        elif name == "around":
+            model.around = options["call"]
+        elif name == "compile" and options["whole"]:
+            model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
+        elif name == "compile":
+            for block in list(model.children())[:-1]:
+                block.compile()
         else:
             controllers.append(stash.apply(model, name, **options))
-    return controllers
+    return model, controllers
 
 
 def bits_a_value(bits: float, masks: float = 0.0) -> Callable[[float], float]:
@@ -116,6 +140,7 @@ _SNVINT4, _SNVINT2 = (("bfp", {"bits": bits, "format": "snvint"}) for bits in (4
 _MESA = ("mesa", dict[str, Any]())
 _CHECKPOINT, _SELECTIVE = ("checkpoint", dict[str, Any]()), ("selective", dict[str, Any]())
 _WTA, _WTA_PRODUCTS = ("wtacrs", {"ratio": 0.3}), ("wtacrs", {"ratio": 0.3, "products": True})
+_BLOCKS, _GRAPH = ("compile", {"whole": False}), ("compile", {"whole": True})
 _SAME = bits_a_value(32)  #: as much as PyTorch keeps: every parameter trains
 #: MiB: a bit for each of the 92 MiB of fp32 values that the ResNet's ReLUs put out
 _RELU_BITS = 92 / 32
@@ -126,6 +151,10 @@ _SDPA = 384.6
 #: MiB: the inputs of all blocks but the first, whose is the batch, and of the last norm
 _BOUNDARIES, _BATCH = 24.0, 4.0
 _CODED = _BOUNDARIES + _BATCH
+
+
+def _around(call: Callable[..., Any]) -> Policy:
+    return "around", {"call": call}
 
 
 def _gact(bits: int, **options: Any) -> Policy:
@@ -175,4 +204,16 @@ SETUPS = (
     PolicySetup("selective", "resnet, norms", (_SELECTIVE,), 121.0),
     PolicySetup("plain", "resnet, input"),
     PolicySetup("selective", "resnet, input", (_SELECTIVE,), 23.0),
+    PolicySetup("plain", "boundaries"),
+    PolicySetup("checkpoint", "boundaries", (_around(partial(checkpoint, use_reentrant=False)),)),
+    PolicySetup("bfp 4", "boundaries", (_around(partial(stash.packed_checkpoint, fmt=dsq.BFP(4))),)),
+    PolicySetup("snvint 4", "boundaries", (_around(stash.packed_checkpoint),)),
+    PolicySetup("bfp 2", "boundaries", (_around(partial(stash.packed_checkpoint, fmt=dsq.BFP(2))),)),
+    PolicySetup("plain", "compiled"),
+    PolicySetup("blocks compiled", "compiled", (_BLOCKS,)),
+    *(
+        PolicySetup(f"{name}{how}", "compiled", (*compiled, policy))
+        for name, policy in (("bfp 4", _BFP4), ("mesa", _MESA))
+        for how, compiled in (("", ()), (", blocks compiled", (_BLOCKS,)), (", one graph", (_GRAPH,)))
+    ),
 )

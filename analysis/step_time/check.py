@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 import dsq
-from analysis.small_transformers import from_transformers, workload_of
+from analysis.models import from_transformers
+from analysis.small_transformers import workload_of
 from analysis.timing import Call, in_turns, keep_freed_memory
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate

@@ -13,8 +13,8 @@ from typing import Any
 from costmodel.cli.format_options import sizes
 from costmodel.cli.query import described_setup
 from costmodel.model.quantisation import Setup
-from costmodel.workloads.workload_file import read_json
 from dsq.arguments import whole_number
+from dsq.command.readers import check_pattern, read_json
 from dsq.precision import Precision
 
 
@@ -76,6 +76,8 @@ def _history(data: dict[str, Any], described: Mapping[str, Any]) -> RunHistory:
     exclude = data.get("exclude")
     if not isinstance(exclude, str | None):
         raise ValueError(f"field exclude must be a regular expression or null, not {exclude!r}")
+    if exclude:
+        check_pattern("field exclude", exclude)
     workload = data.get("workload")
     if not isinstance(workload, str | None):
         raise ValueError(f"field workload must be the name of a file beside the history or null, not {workload!r}")

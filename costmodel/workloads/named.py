@@ -11,6 +11,7 @@ from costmodel.names import completed
 from costmodel.workloads import config_json, workload_file
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
+from dsq.command.readers import read_json
 
 _FILE = Path(__file__).with_name("models.toml")
 _IWSLT = "its IWSLT14 recipe's 10k joint BPE (8848 and 6632 types) with the decoder's embeddings tied"
@@ -68,7 +69,7 @@ def _load(name: str) -> Transformer | Workload:
     if not name.endswith(".json"):
         found = completed("workload", name, names(), ", or a .json file (a config.json or a workload file)")
         return fairseq(found) if found in _FAIRSEQ else _named(found)
-    data = workload_file.read_json(Path(name))
+    data = read_json(Path(name))
     if workload_file.is_workload(data):
         return workload_file.parse(data, name)
     return config_json.transformer_of(data, name)

@@ -6,9 +6,7 @@
     operations.Pointwise
 """
 
-import json
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any
 
 from costmodel.model.ledger import POINTWISE
@@ -21,18 +19,6 @@ MOST_RECOMPUTED = 16
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
 _CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y")}
 _MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias")
-
-
-def read_json(path: Path) -> Any:
-    """The file's data. Raises ValueError if the file cannot be read or is not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read") from None
 
 
 def is_workload(data: Any) -> bool:

@@ -35,7 +35,7 @@ def count(text: str) -> int:
 
 def guarded(prog: str, work: Callable[[], object]) -> int:
     """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line, or
-    lacked a package.
+    lacked a package; 130 after Ctrl-C.
 
     Where the reader of standard output has gone (``| head``), or never was (``>&-``), there is nothing left to say: 0.
     """
@@ -46,6 +46,9 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own flush at exit succeeds
+    except KeyboardInterrupt:
+        print(_line(prog, "interrupted"), file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         print(_line(prog, error), file=sys.stderr)
         return 2
@@ -57,4 +60,7 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
 
 
 def _line(prog: str, message: object) -> str:
-    return f"{prog}: error: {' '.join(str(message).splitlines())}"
+    text = " ".join(str(message).splitlines())
+    if len(text) > 1000:  # an argument or a field of a file may be as long as it likes
+        text = f"{text[:700]} ... {text[-200:]}"
+    return f"{prog}: error: {text}"

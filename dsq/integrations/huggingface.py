@@ -1,7 +1,8 @@
-"""Hugging Face's Trainer: dynamic stashing quantization as a callback, and the config in config.json.
+"""Hugging Face's Trainer, and those made of it (TRL's): a callback, and the config in config.json.
 
-    trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback(levels="[4,3,3,8] [8,4,4,8]", rise_at=0.8)])
+    trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback()])
 
+That is [8,4,4,8] with everything stashed packed; PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8) has a schedule.
 The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
 the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
 how it was trained:
@@ -9,11 +10,11 @@ how it was trained:
     model = restore(AutoModelForCausalLM.from_pretrained(folder))
 """
 
+import sys
 import warnings
 from typing import Any, TypeVar
 
 from torch import nn
-from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import (
     ExportableState,
@@ -24,8 +25,8 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
+from dsq.conversion import convert, converted
 from dsq.dynamic import DynamicPrecision, convert_at
-from dsq.precision import DEFAULT_LEVELS, levels_text, parse_levels
 
 Model = TypeVar("Model", bound=nn.Module)
 #: the key of config.json
@@ -44,30 +45,29 @@ def restore(model: Model) -> Model:
 
 
 class PrecisionCallback(TrainerCallback, ExportableState):
-    """Converts the model and raises its precision at a plateau of the evaluation loss.
+    """Convert the model, raise its precision as its config says, log ``DynamicPrecision.metrics`` in every logger.
 
     Args:
-        levels: the schedule as text, "[4,3,3,8] [8,4,4,8]"; default: that of DSQConfig.
+        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
         monitor: the evaluation loss; "eval_NAME_loss" where there are several sets.
-        options: the other fields of DSQConfig, as plain values.
+        options: beside text or None, other fields of DSQConfig.
     Raises:
-        ValueError: as DSQConfig does.
+        TypeError, ValueError: as ``DSQConfig.of``.
     """
 
-    def __init__(self, levels: str = levels_text(DEFAULT_LEVELS), monitor: str = "eval_loss", **options: Any) -> None:
-        self.config = DSQConfig(levels=parse_levels(levels), **options)
+    def __init__(
+        self, config: DSQConfig | str | dict[str, Any] | None = None, monitor: str = "eval_loss", **options: Any
+    ) -> None:
+        self.config = DSQConfig.of(config, **options)
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self.monitor = monitor
         self._training = False
         self._others = set[str]()  # losses of other sets since the monitored one
-        self._args = {"levels": levels, "monitor": monitor, **options}
 
-    def add_to(self, trainer: Trainer) -> None:
-        """In place of ``callbacks=[...]``: before the loggers, so that TensorBoard, W&B and others get ``metrics()``.
-
-        The Trainer's own log history has them either way.
-        """
-        trainer.callback_handler.callbacks.insert(0, self)
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Convert a model that the trainer will compile before ``on_train_begin``: graphs know policies made before."""
+        if args.torch_compile and not converted(kwargs["model"]):
+            convert(kwargs["model"], self.config)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -76,6 +76,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
         Warns where the level follows evaluations and there will be none.
         """
+        _stand_before_loggers(self)
         if self.config.follows_validation and args.eval_strategy == "no":
             text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
             warnings.warn(text, stacklevel=2)
@@ -107,6 +108,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             self._note()
             self._others.clear()
             return
+        if not self.config.follows_validation:
+            return
         losses = {name for name in metrics if name.endswith("loss")}
         if losses <= self._others:
             there = ", ".join(map(repr, sorted(losses))) or "nothing"
@@ -135,7 +138,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What the trainer writes into its checkpoints."""
-        return {"args": self._args, "attributes": {"saved": self.dynamic.state_dict() if self.dynamic else None}}
+        attributes = {"saved": self.dynamic.state_dict() if self.dynamic else None}
+        return {"args": {"config": self.config.as_dict(), "monitor": self.monitor}, "attributes": attributes}
 
     def saved_in(self, state: TrainerState, name: str) -> Any:
         """The attribute ``name`` of what the callback wrote into the checkpoint that ``state`` is of; None without."""
@@ -148,3 +152,15 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         config = getattr(self.dynamic.model, "config", None)
         if config is not None:
             setattr(config, _KEY, state or self.dynamic.state_dict())
+
+
+def _stand_before_loggers(callback: PrecisionCallback) -> None:
+    """Put ``callback`` first in the list that its trainer is going through: loggers behind it see what it adds.
+
+    A trainer gives its callbacks everything but that list, so it is taken from the frame that calls them.
+    """
+    handler = sys._getframe(2).f_locals.get("self")
+    callbacks = getattr(handler, "callbacks", None)
+    if isinstance(callbacks, list) and callback in callbacks:
+        callbacks.remove(callback)
+        callbacks.insert(0, callback)

@@ -1,7 +1,8 @@
 """Lightning: dynamic stashing quantization as a callback.
 
-    trainer = lightning.Trainer(..., callbacks=[PrecisionCallback(DSQConfig(), monitor="val_loss")])
+    trainer = lightning.Trainer(..., callbacks=[PrecisionCallback()])
 
+That is [8,4,4,8] with everything stashed packed; PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8) has a schedule.
 The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
 level is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
 
@@ -10,6 +11,7 @@ when it resumes: that loss is lost. Save at the end of the validation, which is 
 """
 
 import warnings
+from functools import partial, wraps
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -17,22 +19,22 @@ from lightning.pytorch.callbacks import Callback
 
 from dsq.config import DSQConfig
 from dsq.dynamic import DynamicPrecision, convert_at
+from dsq.stash.interception import under_policies
 
 
 class PrecisionCallback(Callback):
-    """Converts the module and raises its precision at a plateau of ``monitor``; logs ``DynamicPrecision.metrics``.
+    """Convert the module, raise its precision as its config says, log ``DynamicPrecision.metrics`` in every logger.
 
     Args:
-        config: of the schedule; None: DSQConfig().
+        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
         monitor: the validation loss, as the module logs it.
+        options: beside text or None, other fields of DSQConfig.
     Raises:
-        TypeError: ``config`` is something else.
+        TypeError, ValueError: as ``DSQConfig.of``.
     """
 
-    def __init__(self, config: DSQConfig | None = None, monitor: str = "val_loss") -> None:
-        if config is not None and not isinstance(config, DSQConfig):
-            raise TypeError(f"config must be a DSQConfig or None, got {config!r}")
-        self.config = DSQConfig() if config is None else config
+    def __init__(self, config: DSQConfig | str | None = None, monitor: str = "val_loss", **options: Any) -> None:
+        self.config = DSQConfig.of(config, **options)
         self.monitor = monitor
         self.dynamic: DynamicPrecision | None = None  #: from the set-up on
         self._saved: dict[str, Any] = {}
@@ -45,6 +47,14 @@ class PrecisionCallback(Callback):
             updates = trainer.estimated_stepping_batches if self.config.rise_at or restarts else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
             self._saved = {}  # of a checkpoint that another module was tested with
+
+        if stage == "fit" and "training_step" not in vars(pl_module):
+            step: Any = pl_module.training_step  # a policy acts on calls of the module; Lightning calls this
+            vars(pl_module)["training_step"] = wraps(step)(partial(under_policies, pl_module, step))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the detour of the training step away again."""
+        vars(pl_module).pop("training_step", None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the level of the checkpoint. Warns where the level follows validations and there will be none.
@@ -86,6 +96,8 @@ class PrecisionCallback(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take note of the loss, in training. Raises ValueError where the module does not log it."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or self.dynamic is None:
+            return
+        if not self.config.follows_validation and self.monitor not in trainer.callback_metrics:
             return
         if self.monitor not in trainer.callback_metrics:
             raise ValueError(

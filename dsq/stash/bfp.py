@@ -118,6 +118,9 @@ class Bfp(TablePolicy):
         seed = None if self.rounding == "nearest" else (self.seed << 36) + (self.forwards << 16)
         return BoxCodec(self._format, seed, self.more)
 
+    def traced_codec(self) -> "BoxCodec | None":
+        return None if self.rounding == "stochastic" else BoxCodec(self.format_now(), None, self.more)
+
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)
 
@@ -134,7 +137,8 @@ class BoxCodec:
     """Codes in boxes of neighbours; ``seed`` None rounds to nearest."""
 
     def __init__(self, fmt: Format, seed: int | None, more: Mapping[What, int] = MORE) -> None:
-        self.formats, self.texts = _formats(fmt, tuple(more.items()))
+        formats = _formats.__wrapped__ if torch.compiler.is_compiling() else _formats  # a graph calls no cache
+        self.formats, self.texts = formats(fmt, tuple(more.items()))
         self.packs, self.seed, self.turns = fmt.packs, seed, count(1)
 
     def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:

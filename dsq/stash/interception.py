@@ -168,6 +168,20 @@ class TablePolicy(ForwardPolicy):
         """The codec of the forward that begins."""
         raise NotImplementedError
 
+    def traced_codec(self) -> Codec | None:
+        """The codec of all forwards of a graph that is compiled around the model; None if the policy has none."""
+        return None
+
+    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model under the policy, also where a compiler traces this call into a graph."""
+        if not torch.compiler.is_compiling():
+            return super().call(module, run, args, kwargs)
+        codec = self.traced_codec()
+        if codec is None:
+            return run(*args, **kwargs)  # which policy.py's hook refuses
+        with Interception(Stash(codec), self.rows):
+            return run(*args, **kwargs)
+
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
@@ -227,14 +241,18 @@ def forward_policies(model: nn.Module) -> list[ForwardPolicy]:
 
 def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        run: Callable[..., Any] = partial(own.__call__, self)
-        for policy in forward_policies(self):
-            run = partial(_call, policy, self, run)
-        return run(*args, **kwargs)
+        return under_policies(self, partial(own.__call__, self), *args, **kwargs)
 
     names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
     kind: Any = _Unpicklable if type(own) is type else type(own)
     return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
+
+
+def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
+    for policy in forward_policies(model):
+        run = partial(_call, policy, model, run)
+    return run(*args, **kwargs)
 
 
 class _Unpicklable(type):
@@ -256,6 +274,12 @@ def again(entered: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
             if all(policy is not running for running, _ in _RUNNING.entered):
                 stack.enter_context(policy.entered(module))
         yield
+
+
+def traced_in() -> bool:
+    """Whether the code that a compiler traces now is under a policy of the table."""
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return any(isinstance(mode, Interception) for mode in modes)
 
 
 def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:

@@ -34,6 +34,7 @@ from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
 from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
 from dsq.stash.controller import APPLIED, Controller
+from dsq.stash.interception import traced_in
 
 Compiled = Literal["nothing", "model"]
 
@@ -173,6 +174,10 @@ class _RefuseCompiled:
     known: set[Callable[..., Any]]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            if not traced_in():
+                raise RuntimeError(_COMPILE_BEFORE)
+            return
         if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:

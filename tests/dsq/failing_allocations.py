@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq
-from analysis.stash.allocator.counted import Count
+from analysis.stash.allocator import Count
 from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 Step = Callable[[], list[Tensor]]

@@ -39,7 +39,7 @@ def test_a_run_comes_back_from_json():
 
 def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
     state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
-    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)))
+    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig())
     with pytest.raises(ValueError, match=r"state's config must have eval_full_precision=False, .* got True"):
         other.load_state_dict(state)
     assert not other.config.eval_full_precision
@@ -68,7 +68,7 @@ def test_a_config_that_the_conversion_did_not_follow_is_refused(option):
 def test_models_that_are_observed_are_copied_and_pickled():
     """Also where a layer has yet to be seen: what is kept of storages is theirs alone."""
     model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
-    dynamic = dsq.DynamicPrecision(model)
+    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig())
     x = torch.randn(16, 16, requires_grad=True)
     model[0](x).sum().backward()
     seen = of_the_model(dynamic)
@@ -92,7 +92,7 @@ def of_the_model(dynamic):
 
 def test_layers_that_are_plain_for_a_while_are_not_observed():
     model, x = nn.Sequential(nn.Linear(16, 16)), torch.randn(16, 16)
-    dynamic = dsq.DynamicPrecision(model)
+    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig())
     dsq.workload.trace(model, x)  # runs the model as it was before conversion
     assert "dsq/stash_mib" not in dynamic.metrics()
     model(x).sum().backward()

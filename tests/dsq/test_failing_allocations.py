@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.stash.allocator.counted import compiler, figures
+from analysis.stash.allocator import compiler, figures
 from tests.dsq.failing_allocations import CASES
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")

@@ -9,7 +9,6 @@ import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
-from fairseq_plugin.mistakes.explained import explain
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run
 
 
@@ -22,14 +21,14 @@ def test_a_file_that_is_no_checkpoint(capsys, data: Path, tmp_path: Path, conten
     assert expected in refusal(capsys, "generate", data, "--path", junk)
 
 
-def test_a_checkpoint_runs_no_code(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_runs_no_code(data: Path, trained: Path, tmp_path: Path) -> None:
     state, ran = torch.load(trained / "checkpoint_last.pt", weights_only=True), tmp_path / "ran"
     code = f"__import__('pathlib').Path({str(ran)!r}).touch() or [(64, 3)]"
     vars(state["cfg"]["model"]).update(_name="fconv", arch="fconv", encoder_layers=code)
     vars(state["cfg"]["model"]).update(encoder_embed_path=None, decoder_embed_path=None)
     torch.save(state, tmp_path / "checkpoint.pt")
-    said = refusal(capsys, "generate", data, "--path", tmp_path / "checkpoint.pt")
-    assert "a value must be made of numbers and lists" in said
+    with pytest.raises(ValueError, match="a value must be made of numbers and lists"):
+        run("generate", data, "--path", tmp_path / "checkpoint.pt")
     assert not ran.exists()
 
 
@@ -70,14 +69,6 @@ def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path:
     assert [level["updates"] for level in json.loads((tmp_path / "dsq_history.json").read_text())["levels"]] == [1, 1]
 
 
-def test_the_size_of_a_batch_of_the_validation(capsys, data: Path, tmp_path: Path) -> None:
-    given = [data, *MODEL, "--max-update", 1, "--save-dir", tmp_path]
-    for flag in ("--max-tokens-valid", "--batch-size-valid"):
-        assert f"{flag} must be a whole number from 1" in refusal(capsys, "train", *given, flag, 0)
-        assert f"{flag} must be a whole number from 1" in refusal(capsys, "train", *given, flag, "x")
-    run("train", *given, "--max-tokens-valid", 100, "--batch-size-valid", 10)
-
-
 def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
     run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
@@ -85,66 +76,10 @@ def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Pa
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # two of the three updates were the other run's
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="workers without GPUs")
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            ["--distributed-world-size", 2],
-            "--distributed-world-size: 0 GPUs for 2 workers; on a CPU start them by torchrun",
-        ),
-        (
-            ["--distributed-init-method", "tcp://127.0.0.1:1"],
-            "--distributed-init-method: fairseq starts a worker for each",
-        ),
-        (["--ddp-backend", "fully_sharded"], "--ddp-backend or --zero-sharding: this one needs fairscale"),
-        (["--criterion", "adaptive_loss"], "--criterion adaptive_loss needs --ddp-backend legacy_ddp"),
-    ],
-)
-def test_workers_that_there_are_not(capsys, data: Path, tmp_path: Path, given: list, line: str) -> None:
-    assert line in refusal(capsys, "train", data, *MODEL, "--max-update", 1, "--save-dir", tmp_path, *given)
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (
-            "DistributedDataParallel device_ids and output_device arguments only work",
-            "--ddp-backend: on a CPU give legacy",
-        ),
-        ("Distributed package doesn't have NCCL built in", "--distributed-backend: on a CPU give gloo"),
-        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "--distributed-backend: on a CPU give gloo"),
-    ],
-)
-def test_what_torch_says_of_workers_on_a_cpu(error: str, line: str) -> None:
-    assert str(explain(ValueError(error), "train")).startswith(line)
-
-
-def test_what_fairseq_says_of_sharding_without_fairscale() -> None:
-    error = ImportError("\n\nPlease install the fairscale package:\n\n  pip install fairscale")
-    assert "--ddp-backend or --zero-sharding: this one needs fairscale" in str(explain(error, "train"))
-
-
-def test_the_layers_of_a_convolutional_model(capsys, data: Path, tmp_path: Path) -> None:
-    given = [
-        data,
-        "--arch",
-        "fconv",
-        "--encoder-embed-dim",
-        32,
-        "--decoder-embed-dim",
-        32,
-        "--decoder-out-embed-dim",
-        32,
-    ]
-    given += ["--optimizer", "adam", "--max-tokens", 256, "--max-update", 1, "--num-workers", 0, "--cpu"]
-    given += ["--save-dir", tmp_path, "--dsq-levels", LEVELS]
-    for wrong in ("x", "3", "[(32, 3)", "[1, 2]"):
-        said = refusal(capsys, "train", *given, "--encoder-layers", wrong)
-        assert (
-            f"--encoder-layers must be the width and kernel of each layer, as in '[(512, 3)] * 20', got {wrong!r}"
-            in said
-        )
+def test_a_convolutional_model_trains(data: Path, tmp_path: Path) -> None:
+    sizes = ["--encoder-embed-dim", 32, "--decoder-embed-dim", 32, "--decoder-out-embed-dim", 32]
+    given = [data, "--arch", "fconv", *sizes, "--optimizer", "adam", "--max-tokens", 256, "--max-update", 1]
+    given += ["--num-workers", 0, "--cpu", "--save-dir", tmp_path, "--dsq-levels", LEVELS]
     run("train", *given, "--encoder-layers", "[(32, 3)] * 2", "--decoder-layers", "[(32, 3)]")
 
 
@@ -160,15 +95,10 @@ def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert "without --dsq-levels there is no DSQ: --dsq-box does nothing" in caplog.text
 
 
-def test_every_option_of_the_core_has_a_flag() -> None:
-    options = {field.name for field in dataclasses.fields(DSQConfig)} - {"adapters"}  # fairseq has none
-    assert {option.name.removeprefix("dsq_") for option in flags.FLAGS} == options | {"reset"}
-
-
 def test_help_documents_every_flag(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as exit_:
         run("train", "--help")
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    for option in flags.FLAGS:
-        assert f"  {flags.flag_of(option.name)}" in text
+    for option in {field.name for field in dataclasses.fields(DSQConfig)} - {"adapters"} | {"reset"}:
+        assert f"  --dsq-{option.replace('_', '-')}" in text

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import random
 import resource
@@ -182,7 +183,7 @@ def test_dsq_cost_prices_the_model_that_was_trained(capsys, trained: Path) -> No
     assert answer["parameters"] == pytest.approx(parameters, rel=0.05)
 
 
-def test_hydra_train_takes_the_flags(data: Path, tmp_path: Path) -> None:
+def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_path: Path, caplog) -> None:
     for name in ("dict.txt", "train.bin", "train.idx", "valid.bin", "valid.idx"):
         text = "dict.de.txt" if name == "dict.txt" else name.replace(".", ".de-xx.de.")
         (tmp_path / name).symlink_to(data / text)
@@ -203,3 +204,19 @@ def test_hydra_train_takes_the_flags(data: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, said
     (level,) = json.loads((tmp_path / "run" / "dsq_history.json").read_text())["levels"]
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 2)
+    caplog.set_level(logging.INFO)
+    given = ["--path", tmp_path / "run" / "checkpoint_best.pt", "--gen-subset", "valid", "--max-tokens", 256]
+    run("eval_lm", tmp_path, *given, "--cpu", "--num-workers", 0, "--no-progress-bar")
+    assert any("DSQ goes on from a checkpoint of" in line for line in caplog.messages)
+    assert any("Perplexity: " in line for line in caplog.messages)
+
+
+def test_interactive_translates_at_the_level_trained_at(
+    capsys, data: Path, trained: Path, tmp_path: Path, caplog
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "text").write_text("hund sieht katze\n")
+    given = ["--path", trained / "checkpoint_last.pt", "--input", tmp_path / "text", "--beam", 1, "--max-len-b", 3]
+    run("interactive", data, *given, "-s", "de", "-t", "xx", "--cpu")
+    assert "\nH-0\t" in capsys.readouterr().out
+    assert any("DSQ goes on from a checkpoint of" in line for line in caplog.messages)

@@ -15,7 +15,7 @@ from fairseq.file_io import PathManager
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
 from dsq import linear
-from fairseq_plugin import literals, shims, startup
+from fairseq_plugin import shims, startup
 from tests.fairseq_plugin.harness import LEVELS, MODEL, ROOT, run
 
 
@@ -71,7 +71,7 @@ def test_no_module_of_fairseq_has_pythons_eval() -> None:
     assert len(calling) > 10
     for path in calling:
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
-        assert vars(sys.modules[name])["eval"] is literals.evaluate, name
+        assert vars(sys.modules[name])["eval"] is shims.evaluate, name
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_no_module_of_fairseq_has_pythons_eval() -> None:
     [("(0.9, 0.98)", (0.9, 0.98)), ("[(512, 3)] * 2 + [(9, -1)]", [(512, 3)] * 2 + [(9, -1)]), (" True", True)],
 )
 def test_values_of_options(text: str, value: object) -> None:
-    assert literals.evaluate(text) == value
+    assert shims.evaluate(text) == value
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_values_of_options(text: str, value: object) -> None:
 )
 def test_code_is_no_value_of_an_option(text: str) -> None:
     with pytest.raises(ValueError, match="must be made of numbers and lists"):
-        literals.evaluate(text)
+        shims.evaluate(text)
 
 
 def test_copying_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

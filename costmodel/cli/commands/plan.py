@@ -15,9 +15,10 @@ from costmodel.model.operations import Workload
 from costmodel.planning.batch import largest_batch
 from costmodel.planning.methods import USUAL
 from costmodel.planning.step import communication_bytes, packing_seconds, step_time
-from costmodel.workloads.workload_file import is_workload, read_json
+from costmodel.workloads.workload_file import is_workload
 from dsq.arguments import whole_number
 from dsq.command.files import write_whole
+from dsq.command.readers import read_json
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 GIGA = 1e9

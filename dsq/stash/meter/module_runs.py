@@ -24,6 +24,8 @@ class ModuleRuns:
         self.weights: set[int] = set()  #: storages of the parameters and buffers of the modules that ran
 
     def enter(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled block is one node, its own
+            return
         if not self.stack:
             self.names.update({m: name for name, m in module.named_modules() if m not in self.names})
             for t in (*module.parameters(), *module.buffers()):
@@ -33,13 +35,13 @@ class ModuleRuns:
         self._note()
 
     def leave(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         while self.stack and self.stack.pop() is not module:
             pass
         self._note()
 
     def _note(self) -> None:
-        if torch.compiler.is_compiling():  # a compiled block is one node, its own
-            return
         self.changes.append((next_node(), self.stack[-1] if self.stack else None))
 
     def module_at(self, sequence: int) -> str:

@@ -30,13 +30,12 @@ class Observation:
     def begin(self) -> None:
         """Look again; until then ``metrics`` tells what was seen before."""
         self._before_that = self.metrics()
-        self._remove(*self._handles)
         self._meter = GraphMeter(set())
         self._first_node: dict[nn.Module, int] = {}
         self._seen, self._squares, self._errors = 0, 0.0, 0.0
         for layer in self.model.modules():
-            if not isinstance(layer, Quantised):
-                continue
+            if not isinstance(layer, Quantised) or layer in self._handles:
+                continue  # compiled code is made again for other hooks: those that wait stay
             self._handles[layer] = (
                 layer.register_forward_pre_hook(self._before),
                 layer.register_forward_hook(self._after),
@@ -61,10 +60,14 @@ class Observation:
         return {"model": self.model, "_handles": {}, "_seen": 0, "_before_that": self.metrics()}
 
     def _before(self, layer: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # a graph is not looked into
         if layer in self._handles and not self.paused:
             self._first_node[layer] = next_node()
 
     def _after(self, layer: Any, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         y = output[0] if isinstance(output, tuple) else output
         plain = not isinstance(layer, Quantised)  # as dsq.report runs it too, or after dsq.unconvert
         if self.paused or plain or layer not in self._handles or y.grad_fn is None or not layer.training:

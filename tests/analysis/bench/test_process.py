@@ -6,7 +6,7 @@ import pytest
 from analysis.bench import process
 from analysis.bench.__main__ import main
 from analysis.bench.process import Case, largest
-from analysis.bench.process_picture import front
+from analysis.bench.report import front
 
 TINY = ["process", "--size", "1", "64", "32", "100", "--batches", "2", "--steps", "1"]
 

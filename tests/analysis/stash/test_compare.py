@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from analysis.stash import compare
-from analysis.stash.allocator.held import HeldBytes
+from analysis.stash.allocator import HeldBytes
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, bits_a_value
 from dsq import stash
 

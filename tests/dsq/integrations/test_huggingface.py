@@ -1,4 +1,4 @@
-"""The callback in a real Trainer: the level rises, is saved, and a resumed run equals an unbroken one."""
+"""Hugging Face's Trainer with transformers' own models, and TRL's: saved models, compiled ones, sizes of the stash."""
 
 import pytest
 import torch
@@ -7,83 +7,81 @@ import dsq
 
 transformers = pytest.importorskip("transformers", reason="the callback needs transformers, which is not installed")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate, which is not installed")
+IDS = torch.arange(256).view(16, 16) % 64
 
 
-class Rows(torch.utils.data.Dataset):
-    def __init__(self, count):
-        generator = torch.Generator().manual_seed(count)
-        self.ids = torch.randint(0, 50, (count, 12), generator=generator)
-
-    def __len__(self):
-        return len(self.ids)
-
-    def __getitem__(self, i):
-        return {"input_ids": self.ids[i], "labels": int(self.ids[i, 0] > 25)}
+def gpt(**options):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, use_cache=False, bos_token_id=0, eos_token_id=0,
+        **options,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
 
 
-class Logger(transformers.TrainerCallback):
-    """As TensorBoard's callback: it stands in the list before a user's."""
-
-    def __init__(self):
-        self.lines = []
-
-    def on_log(self, args, state, control, logs, **kwargs):
-        self.lines.append(dict(logs))
+def rows():
+    return [{"input_ids": ids, "labels": ids} for ids in IDS]
 
 
-def trained(folder, steps, resume=False):
+def trained(folder, callback, **options):
+    arguments = transformers.TrainingArguments(
+        str(folder), **{"max_steps": 4, "logging_steps": 1} | options, per_device_train_batch_size=4, report_to=[],
+        use_cpu=True, disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    model = gpt()
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows(), callbacks=[callback])
+    trainer.train()
+    return model, trainer
+
+
+def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
+    from dsq.integrations.huggingface import PrecisionCallback, restore
+
+    plain = dsq.stash.measure(lambda: gpt()(input_ids=IDS, labels=IDS).loss).nbytes
+    model, trainer = trained(tmp_path / "run", PrecisionCallback())
+    assert dsq.stash.measure(lambda: model.train()(input_ids=IDS, labels=IDS).loss).nbytes < 0.4 * plain
+    logged = trainer.state.log_history[0]
+    assert logged["dsq/bits"] == 4
+    assert 0 < logged["dsq/bfp_mib"] < plain / 2**20
+    assert 0.05 < logged["dsq/stash_error"] < 0.15
+    model.save_pretrained(tmp_path / "model")
+    again = restore(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model"))
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(again).values()} == {"[8,4,4,8]"}
+    assert torch.equal(again.eval()(IDS).logits, model.eval()(IDS).logits)
+    with pytest.raises(ValueError, match=r"config.json of the model has no 'dsq'"):
+        restore(gpt())
+
+
+def test_torch_compile_is_made_again_once_a_level(tmp_path):
     from dsq.integrations.huggingface import PrecisionCallback
 
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    arguments = transformers.TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=8, eval_strategy="steps", eval_steps=2,
-        save_strategy="steps", save_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-3,
-        lr_scheduler_type="constant",
-    )  # fmt: skip
-    callback, logger = PrecisionCallback("[4,4,4,16] [16,4,4,16]", patience=1, threshold=0.5), Logger()
-    model = transformers.BertForSequenceClassification(config)
-    trainer = transformers.Trainer(model, arguments, train_dataset=Rows(64), eval_dataset=Rows(16), callbacks=[logger])
-    callback.add_to(trainer)
-    trainer.train(resume_from_checkpoint=resume)
-    return model, callback, logger.lines
-
-
-def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
-    whole, callback, _ = trained(tmp_path / "whole", 8)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    callback = PrecisionCallback("[8,4,4,8] [8,5,5,8]", rise_at=2)
+    _, trainer = trained(tmp_path, callback, torch_compile=True, torch_compile_backend="aot_eager", max_steps=6)
     assert callback.dynamic.scheduler.level == 1
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(whole).values()} == {"[16,4,4,16]"}
-    trained(tmp_path / "broken", 4)
-    resumed, callback, _ = trained(tmp_path / "broken", 8, resume=True)
-    assert [work.updates for work in callback.dynamic.scheduler.work] == [4, 4]
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    eager = trained(tmp_path, PrecisionCallback("[8,4,4,8] [8,5,5,8]", rise_at=2), max_steps=6)[1]
+    assert losses == pytest.approx([line["loss"] for line in eager.state.log_history if "loss" in line], rel=1e-2)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
 
 
-def test_loggers_see_level_and_stash(tmp_path):
-    model, _, lines = trained(tmp_path, 6)
-    levels = [line["dsq/level"] for line in lines]
-    assert levels[0] == 0
-    assert levels[-1] == 1
-    rows = [Rows(8)[i] for i in range(8)]
-    batch = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
-    dsq.set_level(model, dsq.DSQConfig("[4,4,4,16]"), 0)
-    names = dsq.converted(model)
-    held = dsq.stash.measure(lambda: model.train()(**batch).loss).held
-    nbytes = sum(h.nbytes for h in held if h.module in names and h.dtype == "uint8")
-    assert lines[-1]["dsq/stash_mib"] * 2**20 == nbytes
-    assert 0.05 < lines[-1]["dsq/stash_error"] < 0.15
+def test_trl_trains_with_the_same_line(tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    datasets = pytest.importorskip("datasets")
+    tokenizers = pytest.importorskip("tokenizers")
+    from dsq.integrations.huggingface import PrecisionCallback
 
-
-def test_a_saved_model_comes_back_converted(tmp_path):
-    from dsq.integrations.huggingface import restore
-
-    model, _, _ = trained(tmp_path / "run", 6)
-    model.save_pretrained(tmp_path / "model")
-    again = restore(transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"))
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(again).values()} == {"[16,4,4,16]"}
-    ids = torch.arange(12)[None]
-    assert torch.equal(again.eval()(ids).logits, model.eval()(ids).logits)
-    with pytest.raises(ValueError, match=r"config.json of the model has no 'dsq'"):
-        restore(transformers.BertForSequenceClassification(transformers.BertConfig(num_hidden_layers=1)))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
+    arguments = trl.SFTConfig(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True, bf16=False,
+        disable_tqdm=True, save_strategy="no", logging_steps=1, max_length=16,
+    )  # fmt: skip
+    model, data = gpt(), datasets.Dataset.from_dict({"input_ids": IDS.tolist()})
+    trainer = trl.SFTTrainer(
+        model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["dsq/bfp_mib"] > 0
+    assert len(dsq.converted(model)) == 8

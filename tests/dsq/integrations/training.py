@@ -7,8 +7,9 @@ from torch.nn import functional as F
 import dsq
 
 BATCH, EVERY, HALF, UPDATES = 8, 2, 4, 8  # validation after every EVERY updates; HALF of them are an epoch
+LEVELS = "[4,4,4,16] [16,4,4,16]"
 #: rises at the second validation: no loss halves
-OPTIONS = {"levels": "[4,4,4,16] [16,4,4,16]", "patience": 1, "threshold": 0.5}
+OPTIONS = {"levels": LEVELS, "patience": 1, "threshold": 0.5, "stash": "all"}
 
 
 class Net(nn.Module):

@@ -1,16 +1,12 @@
 """nn.MultiheadAttention converted is nn.MultiheadAttention: masks, shapes, gradients."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import dsq
-from analysis.coverage import shares
-from dsq.ops.products import attention, product
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched")
 FLOAT = dsq.DSQConfig(levels="[32,32,32,32]")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.models import EncoderBlock, encoder, resnet20
-from analysis.stash.allocator.held import step_bytes
+from analysis.stash.allocator import step_bytes
 from analysis.stash.setups import loss_that_keeps_nothing
 from dsq import stash
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
-from fairseq_plugin.run.length import total_updates
+from fairseq_plugin.state import total_updates
 
 
 @pytest.mark.parametrize(

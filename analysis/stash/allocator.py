@@ -1,18 +1,28 @@
-"""Processes in which every malloc is counted (Linux with glibc and a C compiler)."""
+"""What the C allocator holds, counted from outside of PyTorch and of dsq: nothing that a process keeps escapes it.
+
+Processes are started under counting_malloc.c (Linux with glibc and a C compiler), and read the count from inside.
+"""
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 _SOURCE = Path(__file__).with_name("counting_malloc.c")
+#: steps before the one that is counted: caches, estimates and gradients exist after them
+WARM = 2
 
 
 def compiler() -> str | None:
@@ -63,7 +73,7 @@ class Count:
     def __init__(self) -> None:
         library = ctypes.CDLL(None)
         if not hasattr(library, "counting_malloc_live"):
-            raise RuntimeError("this process is not counted: start it by analysis.stash.allocator.counted.run")
+            raise RuntimeError("this process is not counted: start it by analysis.stash.allocator.run")
         self._live, self._peak = library.counting_malloc_live, library.counting_malloc_peak
         self._live.restype = self._peak.restype = ctypes.c_int64
         self._reset_peak = library.counting_malloc_reset_peak
@@ -89,3 +99,36 @@ class Count:
     def failed(self) -> bool:
         """Whether it has."""
         return bool(self._until_failure() <= 0)
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """One step, above what is held between steps; the batch and the gradients are there before it."""
+
+    stash: int  #: at the end of the forward, while the loss is alive
+    peak: int  #: the most during forward and backward
+    left: int  #: after the step: what it did not give back
+
+
+def step_bytes(forward: Callable[[], Tensor], warm: int = WARM) -> HeldBytes:
+    """Count one step, ``forward().backward()``, of a counted process (CPU).
+
+    forward: makes the loss of a batch that exists already. Gradients stay between the steps.
+    """
+    count = Count()
+    for _ in range(warm):
+        forward().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        before = count.live()
+        count.reset_peak()
+        loss = forward()
+        stash = count.live() - before
+        loss.backward()
+        peak = count.peak() - before
+        del loss
+    finally:
+        gc.enable()
+    gc.collect()
+    return HeldBytes(stash, peak, count.live() - before)

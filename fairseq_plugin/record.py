@@ -11,9 +11,9 @@ from torch import distributed, nn
 
 import dsq.workload
 from dsq.command.files import write_text
+from fairseq_plugin import stash
 from fairseq_plugin.flags import InputError
-from fairseq_plugin.run import stash
-from fairseq_plugin.run.state import DSQState
+from fairseq_plugin.state import DSQState
 
 FILE = "dsq_history.json"
 WORKLOAD = "dsq_workload.json"

@@ -1,0 +1,124 @@
+"""Converted models that PEFT or transformers change: adapters stay plain unless asked, resized heads stay quantised."""
+
+import pytest
+import torch
+
+import dsq
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.arange(64).view(2, 32) % 50
+
+
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, use_cache=False
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def with_lora(model):
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    torch.manual_seed(1)
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    return model.train()
+
+
+def loss(model):
+    return model(input_ids=IDS, labels=IDS).loss
+
+
+def test_adapters_stay_plain_unless_asked():
+    plain, asked = (dsq.convert(with_lora(llama()), dsq.DSQConfig(adapters=adapters)) for adapters in (False, True))
+    assert not [name for name in dsq.converted(plain) if "lora" in name]
+    assert len([name for name in dsq.converted(plain) if name.endswith("q_proj.base_layer")]) == 2
+    assert len([name for name in dsq.converted(asked) if "lora" in name]) == 8
+    assert set(dsq.converted(asked)) > set(dsq.converted(plain))
+
+
+def test_lora_on_a_converted_base_is_a_converted_lora():
+    config = dsq.DSQConfig("[4,4,4,16]")
+    before, after = with_lora(dsq.convert(llama(), config)), dsq.convert(with_lora(llama()), config)
+    for model in (before, after):
+        loss(model).backward()
+    assert set(dsq.converted(before)) == set(dsq.converted(after))
+    pairs = zip(before.named_parameters(), after.named_parameters(), strict=True)
+    trained = [(name, p.grad, q.grad) for (name, p), (_, q) in pairs if p.requires_grad]
+    assert len(trained) == 8
+    assert all("lora" in name and torch.equal(p, q) for name, p, q in trained)
+
+
+@pytest.mark.parametrize("policy, share", [("bfp", 0.5), ("gact", 0.5), ("mesa", 0.8), ("checkpoint", 0.5)])
+def test_policies_under_lora(policy, share):
+    model = with_lora(llama())
+    model.enable_input_require_grads()
+    exact = loss(model)
+    exact.backward()
+    plain = dsq.stash.measure(lambda: loss(model)).nbytes
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+    model.zero_grad()
+    dsq.stash.apply(model, policy)
+    loss(model).backward()
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+    assert (found - gradient).norm() < 0.3 * gradient.norm()
+    assert dsq.stash.measure(lambda: loss(model)).nbytes < share * plain
+
+
+def gpt(tied):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2, tie_word_embeddings=tied, use_cache=False,
+        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(tied):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        tie_word_embeddings=tied, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+    )  # fmt: skip
+    return transformers.BertForMaskedLM(config)
+
+
+@pytest.mark.parametrize("make", [gpt, bert])
+@pytest.mark.parametrize("tied, converts", [(False, False), (True, False), (True, True)])
+def test_a_resized_head_is_quantised_as_before(make, tied, converts):
+    config = dsq.DSQConfig("[4,4,4,16]", tied=converts)
+    model = dsq.convert(make(tied), config)
+    before = dsq.converted(model)
+    assert isinstance(model.get_output_embeddings(), dsq.Linear) == (converts or not tied)
+    model.resize_token_embeddings(81)
+    assert list(dsq.converted(model)) == list(before)
+    assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
+
+    again = make(tied)
+    again.resize_token_embeddings(81)
+    again.load_state_dict(model.state_dict())
+    dsq.convert(again, config)
+    for it in (model.eval(), again.eval()):
+        loss(it).backward()
+    pairs = list(zip(model.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+    if not tied or converts:
+        assert not dsq.report(model, IDS).left
+
+
+@pytest.mark.filterwarnings("ignore:gact. codes")  # one batch again and again: all variance is theirs
+@pytest.mark.parametrize("make", [gpt, bert])
+@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
+def test_stash_policies_go_on_after_a_resize(make, policy):
+    model, exact = make(False), make(False)
+    dsq.stash.apply(model, policy)
+    loss(model).backward()
+    for it in (model, exact):
+        torch.manual_seed(1)
+        it.resize_token_embeddings(81)
+    for _ in range(22):  # to gact's check of its noise
+        model.zero_grad()
+        loss(model).backward()
+    loss(exact).backward()
+    found, true = (torch.cat([p.grad.flatten() for p in it.parameters()]) for it in (model, exact))
+    assert 0 < (found - true).norm() < 0.5 * true.norm()
