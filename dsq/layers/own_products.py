@@ -41,9 +41,11 @@ class OwnProducts(Mixed, Quantised, nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if self.idle or self.evaluates_plain:
             return super().forward(*args, **keywords)
-        with Products(self.quantizers, matrices(self), self.conversion.get("attention", False)) as products:
+        found: list[Any] = []
+        with Products(self.quantizers, matrices(self), self.conversion.get("attention", False), found):
             result = super().forward(*args, **keywords)
-        self.idle = not products.any
+        if not torch.compiler.is_compiling():
+            self.idle = not found
         return result
 
 
@@ -54,24 +56,23 @@ class OwnAttention(Mixed, nn.Module):
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantised)), None)
         if layer is None or layer.evaluates_plain:
             return super().forward(*args, **keywords)
-        with Products(layer.quantizers, [], True):
+        with Products(layer.quantizers, [], True, []):
             return super().forward(*args, **keywords)
 
 
 class Products(TorchFunctionMode):
-    """Quantises the products with ``weights``, and those of two activations if ``attending``."""
+    """Quantises products with ``weights``, and of two activations if ``attending``; ``found`` takes note of each."""
 
-    def __init__(self, quantizers: Quantizers, weights: list[nn.Parameter], attending: bool) -> None:
+    def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool, found: list[Any]) -> None:
         super().__init__()
-        self.quantizers, self.weights, self.attending = quantizers, weights, attending
-        self.any = False  #: whether a product was quantised
+        self.quantizers, self.weights, self.attending, self.found = quantizers, weights, attending, found
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         quantised = _QUANTISED.get(func)
         result = None if quantised is None else quantised(self, *args, **kwargs)
         if result is not None:
-            self.any = True
+            self.found.append(func)
             return result
         if func is Tensor.unflatten:  # a Python function that a compiler does not trace under a mode
             func = torch.unflatten
@@ -230,4 +231,4 @@ def _names(code: CodeType) -> Iterable[str]:
 def _arranged(x: Tensor, names: str, groups: tuple[list[str], ...], size: dict[str, int]) -> Tensor:
     """Return ``x``, whose axes are ``names``, with one axis for each of the groups."""
     x = x.permute([names.index(i) for group in groups for i in group])
-    return x.reshape([prod(size[i] for i in group) for group in groups])
+    return x.reshape([prod([size[i] for i in group]) for group in groups])
