@@ -73,12 +73,6 @@ def parse_named_levels(text: str) -> tuple[str | None, tuple[Precision, ...]]:
     return name.strip().lower() if colon else None, parse_levels(levels)
 
 
-def parse_named_precision(text: str) -> tuple[str | None, Precision]:
-    """Return the format's name (None without one) and the one level of a text such as "fixed:[16,16,16,16]"."""
-    name, colon, widths = text.rpartition(":")
-    return name.strip().lower() if colon else None, Precision.parse(widths)
-
-
 def levels_text(levels: Iterable[Precision]) -> str:
     """Return the text of a schedule, which ``parse_levels`` reads back."""
     return " ".join(map(str, levels))

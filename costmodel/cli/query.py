@@ -1,7 +1,7 @@
 """What the arguments of every command describe: a workload, hardware, formats and precisions."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from costmodel.cli.format_options import template
@@ -11,7 +11,7 @@ from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import Floor
 from costmodel.workloads.named import load_workload
-from dsq.precision import Precision, parse_named_precision
+from dsq.precision import Precision, parse_named_levels
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
@@ -40,12 +40,21 @@ def hardware_of(arguments: argparse.Namespace) -> Hardware:
     return load_hardware(arguments.hardware, arguments.datasheet)
 
 
-def setup_of(arguments: argparse.Namespace, precision: str | Precision) -> Setup:
-    """The precision in its own format, or in that of the options."""
-    name = None
-    if isinstance(precision, str):
-        name, precision = parse_named_precision(precision)
-    return described_setup({**vars(arguments), "format": name or arguments.format}, precision)
+def setups_of(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Setup]:
+    """Return the setups of all levels in ``texts``, each in its own format, or in that of the options."""
+    return [
+        described_setup({**vars(arguments), "format": name or arguments.format}, level)
+        for name, levels in map(parse_named_levels, texts)
+        for level in levels
+    ]
+
+
+def setup_of(arguments: argparse.Namespace, text: str) -> Setup:
+    """Return the setup of the one level in ``text``. Raises ValueError where there are several."""
+    setups = setups_of(arguments, [text])
+    if len(setups) > 1:
+        raise ValueError(f"precision must be one level here, as [16,4,4,16], got {text!r}")
+    return setups[0]
 
 
 def described_setup(described: Mapping[str, Any], precision: Precision) -> Setup:

@@ -12,6 +12,7 @@ from costmodel.cli.query import (
     hardware_of,
     heading,
     setup_of,
+    setups_of,
     times_note,
     workload_of,
 )
@@ -27,8 +28,9 @@ from dsq.precision import parse_rise_at
 def run(arguments: argparse.Namespace) -> Answer:
     if bool(arguments.precision) == bool(arguments.history):
         raise ValueError("give one or more precisions, or --history FILE, and not both")
-    history, excluded, shares = None, "", _shares(arguments)
-    setups = [setup_of(arguments, text) for text in arguments.precision]
+    history, excluded = None, ""
+    setups = setups_of(arguments, arguments.precision)
+    shares = _shares(arguments, len(setups))
     if arguments.history:
         history = load_history(arguments.history, vars(arguments))
         shares = history.shares
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer([Section("estimates", title, records, shown)], notes, known)
 
 
-def _shares(arguments: argparse.Namespace) -> list[float]:
+def _shares(arguments: argparse.Namespace, levels: int) -> list[float]:
     """Each level's share of a run, as --rise-at says; none without it. Raises ValueError where it does not fit."""
     if not arguments.rise_at:
         return []
@@ -65,7 +67,7 @@ def _shares(arguments: argparse.Namespace) -> list[float]:
         moments = []
     if not moments or not all(0 < moment < 1 for moment in moments):
         raise ValueError(f"rise_at must be fractions of the run between 0 and 1, as in 0.8, got {arguments.rise_at!r}")
-    return shares_of(parse_rise_at(moments, len(arguments.precision)))
+    return shares_of(parse_rise_at(moments, levels))
 
 
 #: records, shown columns, title, notes and facts

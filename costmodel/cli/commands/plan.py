@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import facts, hardware_of, heading, setup_of, times_note, workload_of
+from costmodel.cli.query import facts, hardware_of, heading, setups_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Method, peak_memory
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _methods(arguments: argparse.Namespace) -> list[Method]:
-    setups = [setup_of(arguments, text) for text in arguments.precision]
+    setups = setups_of(arguments, arguments.precision)
     return [Method(str(setup), setup) for setup in setups] or list(USUAL)
 
 

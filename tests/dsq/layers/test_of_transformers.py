@@ -42,7 +42,7 @@ def test_at_8_bits_the_weight_s_gradient_is_not_copied():
     assert made == [net.weight.grad.data_ptr()]
 
 
-@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "ViT"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "vit"])
 def test_at_full_width_it_is_sdpa(name):
     model, inputs = MODELS[name]()
     plain = copy.deepcopy(model.eval())
@@ -56,8 +56,8 @@ def test_at_full_width_it_is_sdpa(name):
     assert model.config._attn_implementation == "sdpa"
 
 
-WHOLE = ["BERT", "GPT-2", "OPT", "T5", "nn.Transformer", "nanoGPT", "written attention"]
-ROUTED = ["Mixtral", "Qwen2-MoE", "ViT"]  #: products of a few columns are left
+WHOLE = ["bert", "gpt2", "opt", "t5", "nn.Transformer", "nanoGPT", "written attention"]
+ROUTED = ["mixtral", "qwen2-moe", "vit"]  #: products of a few columns are left
 
 
 @pytest.mark.parametrize("name", WHOLE + ROUTED)
