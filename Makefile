@@ -1,4 +1,4 @@
-# make demo    corpus, training from [4,3,3,8] to [8,4,4,8], BLEU, costs, picture: under 6 minutes on two CPU cores
+# make demo    one translation model trained twice, in fp32 and with DSQ: BLEU, memory, picture; under 6 minutes on two CPU cores
 # make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32

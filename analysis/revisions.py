@@ -120,7 +120,6 @@ SETUPS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, dict[str, Any]]]]
     "mesa": (None, [("mesa", {})]),
     "mesa, groups": (None, [("mesa", {"groups": 2})]),
     "gact": (None, [("gact", {})]),
-    "gact L2": (None, [("gact", {"level": "L2"})]),
     "gact CB1": (None, [("gact", {"level": "CB1"})]),
     "gact 2 of bfp": (None, [("gact", {"bits": 2, "format": "bfp"})]),
     "selective": (None, [("selective", {})]),

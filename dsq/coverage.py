@@ -14,10 +14,9 @@ from dsq.command.table import table
 from dsq.conversion import as_plain, converted
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
 from dsq.left_plain import Unquantised, unquantised
-from dsq.stash.compiled import run_eagerly
-from dsq.stash.meter import measure
-from dsq.stash.meter.graph import reachable
-from dsq.stash.meter.resident import resident
+from dsq.process_memory import resident
+from dsq.stash.meter import measure, reachable
+from dsq.stash.policy import run_eagerly
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows
 ROUNDS = 3
@@ -194,7 +193,7 @@ def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    floats = [t for t in reachable(result, []) if isinstance(t, Tensor) and t.is_floating_point() and t.requires_grad]
+    floats = [t for t in reachable(result) if t.is_floating_point() and t.requires_grad]
     return sum((total(t.float()) for t in floats), torch.zeros(())) if floats else None
 
 

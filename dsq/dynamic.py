@@ -19,9 +19,9 @@ from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.gradient_check import GradientCheck, compare
+from dsq.process_memory import resident
 from dsq.scheduler import updates_left
-from dsq.stash.meter.observation import Observation
-from dsq.stash.meter.resident import resident
+from dsq.stash.observation import Observation
 
 _KEYS = {"config", "scheduler"}
 _LOG = logging.getLogger("dsq")  #: what happens once

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from dsq.conversion import converted
 from dsq.formats import WIDEST
-from dsq.stash.compiled import run_eagerly
 from dsq.stash.controller import APPLIED
 from dsq.stash.interception import suspended
+from dsq.stash.policy import run_eagerly
 
 _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole
 

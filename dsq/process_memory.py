@@ -13,6 +13,7 @@ import ctypes
 import logging
 import mmap
 import os
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ from pathlib import Path
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's variable, which it reads once, when it makes its first tensor
 SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq leaves the settings of the process as they are
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_STATUS = Path("/proc/self/status")
 _M_MMAP_THRESHOLD, _LARGE = -3, 2**20
 _unwanted = False  #: as the program said
 
@@ -43,6 +45,14 @@ def give_memory_back(wanted: bool = True) -> Settings:
     global _unwanted
     _unwanted = _unwanted or not wanted or os.environ.get(SWITCH) == "0"
     return Settings(False, False, (f"{SWITCH}=0, or the program, leaves them as they are",)) if _unwanted else _set()
+
+
+def resident() -> dict[str, int]:
+    """Bytes of the resident set, "resident" now and "peak" since the process began; empty where there is no /proc."""
+    if not _STATUS.exists():
+        return {}
+    found = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return {{"VmRSS": "resident", "VmHWM": "peak"}[name]: int(kib) * 1024 for name, kib in found}
 
 
 @cache

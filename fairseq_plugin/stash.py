@@ -5,13 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import nn
 
 import dsq
-from dsq.stash.meter import GraphMeter
-from dsq.stash.meter.module_runs import next_node
+from dsq.stash.observation import Observation
 
 #: one training step of so many is measured, at each level: a batch is no sample of a corpus
 EVERY = 16
@@ -61,32 +58,10 @@ def measured(model: nn.Module) -> Iterator[Measured]:
 
     The graph of each converted linear is weighed right after its forward. Parameters are no stash.
     """
-    result = Measured()
-    meter = GraphMeter({p.untyped_storage()._cdata for p in model.parameters()})
-    inputs: dict[tuple[int, int, int], StorageWeakRef] = {}  # by where the bytes lie; held, so that no address returns
-    called: set[nn.Module] = set()
-    first_nodes: list[int] = []
-
-    def before(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
-        called.add(linear)
-        first_nodes.append(next_node())
-        if torch.is_grad_enabled():  # with --checkpoint-activations a layer runs first without, and again with
-            x = args[0]
-            storage = StorageWeakRef(x.untyped_storage())
-            inputs[storage.cdata, int(x.storage_offset()), x.numel()] = storage
-
-    def after(linear: nn.Module, args: Any, output: Tensor) -> None:
-        meter.add([output], since=first_nodes.pop())
-
-    handles = []
-    for linear in dsq.converted(model).values():
-        handles += [linear.register_forward_pre_hook(before), linear.register_forward_hook(after)]
+    result, seen = Measured(), Observation(model, once=False)
     try:
         yield result
     finally:
-        for handle in handles:
-            handle.remove()
-    result.stash_bytes = sum(held.nbytes for held in meter.held)
-    result.stash_bytes_fp32 = sum(4 * numel for _, _, numel in inputs)
-    result.linears_called = len(called)
-    result.steps = 1
+        seen.end()
+    result.stash_bytes, result.stash_bytes_fp32 = seen.nbytes, seen.input_bytes
+    result.linears_called, result.steps = seen.layers, 1

@@ -35,7 +35,7 @@ from analysis.timing import host_clock
 from dsq.command.files import write_text
 from dsq.command.parser import count
 from dsq.command.table import as_csv
-from dsq.stash.meter.resident import resident
+from dsq.process_memory import resident
 
 LEVELS = "[8,4,4,8]"
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits

@@ -6,6 +6,7 @@ recipes/demo.toml -> two trainings side by side -> BLEU, loss, what a step keeps
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ import matplotlib.pyplot as plt
 from analysis.experiments import run
 from analysis.experiments.recipe import RECIPES, load_experiment, plan
 from analysis.figures import BLUE, GREY, look, save
-from dsq.command.files import refuse_used
+from dsq.command.files import refuse_used, write_text
 from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command.table import as_csv, table
 
 PROG = "python -m analysis.experiments.demo"
 RECIPE = RECIPES / "demo.toml"
 TEXT = Path(__file__).with_name("tatoeba")
 #: label of a run -> what the picture calls it, and its colour
-_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": ("DSQ: kept at 4 bits", BLUE)}
-_COLUMNS = {"": "", "BLEU": ".1f", "valid loss": ".3f", "kept for the backward, MiB": ".2f", "train, s": ".0f"}
+_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": ("DSQ, [8,4,4,8], whole stash", BLUE)}
+_NOTE = "loss: in bits a subword, on sentences held back; kept: what a training step keeps for its backward"
+_COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "kept, MiB": ".2f", "train, s": ".0f"}
 
 
 def demo(out: Path) -> None:
@@ -34,20 +36,17 @@ def demo(out: Path) -> None:
     folders = {one.label: out / one.name for one in plan(load_experiment(RECIPE))}
     found = {label: _results(folder) for label, folder in folders.items()}
     _show_translations(folders)
-    rows = [{"": _NAMES[label][0], **figures(results)} for label, results in found.items()]
-    print(f"\n{table(rows, _COLUMNS)}")
+    rows = [_figures(label, results) for label, results in found.items()]
+    write_text(out / "demo.csv", as_csv(rows))
+    print(f"\n{table(rows, _COLUMNS)}\n\n{_NOTE}")
     draw(found, out / "demo.png")
-    print(f"\npicture: {out / 'demo.png'}; all figures: {out}/*/results.json")
+    print(f"picture: {out / 'demo.png'}; figures: {out / 'demo.csv'}, {out}/*/results.json")
 
 
-def figures(results: dict[str, Any]) -> dict[str, float]:
-    """The figures of a run that the demo shows."""
-    return {
-        "BLEU": results["bleu"],
-        "valid loss": results["valid_loss"][-1][1],
-        "kept for the backward, MiB": results["kept_mib"],
-        "train, s": results["seconds"]["train"],
-    }
+def _figures(label: str, results: dict[str, Any]) -> dict[str, Any]:
+    (_, loss), seconds = results["valid_loss"][-1], results["seconds"]["train"]
+    values = (_NAMES[label][0], results["bleu"], loss, results["kept_mib"], seconds)
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _results(folder: Path) -> dict[str, Any]:
@@ -63,12 +62,14 @@ def kept(checkpoint: Path) -> int:
 
     from dsq import stash
 
+    logging.disable(logging.INFO)  # of fairseq, as it loads
     (model,), settings, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
     task.load_dataset("valid")
     batches = task.get_batch_iterator(task.dataset("valid"), max_tokens=settings.dataset.max_tokens)
     batch = next(iter(batches.next_epoch_itr(shuffle=False)))
     criterion = task.build_criterion(settings.criterion)
     model.train()
+    logging.disable(logging.NOTSET)
     return stash.measure(lambda: criterion(model, batch)[0]).nbytes
 
 
@@ -92,32 +93,26 @@ def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
     for label, results in found.items():
         name, colour = _NAMES[label]
-        style = "--" if label == "fp32" else "-"
-        left.plot(*zip(*results["valid_loss"], strict=True), style, color=colour, linewidth=2, label=name)
-    left.set_title("Both learn alike: loss on sentences held back", loc="left", fontsize=11)
+        line = "--" if label == "fp32" else "-"
+        shown = f"{name}, BLEU {results['bleu']:.1f} at the end"
+        left.plot(*zip(*results["valid_loss"], strict=True), line, color=colour, linewidth=2, label=shown)
+    left.set_title("Loss on sentences held back (lower is better)", loc="left", fontsize=11)
     left.set_xlabel("training steps")
-    left.set_ylabel("loss, bits a subword")
+    left.set_ylabel("bits a subword")
     left.grid(axis="y")
-    left.legend()
-    names = [_NAMES[label][0] for label in found]
-    heights = [results["kept_mib"] for results in found.values()]
-    bars = right.barh(names, heights, color=[_NAMES[label][1] for label in found], height=0.5)
-    right.bar_label(
-        bars,
-        [f"{one['kept_mib']:.1f} MiB\nBLEU {one['bleu']:.1f}" for one in found.values()],
-        padding=4,
-    )
+    left.legend(title="translation quality: BLEU, higher is better")
+    names = ["fp32", "DSQ"]
+    sizes = [found[name]["kept_mib"] for name in names]
+    bars = right.barh(names, sizes, color=[_NAMES[name][1] for name in names], height=0.5)
+    right.bar_label(bars, [f"{size:.1f} MiB" for size in sizes], padding=4)
     right.invert_yaxis()
-    right.set_xlim(0, 1.35 * max(heights))
-    right.set_xlabel("MiB, lower is better")
-    right.set_title("Memory that a step keeps for its backward", loc="left", fontsize=11)
-    first, second = heights
-    figure.suptitle(
-        f"One German-English translator, trained twice: DSQ keeps {second / first:.0%} of the memory",
-        x=0.01,
-        ha="left",
-        weight="bold",
+    right.set_xlim(0, 1.25 * sizes[0])
+    right.set_xlabel("MiB (lower is better)")
+    right.set_title("Memory held between forward and backward", loc="left", fontsize=11)
+    title = (
+        f"One German-English translator, trained twice: with DSQ a step holds {sizes[1] / sizes[0]:.0%} of the memory"
     )
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
     save(figure, path)
 
 

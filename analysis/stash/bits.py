@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.models import GPT
-from dsq.stash import interception, table
+from dsq.stash import table
 
 WIDTH, BLOCKS, HEADS, LENGTH, BATCH = 192, 4, 6, 256, 8
 _LINEAR = {function: row for function, row in table.TABLE.items() if row is table.products.plain_linear}
@@ -73,12 +73,10 @@ def applied(model: nn.Module, name: str) -> Iterator[None]:
     controller = dsq.stash.apply(model, policy, **options)
     if policy == "bfp":
         controller.more = more  # type: ignore[attr-defined]
-    before = table.TABLE
-    interception.TABLE = rows  # type: ignore[attr-defined]
+    controller.rows = rows  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        interception.TABLE = before  # type: ignore[attr-defined]
         controller.remove()
 
 

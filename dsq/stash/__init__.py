@@ -6,7 +6,7 @@ print(controller.report()); controller.remove()
 
 print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by tensor and module; peak memory
 
-x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed (boundaries.py)
+x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed
 
 Start reading in table/ (what is kept of each operation), then codes.py (how), interception.py (when), and bfloat16.py
 (a whole policy in one file).
@@ -14,13 +14,13 @@ Start reading in table/ (what is kept of each operation), then codes.py (how), i
 
 import importlib
 
-from dsq.stash.boundaries import packed_checkpoint
+from dsq.stash.checkpoint import packed_checkpoint
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import suspended
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import apply, policies, register
 
-for _policy in ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs"):  # which registers it
+for _policy in ("bfloat16", "bfp", "gact", "mesa", "selective", "wtacrs"):  # which registers it
     importlib.import_module(f"{__name__}.{_policy}")
 
 __all__ = [

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.dispatch import pack_mask, unpack_mask
-from dsq.stash.memory_order import MemoryOrder, span
-from dsq.stash.storages import storage_key, weak
+from dsq.formats import Format
+from dsq.kernels.backend import FLOATS, AffineCodes, Groups, Operand
+from dsq.kernels.dispatch import affine_unpack, pack_mask, unpack, unpack_mask
+from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
 FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
@@ -31,15 +31,19 @@ Kind = Literal["matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batc
 What = Literal["linear", "product", "convolution", "softmax", "attention", "norm", "activation", "factor", "boundary"]
 
 _compiling = torch.compiler.is_compiling
+_keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 @dataclass(frozen=True)
 class Kept:
     """A row's word on one tensor that an operation keeps."""
 
-    what: What  #: it is: what dsq/stash/table/bits.py gives bits to
-    kind: Kind  #: of operation: what Mesa's table 7 switches on alone
+    what: What  #: it is: dsq/stash/table gives bits to it
+    kind: Kind  #: of operation: Mesa's table 7 switches kinds on alone
     axis: int = -1  #: along which Mesa's groups lie: heads (-3), channels
+
+
+BOUNDARY = Kept("boundary", "other")  #: a hidden state that a checkpoint keeps
 
 
 class Form(NamedTuple):
@@ -51,12 +55,13 @@ class Form(NamedTuple):
 
 #: (codes, dtype) -> the values, in memory order, contiguous
 Decode = Callable[[Sequence[Tensor], torch.dtype], Tensor]
+Code = tuple[tuple[Tensor, ...], Decode]
 
 
 class Codec(Protocol):
     """What a policy is to the table: how values become few bits."""
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         """Codes of ``values``, which lie in ``order``; None keeps the tensor exact.
 
         An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
@@ -64,28 +69,50 @@ class Codec(Protocol):
         ...
 
 
-#: the operand of a layer, and the width of the rows that it read
-_LinearCodes = tuple[Operand, int]
+@dataclass(eq=False, slots=True)
+class UnpackBoxes:
+    """The Decode of what a format's ``pack`` made of values of these sizes."""
+
+    fmt: Format
+    sizes: tuple[int, ...]
+    axis: int = 0
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return unpack(codes[0], codes[1], self.fmt, self.sizes, self.axis, dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
+@dataclass(eq=False, slots=True)
+class UnpackAffine:
+    """The Decode of what ``affine_pack`` made of ``count`` values."""
+
+    bits: int
+    groups: Groups
+    count: int
+
+    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
+
+
+class _Entry(NamedTuple):
     """What was made of a piece of memory. Its codes are referred to weakly: a graph that dies frees them."""
 
     codes: tuple[Callable[[], Tensor | None], ...]
-    source: StorageWeakRef  #: while it lives no other storage has the address that the key names
     make: Make
-    linear: _LinearCodes | None  #: where a quantised linear layer made them
+    order: MemoryOrder  #: in which ``make`` lays the values out
+    source: StorageWeakRef  #: while it lives no other storage has the address that the key names
+    linear: tuple[Operand, int] | None  #: of a quantised linear layer's codes: its operand, and the width of its rows
 
-    def form(self) -> Form | None:
-        """The form, while all of its codes live."""
-        tensors = []
-        for code in self.codes:
-            tensor = code()
-            if tensor is None:
-                return None
-            tensors.append(tensor)
-        return Form(tuple(tensors), self.make)
+    def tensors(self) -> tuple[Tensor, ...] | None:
+        """The codes, while all of them live."""
+        alive = tuple([code for refer in self.codes if (code := refer()) is not None])
+        return alive if len(alive) == len(self.codes) else None
+
+    def seen_as(self, order: MemoryOrder) -> Form | None:
+        """The form, as one consumer lays the values out."""
+        tensors = self.tensors()
+        if tensors is None:
+            return None
+        return Form(tensors, self.make if order is self.order else _Seen(self.make, self.order, order))
 
 
 class Stash:
@@ -101,7 +128,7 @@ class Stash:
         self.kept_bytes = 0
         self.segment: object = None  #: the checkpoint in whose segment the forward is
         self._holding = recomputing
-        self._made: dict[tuple[object, ...], _Made] = {}
+        self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
         self._exact: dict[tuple[object, ...], StorageWeakRef] = {}
 
@@ -125,31 +152,25 @@ class Stash:
         """The form of ``x`` in the policy's codes; exact where it is a weight, of few values, or no plain float."""
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
-        if _compiling():
-            return self._encode_traced(x, kept)
-        order, values = MemoryOrder.of(x)
-        key = (*storage_key(x), *span(values))
-        found = self._find(key)
+        compiling = _compiling()
+        if compiling:
+            shape, found = x.shape, None
+            order, values = MemoryOrder(tuple(shape), tuple(range(x.dim())), shape), x.detach().contiguous()
+        else:
+            key, order, values = place(x)
+            made = self._made.get(key)
+            found = None if made is None else made.seen_as(order)
         if found is not None:
-            return _seen_as(found, order)
+            return found
         encoded = self.codec.encode(values, order, kept)
         if encoded is None:
             return self.exact(x)
         tensors, decode = encoded
-        made = Form(tensors, _Decoded(decode, x.dtype))
-        self._count(values.numel() * x.element_size(), _nbytes(tensors))
-        self._put(key, x, made)
-        return _seen_as(made, order)
-
-    def _encode_traced(self, x: Tensor, kept: Kept) -> Form:
-        shape, dtype = x.shape, x.dtype
-        encoded = self.codec.encode(
-            x.detach().contiguous(), MemoryOrder(tuple(shape), tuple(range(x.dim())), shape), kept
-        )
-        if encoded is None:
-            return self.exact(x)
-        tensors, decode = encoded
-        return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
+        dtype = x.dtype
+        if compiling:
+            return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
+        self._count(values.numel() * x.element_size(), tensors)
+        return self._put(key, x, Form(tensors, _Decoded(decode, dtype, order)), order)
 
     def exact(self, x: Tensor) -> Form:
         """``x`` as it is."""
@@ -157,42 +178,58 @@ class Stash:
             key = storage_key(x)
             if key not in self._exact:
                 self._exact[key] = weak(x)
-                self._count(x.nbytes, x.nbytes)
+                self._count(x.nbytes, (x,))
         return Form((x,), _first)
 
     def bits(self, x: Tensor, low: float = 0.0, high: float = float("nan"), nan_is_open: bool = True) -> Form:
         """Where ``x`` (floating or bool) lies between the limits, a bit a value; made again as 0 and 1 in its dtype."""
         shape, dtype = x.shape, x.dtype if x.is_floating_point() else torch.float32
         if _compiling():
-            return Form(
-                (_pack_bits(_between(x, low, high, nan_is_open)),), lambda bits: _unpack_bits(bits[0], shape, dtype)
-            )
-        order, values = MemoryOrder.of(x)
+            packed = _pack_bits(_between(x, low, high, nan_is_open))
+            return Form((packed,), lambda bits: _unpack_bits(bits[0], shape, dtype))
+        _, order, values = place(x)
         return self.mask(pack_mask(values, low, high, nan_is_open), order, dtype)
 
     def mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> Form:
         """A mask whose bits were made already."""
-        self._count(0, bits.nbytes)
+        self._count(0, (bits,))
         return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, 0.0, 1.0, dtype)))
 
     def find(self, x: Tensor) -> Form | None:
         """The form that ``x`` has already."""
-        if _compiling():
-            return None
-        order, values = MemoryOrder.of(x)
-        found = self._find((*storage_key(x), *span(values)))
-        return None if found is None else _seen_as(found, order)
+        return self.find_linear(x, None)[1]
 
-    def derive(self, y: Tensor, sources: Sequence[Form | None], make: Callable[..., Tensor]) -> None:
+    def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, Form | None]:
+        """(codes, form) of ``x``: the codes that a layer with the same operand made of the same memory in rows of the
+        same width; else the form that it has already."""
+        if _compiling():
+            return None, None
+        key, order, _ = place(x)
+        made = self._made.get(key)
+        if made is None:
+            return None, None
+        if operand is not None and made.linear == (operand, x.shape[-1]) and x.is_contiguous():
+            return made.tensors(), None
+        return None, made.seen_as(order)
+
+    def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
+        """Note the codes that a quantised linear layer made of the rows of ``x``."""
+        self._count(x.nbytes, codes)
+        if x.is_contiguous() and operand.format is not None:  # else no one looks for its rows in memory
+            key, order, _ = place(x)
+            rows = x.shape[:-1].numel(), x.shape[-1]
+            make = _Decoded(UnpackBoxes(operand.format, rows, operand.axis), x.dtype, order)
+            self._put(key, x, Form(codes, make), order, (operand, x.shape[-1]))
+
+    def derive(self, y: Tensor, sources: Sequence[Form | None], make: Callable[..., Tensor]) -> Form | None:
         """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
         if _compiling() or None in sources or y.numel() <= FEW:
-            return
-        order, values = MemoryOrder.of(y)
+            return None
+        key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor
-            return
+            return None
         parts, tensors = _parts(sources)
-        made = Form(tensors, _Derived(parts, make, order))
-        self._put((*storage_key(y), *span(values)), y, made)
+        return self._put(key, y, Form(tensors, _Derived(parts, make, order)), order)
 
     def restored(self, y: Tensor, kept: Kept, restore: Callable[..., Tensor], *beside: Form) -> Form:
         """The form of ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation
@@ -201,35 +238,31 @@ class Stash:
         if form.make is _first:
             return form
         if _compiling():
-            return derived_form((form, *beside), restore)
-        self.derive(y, (form, *beside), restore)
-        return self.find(y) or form
+            parts, tensors = _parts((form, *beside))
+            return Form(tensors, lambda saved: restore(*_values(parts, saved)))
+        return self.derive(y, (form, *beside), restore) or form
 
-    def put_linear(self, x: Tensor, operand: Operand, form: Form) -> None:
-        """Note the codes that a quantised linear layer made of ``x``, row by row: ``form`` makes its values."""
-        self._count(x.nbytes, _nbytes(form.tensors))
-        if x.is_contiguous():  # else its rows do not lie in memory as others would look for them
-            self._put((*storage_key(x), *span(x)), x, form, (operand, x.shape[-1]))
-
-    def find_linear(self, x: Tensor, operand: Operand) -> tuple[Tensor, ...] | None:
-        """The codes that a layer with the same operand made of the same memory in rows of the same width."""
-        made = self._made.get((*storage_key(x), *span(x))) if x.is_contiguous() else None
-        form = made.form() if made is not None and made.linear == (operand, x.shape[-1]) else None
-        return None if form is None else form.tensors
-
-    def _count(self, raw: int, kept: int) -> None:
+    def _count(self, raw: int, kept: Sequence[Tensor]) -> None:
         if self.segment is None:  # else it is kept for as long as the forward is in the segment
             self.raw_bytes += raw
-            self.kept_bytes += kept
+            self.kept_bytes += sum([tensor.nbytes for tensor in kept])
 
-    def _find(self, key: tuple[object, ...]) -> Form | None:
-        made = self._made.get(key)
-        return None if made is None else made.form()
-
-    def _put(self, key: tuple[object, ...], x: Tensor, form: Form, linear: _LinearCodes | None = None) -> None:
+    def _put(
+        self,
+        key: tuple[object, ...],
+        x: Tensor,
+        form: Form,
+        order: MemoryOrder,
+        linear: tuple[Operand, int] | None = None,
+    ) -> Form:
         hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
-        codes = tuple(map(hold, form.tensors))
-        self._made[key] = _Made(codes, weak(x), form.make, linear)
+        if len(self._made) >= _MOST:  # of packed_checkpoint, which no forward ends
+            self._made = {k: made for k, made in self._made.items() if made.tensors() is not None}
+        self._made[key] = _Entry(tuple(map(hold, form.tensors)), form.make, order, weak(x), linear)
+        return form
+
+
+_MOST = 4096  #: pieces of memory that are remembered, at which those without codes are forgotten
 
 
 def exact_form(x: Tensor) -> Form:
@@ -237,10 +270,35 @@ def exact_form(x: Tensor) -> Form:
     return Form((x,), _first)
 
 
-def derived_form(sources: Sequence[Form], make: Callable[..., Tensor]) -> Form:
-    """A form that ``make`` makes of the values of others."""
-    parts, tensors = _parts(sources)
-    return Form(tensors, lambda saved: make(*_values(parts, saved)))
+def keep(ctx: Any, *forms: Form | None) -> None:
+    """Save forms (None: nothing) for the backward of an autograd function; called once, in its forward."""
+    ctx.forms, tensors = _parts(forms)
+    for _, make in ctx.forms:
+        if isinstance(make, _Made):
+            make.note_use()
+    ctx.save_for_backward(*tensors)
+
+
+def kept(ctx: Any) -> list[Any]:
+    """The values of the forms, in order, None for None. RuntimeError under create_graph=True."""
+    refuse_create_graph()
+    return _values(ctx.forms, ctx.saved_tensors)
+
+
+def refuse_create_graph() -> None:
+    """RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is wrong."""
+    if torch.is_grad_enabled() and not _compiling():
+        raise RuntimeError(
+            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
+            "supported"
+        )
+
+
+def is_weight(x: Tensor) -> bool:
+    """Whether ``x`` is a parameter, or a view of one."""
+    if isinstance(x, nn.Parameter):
+        return True
+    return not _compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
 
 
 def _parts(forms: Sequence[Form | None]) -> tuple[tuple[tuple[int, Any], ...], tuple[Tensor, ...]]:
@@ -256,43 +314,16 @@ def _parts(forms: Sequence[Form | None]) -> tuple[tuple[tuple[int, Any], ...], t
     return tuple(parts), tuple(tensors)
 
 
-def _nbytes(tensors: Sequence[Tensor]) -> int:
-    return sum([tensor.nbytes for tensor in tensors])
-
-
-def _values(parts: Sequence[tuple[int, Make]], saved: Sequence[Tensor]) -> list[Tensor]:
-    values, start = [], 0
+def _values(parts: Sequence[tuple[int, Any]], saved: Sequence[Tensor]) -> list[Any]:
+    values: list[Any] = []
+    start = 0
     for count, make in parts:
-        values.append(make(saved[start : start + count]))
+        if make is None or make is _first:
+            values.append(saved[start] if count else None)
+        else:
+            values.append(make(saved[start : start + count]))
         start += count
     return values
-
-
-def keep(ctx: Any, *forms: Form | None) -> None:
-    """Save forms (None: nothing) for the backward of an autograd function; called once, in its forward."""
-    ctx.forms, tensors = _parts(forms)
-    ctx.save_for_backward(*tensors)
-
-
-def kept(ctx: Any) -> list[Any]:
-    """The values of the forms, in order, None for None. RuntimeError under create_graph=True."""
-    if not _compiling() and torch.is_grad_enabled():
-        raise RuntimeError(
-            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported"
-        )
-    saved, values, start = ctx.saved_tensors, [], 0
-    for count, make in ctx.forms:
-        values.append(None if make is None else make(saved[start : start + count]))
-        start += count
-    return values
-
-
-def is_weight(x: Tensor) -> bool:
-    """Whether ``x`` is a parameter, or a view of one."""
-    if isinstance(x, nn.Parameter):
-        return True
-    return not _compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
 
 
 def _first(tensors: Sequence[Tensor]) -> Tensor:
@@ -303,42 +334,81 @@ def _holding(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 
-@dataclass(eq=False, slots=True)
-class _Decoded:
-    decode: Decode
-    dtype: torch.dtype
+class _Made:
+    """Makes a value that several operations may keep: in a backward once, and held until the last of them had it."""
 
-    def __call__(self, codes: Sequence[Tensor]) -> Tensor:
-        return self.decode(codes, self.dtype)
+    __slots__ = ("uses", "value")
+    uses: int  #: operations that are to ask for the value, and values that are to be made of it
+    value: Tensor | None
 
+    def __init__(self) -> None:
+        self.uses, self.value = 0, None
 
-@dataclass(eq=False, slots=True)
-class _Derived:
-    sources: tuple[tuple[int, Make], ...]
-    make: Callable[..., Tensor]
-    order: MemoryOrder
-
-    def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The values, in memory order."""
-        return self.order.flat(self.make(*_values(self.sources, tensors)))
-
-
-@dataclass(eq=False, slots=True)
-class _Seen:
-    make: Make
-    order: MemoryOrder
+    def note_use(self) -> None:
+        """An operation, or a value that one keeps, will ask for this one."""
+        self.uses += 1
+        if self.uses == 1:
+            for source in self.sources():
+                if isinstance(source, _Made):
+                    source.note_use()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.order.restore(self.make(tensors))
+        value = self.made(tensors) if self.value is None else self.value
+        self.uses -= 1
+        self.value = None if self.uses <= 0 or _keep_graph() else value  # a graph that is kept may be read otherwise
+        return value
+
+    def sources(self) -> Sequence[Any]:
+        """What makes the values that this one is made of."""
+        return ()
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError
 
 
-def _seen_as(form: Form, order: MemoryOrder) -> Form:
-    """A form of values in memory order, as one consumer lays them out."""
-    return Form(form.tensors, _Seen(form.make, order))
+class _Decoded(_Made):
+    __slots__ = ("decode", "dtype", "order")
+
+    def __init__(self, decode: Decode, dtype: torch.dtype, order: MemoryOrder) -> None:
+        super().__init__()
+        self.decode, self.dtype, self.order = decode, dtype, order
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.order.restore(self.decode(tensors, self.dtype))
+
+
+class _Derived(_Made):
+    __slots__ = ("make", "order", "parts")
+
+    def __init__(self, parts: tuple[tuple[int, Any], ...], make: Callable[..., Tensor], order: MemoryOrder) -> None:
+        super().__init__()
+        self.parts, self.make, self.order = parts, make, order
+
+    def sources(self) -> Sequence[Any]:
+        return [make for _, make in self.parts]
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.order.laid_out(self.make(*_values(self.parts, tensors)))
+
+
+class _Seen(_Made):
+    """The values of another view of the same memory."""
+
+    __slots__ = ("make", "order", "seen")
+
+    def __init__(self, make: Make, order: MemoryOrder, seen: MemoryOrder) -> None:
+        super().__init__()
+        self.make, self.order, self.seen = make, order, seen
+
+    def sources(self) -> Sequence[Any]:
+        return (self.make,)
+
+    def made(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.seen.restore(self.order.flat(self.make(tensors)))
 
 
 def _between(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """kernels/reference/masks.py, in operations that a compiler fuses."""
+    """kernels/reference/stash.py, in operations that a compiler fuses."""
     if x.dtype is torch.bool:
         return x
     inside = torch.ones_like(x, dtype=torch.bool)

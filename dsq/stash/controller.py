@@ -50,60 +50,19 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
-class Undo:
-    """What takes back the changes of a policy: functions of modules, hooks' handles and plain values."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._done = False
-
-    def callback(self, step: Callable[..., Any], *args: Any) -> None:
-        """Add ``step(*args)``; for a deep copy of the model it is called with the copies of the modules among args."""
-        self._steps.append((step, args))
-
-    def close(self) -> None:
-        """Make all steps, the latest first; a second call does nothing."""
-        if not self._done:
-            self._done = True
-            for step, args in reversed(self._steps):
-                step(*args)
-
-    def close_copy(self, model: nn.Module, copy: nn.Module) -> None:
-        """The same for a deep copy of the model, which carries what was done to the model when it was made."""
-        twins = dict(zip(model.modules(), copy.modules(), strict=True))
-        for step, args in reversed(self._steps):
-            if step is _remove_hook:
-                _remove_hook_of_copy(args[0], copy)
-            elif any(isinstance(arg, nn.Module) for arg in args):
-                step(*(twins.get(arg, arg) if isinstance(arg, nn.Module) else arg for arg in args))
-
-
-def _remove_hook(hook: Removable) -> None:
-    hook.remove()
-
-
-def _remove_hook_of_copy(hook: Removable, copy: nn.Module) -> None:
-    if isinstance(hook, Controller):
-        hook.remove(copy)
-    for module in copy.modules():
-        for name, hooks in vars(module).items():
-            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and hooks is not None:
-                hooks.pop(getattr(hook, "id", None), None)
-
-
 @dataclass(eq=False)
 class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to add what they keep between steps.
 
-    `undo` collects what remove() takes back, in reverse order; helpers push onto it (interception.intercept,
-    class_swap.swap_classes). state_dict() holds all that a resumed run needs to equal an unbroken one (estimates,
-    caches, seeds).
+    `undo` collects what remove() takes back, in reverse order. state_dict() holds all that a resumed run needs to equal
+    an unbroken one (estimates, caches, seeds).
     """
 
     model: nn.Module
     name: str = ""  # set by apply
     attached: tuple[str, ...] = ()
-    undo: Undo = field(default_factory=Undo, repr=False)
+    #: (function, arguments): for a deep copy of the model, modules among the arguments stand for the copy's
+    undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list, repr=False)
     swapped: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)  #: and their own classes
 
     def report(self) -> Summary:
@@ -121,7 +80,28 @@ class Controller(SharedByCopies):
     def until_removed(self, *hooks: Removable) -> None:
         """Let remove() take these hooks away."""
         for hook in hooks:
-            self.undo.callback(_remove_hook, hook)
+            self.undo.append((self._remove_hook, (self.model, hook)))
+
+    def swap_classes(
+        self, table: Mapping[type[nn.Module], type[nn.Module]], where: Callable[[str, nn.Module], bool]
+    ) -> list[tuple[str, nn.Module]]:
+        """Give each module whose EXACT type is a key of the table the class beside it; (name, module) of the changed.
+
+        The class is a subclass of the module's own: names, parameters, hooks, tying, device, training flag and every
+        option stay, isinstance still holds, a deep copy works. A user's subclass (its forward may differ) and a
+        parametrised module are left alone; a module shared by several parents is changed once.
+        """
+        changed = [(n, m) for n, m in self.model.named_modules() if type(m) in table and where(n, m)]
+        for _, module in changed:
+            self.undo.append((setattr, (module, "__class__", type(module))))
+            self.swapped.append((module, type(module)))
+            module.__class__ = table[type(module)]
+        return changed
+
+    def set_attribute(self, module: nn.Module, name: str, value: Any) -> None:
+        """Set a plain attribute that the module does not have; remove() deletes it."""
+        self.undo.append((_delete_attribute, (module, name)))
+        module.__dict__[name] = value
 
     def remove(self, copy: nn.Module | None = None) -> None:
         """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
@@ -129,12 +109,28 @@ class Controller(SharedByCopies):
         copy: a deep copy of the model, made under the policy, to be restored instead: the two share this controller.
             ValueError where it is none, or was restored before.
         """
-        if copy is None or copy is self.model:
-            self.undo.close()
-        elif copy.__dict__.get(APPLIED, {}).get(self.name) is not self:
+        target = self.model if copy is None else copy
+        if target.__dict__.get(APPLIED, {}).get(self.name) is not self:
+            if target is self.model:
+                return
             raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
-        else:
-            self.undo.close_copy(self.model, copy)
+        twins = {} if target is self.model else dict(zip(self.model.modules(), target.modules(), strict=True))
+        for step, args in reversed(self.undo):
+            step(*(twins.get(arg, arg) if isinstance(arg, nn.Module) else arg for arg in args))
+
+    def _remove_hook(self, model: nn.Module, hook: Removable) -> None:
+        if model is self.model:
+            hook.remove()
+        elif isinstance(hook, Controller):
+            hook.remove(model)
+        else:  # a copy's hook has the number of the model's
+            dicts = (hooks for m in model.modules() for name, hooks in vars(m).items() if "_hooks" in name and hooks)
+            for hooks in dicts:
+                hooks.pop(getattr(hook, "id", None), None)
+
+
+def _delete_attribute(module: nn.Module, name: str) -> None:
+    module.__dict__.pop(name, None)
 
 
 def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,39 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
-from dsq.stash.codes import Codec, Form, Kept, Stash, exact_form
+from dsq.stash.codes import BOUNDARY, Codec, Form, Kept, Stash, exact_form
 from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
-from dsq.stash.hooks import in_backward, innermost_hooks
-from dsq.stash.multi_head_forward import multi_head_attention_forward
 from dsq.stash.table import TABLE, Row
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
+
+#: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
+innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
+
+
+def in_checkpoint() -> bool:
+    """Whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts the tensors that are saved."""
+    top = innermost_hooks()
+    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def in_backward() -> bool:
+    """Whether a backward is running in this thread: what is saved now is a recomputation's."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _own_body(func: FunctionType) -> FunctionType:
+    """A function of torch.nn.functional that runs its own lines under a TorchFunctionMode.
+
+    As it is, it would hand itself to the mode again. The copy differs in one name: the check for that always says no.
+    """
+    names = {**func.__globals__, "has_torch_function": lambda tensors: False}
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
 class Interception(TorchFunctionMode):
@@ -45,7 +73,7 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.__pow__:
             func = torch.pow
         row = self.rows.get(func)
-        if row is None or not torch.is_grad_enabled() or "out" in kwargs or _special(args) or _special(kwargs.values()):
+        if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
             self._follow_checkpoints()
@@ -65,9 +93,6 @@ class Interception(TorchFunctionMode):
                 segment.get_inputs = _Inputs.of(segment.saved_args, self.stash)
                 segment.saved_args = []
             self.stash.enter_segment(segment)
-
-
-BOUNDARY = Kept("boundary", "other")  #: a hidden state that a checkpoint keeps
 
 
 @dataclass(frozen=True)
@@ -114,12 +139,15 @@ class _UnderPolicies:
             return self.run(*args, **kwargs)
 
 
-def _special(values: Iterable[Any]) -> bool:
-    """Whether a tensor is among them that no row takes: a DTensor, say, has operations of its own."""
-    for value in values:  # noqa: SIM110 - asked in each call of a row: a generator takes twice as long
-        if isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter):
-            return True
-    return False
+def _takes(values: Iterable[Any]) -> bool:
+    """Whether a row takes these: one wants a gradient, and none is a DTensor, say, which has operations of its own."""
+    wanted = False
+    for value in values:
+        if isinstance(value, Tensor):
+            if type(value) is not Tensor and type(value) is not nn.Parameter:
+                return False
+            wanted = wanted or value.requires_grad
+    return wanted
 
 
 #: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
@@ -136,26 +164,16 @@ class ForwardPolicy(Controller):
         recomputation of a part of one."""
         raise NotImplementedError
 
-    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once."""
         if not torch.is_grad_enabled() or self.is_entered():
             return run(*args, **kwargs)
-        with self.entered(module):
+        with again(((self, module),)):
             return run(*args, **kwargs)
 
     def is_entered(self) -> bool:
         """Whether this thread is inside of a forward under the policy."""
-        return any(policy is self for policy, _ in _RUNNING.entered)
-
-    @contextmanager
-    def entered(self, module: nn.Module) -> Iterator[None]:
-        """``around``, noted for checkpoints that are called inside."""
-        _RUNNING.entered.append((self, module))
-        try:
-            with self.around(module):
-                yield
-        finally:
-            _RUNNING.entered.pop()
+        return self in [policy for policy, _ in _RUNNING.entered]
 
 
 class TablePolicy(ForwardPolicy):
@@ -172,10 +190,10 @@ class TablePolicy(ForwardPolicy):
         """The codec of all forwards of a graph that is compiled around the model; None if the policy has none."""
         return None
 
-    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under the policy, also where a compiler traces this call into a graph."""
         if not torch.compiler.is_compiling():
-            return super().call(module, run, args, kwargs)
+            return super().call(module, run, *args, **kwargs)
         codec = self.traced_codec()
         if codec is None:
             return run(*args, **kwargs)  # which policy.py's hook refuses
@@ -218,11 +236,49 @@ class _Running(threading.local):
 _RUNNING = _Running()
 
 
+@contextmanager
+def again(entering: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
+    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
+    checkpoint enters those of its forward around its recomputation."""
+    before = len(_RUNNING.entered)
+    with ExitStack() as stack:
+        try:
+            for policy, module in entering:
+                if not policy.is_entered():
+                    _RUNNING.entered.append((policy, module))
+                    stack.enter_context(policy.around(module))
+            yield
+        finally:
+            del _RUNNING.entered[before:]
+
+
+def traced_in() -> bool:
+    """Whether the code that a compiler traces now is under a policy of the table."""
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return any(isinstance(mode, Interception) for mode in modes)
+
+
+def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
+    """The policies in whose forward this thread is, and the models."""
+    return tuple(_RUNNING.entered)
+
+
+def form_now(x: Tensor, word: Kept) -> Form:
+    """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
+    functions of other policies."""
+    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
+
+
+def codec_now() -> Codec | None:
+    """The codec of the policy of the table in whose forward this thread is. For operators of compiled graphs."""
+    return _RUNNING.stashes[-1].codec if _RUNNING.stashes else None
+
+
 def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
     own = type(model)
     controller.intercepts = True
-    controller.undo.callback(_restore_class, model, controller)
+    controller.undo.append((_restore_class, (model, controller)))
     if not hasattr(own, "_dsq_plain"):
         object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
 
@@ -251,7 +307,7 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
 def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
     for policy in forward_policies(model):
-        run = partial(_call, policy, model, run)
+        run = partial(policy.call, model, run)
     return run(*args, **kwargs)
 
 
@@ -262,43 +318,12 @@ class _Unpicklable(type):
 copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
 
 
-def _call(policy: ForwardPolicy, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return policy.call(module, run, args, kwargs)
-
-
-@contextmanager
-def again(entered: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
-    """What a checkpoint enters around its recomputation: the policies that were entered around its forward."""
-    with ExitStack() as stack:
-        for policy, module in entered:
-            if all(policy is not running for running, _ in _RUNNING.entered):
-                stack.enter_context(policy.entered(module))
-        yield
-
-
-def traced_in() -> bool:
-    """Whether the code that a compiler traces now is under a policy of the table."""
-    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    return any(isinstance(mode, Interception) for mode in modes)
-
-
-def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
-    """The policies in whose forward this thread is, and the models."""
-    return tuple(_RUNNING.entered)
-
-
-def form_now(x: Tensor, word: Kept) -> Form:
-    """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
-    functions of other policies."""
-    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
-
-
 @contextmanager
 def suspended(model: nn.Module) -> Iterator[None]:
     """Run the forward of ``model`` inside as if no stash policy were applied to it or to a module in it.
 
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
-    eagerly by whoever needs it (``dsq.stash.compiled.run_eagerly``).
+    eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
     noted = [(policy, module) for module in model.modules() for policy in forward_policies(module)]
     swapped: list[tuple[nn.Module, type[nn.Module]]] = []

@@ -11,10 +11,8 @@ norm its normalised input beside the exact deviation where the paper keeps the i
 """
 
 import math
-import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -25,10 +23,10 @@ from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
-from dsq.stash.codes import Decode, Kept, Kind
+from dsq.stash.codes import Code, Kept, Kind, UnpackAffine
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
-from dsq.stash.interception import TablePolicy, intercept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.interception import TablePolicy, codec_now, intercept
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -37,7 +35,7 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "hea
 _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 
 
-@register("mesa", composes_with=("checkpoint",), compiled="model")
+@register("mesa", composes_with=("checkpoint",), compiles=True)
 def attach(
     model: nn.Module,
     *,
@@ -108,14 +106,8 @@ class Mesa(TablePolicy):
         super().__init__(model)
         self.kinds, self.ranges, self.heads = kinds, ranges, heads
 
-    @contextmanager
-    def around(self, module: nn.Module) -> Iterator[None]:
-        with super().around(module), _graphs_ask(self._codec):
-            yield
-
     def codec(self, module: nn.Module) -> "RangeCodec":
-        self._codec = RangeCodec(self.kinds, self.ranges, self.heads)
-        return self._codec
+        return RangeCodec(self.kinds, self.ranges, self.heads)
 
     def details(self) -> tuple[str, ...]:
         return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
@@ -138,7 +130,7 @@ class RangeCodec:
         self.kinds, self.ranges, self.heads = kinds, ranges, heads
         self.turns: Counter[str] = Counter()
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         if kept.kind not in self.kinds:
             return None
         groups, width = self._groups(order, kept.axis)
@@ -148,7 +140,7 @@ class RangeCodec:
             count = values.numel()
             return (codes, ranges), lambda saved, dtype: torch.ops.dsq.unpack_in_range(*saved, *groups, count, dtype)
         packed = self.pack(key, values.contiguous(), groups)
-        return (packed.codes, packed.ranges), _Unpack(groups, values.numel())
+        return (packed.codes, packed.ranges), UnpackAffine(BITS, groups, values.numel())
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
         """Code the values in the next range of that key."""
@@ -173,33 +165,11 @@ class RangeCodec:
         return Groups(inner * math.prod(order.sizes[position + 1 :]), number), size
 
 
-@dataclass(eq=False, slots=True)
-class _Unpack:
-    groups: Groups
-    count: int
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return affine_unpack(AffineCodes(*codes), BITS, self.groups, self.count, dtype)
-
-
-_coding = threading.local()  #: .codec: of the forward whose compiled graphs run
-
-
-@contextmanager
-def _graphs_ask(codec: RangeCodec) -> Iterator[None]:
-    before, _coding.codec = getattr(_coding, "codec", None), codec
-    try:
-        yield
-    finally:
-        _coding.codec = before
-
-
 def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
-    codec, groups = getattr(_coding, "codec", None), Groups(run, number)
-    if codec is None:  # a block called by itself: a tensor's own range serves
-        packed = RunningRanges(0.0, "nearest", 0).pack(key, values.contiguous(), groups)
-    else:
-        packed = codec.pack(key, values.contiguous(), groups)
+    codec = codec_now()
+    if not isinstance(codec, RangeCodec):  # a block called by itself: a tensor's own range serves
+        codec = RangeCodec(frozenset(), RunningRanges(0.0, "nearest", 0), 1)
+    packed = codec.pack(key, values.contiguous(), Groups(run, number))
     return packed.codes, packed.ranges
 
 

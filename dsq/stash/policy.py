@@ -5,13 +5,13 @@
 
 A policy is a file or a folder of dsq/stash/, named in its __init__.py, which registers it. The keyword-only parameters
 ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
-once. attach changes a model by helpers (intercept, swap_classes), which put what remove() takes back on the controller.
-No policy imports another's.
+once. attach changes a model by helpers (intercept, Controller.swap_classes), which put what remove() takes back on the
+controller. No policy imports another's.
 
 Two mechanisms exist:
     model    a mode while the model's forward runs: interception.py. It runs the rows of the table (bfp, mesa, gact,
              bfloat16), which differ in their codec alone, or other rules (selective)
-    modules  a module's class or forward replaced in place: class_swap.py (wtacrs, checkpoint)
+    modules  a module's class or forward replaced in place: controller.py (wtacrs, checkpoint)
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
@@ -22,21 +22,21 @@ make no sense.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
-from dsq.stash.compiled import compiled_blocks, compiled_calls, forget_compiled, inside_compiled
 from dsq.stash.controller import APPLIED, Controller
 from dsq.stash.interception import traced_in
-
-Compiled = Literal["nothing", "model"]
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
 
@@ -48,19 +48,14 @@ class Policy:
     name: str
     attach: Callable[..., Controller]
     composes_with: frozenset[str]
-    compiled: Compiled  #: what it may find compiled: the "model", or blocks of it one by one
-
-    def options(self) -> dict[str, inspect.Parameter]:
-        """The options of the policy: attach's parameters after the model."""
-        parameters = inspect.signature(self.attach).parameters
-        return dict(list(parameters.items())[1:])
+    compiles: bool  #: whether the model, or blocks of it, may be compiled before
 
 
 _POLICIES: dict[str, Policy] = {}
 
 
 def register(
-    name: str, composes_with: tuple[str, ...] = (), compiled: Compiled = "nothing"
+    name: str, composes_with: tuple[str, ...] = (), compiles: bool = False
 ) -> Callable[[Callable[..., Controller]], Callable[..., Controller]]:
     """Enter `attach(model, *, options...) -> Controller` under a name; a pair is allowed when either names the other.
 
@@ -69,7 +64,7 @@ def register(
 
     def enter(attach: Callable[..., Controller]) -> Callable[..., Controller]:
         assert name not in _POLICIES, f"policy {name} registered twice"
-        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiled)
+        _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiles)
         return attach
 
     return enter
@@ -101,11 +96,12 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
     give_memory_back()
-    forget_compiled()
+    if "torch._dynamo" in sys.modules:  # what was compiled before a policy is compiled anew, under its mode
+        sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)
     controller.name = policy
-    controller.undo.callback(_forget, model, policy)
-    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(compiled_calls(model)), prepend=True))
+    controller.undo.append((_forget, (model, policy)))
+    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(_compiled_calls(model)), prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
@@ -126,7 +122,8 @@ def _forget(model: nn.Module, policy: str) -> None:
 
 
 def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
-    accepted = entry.options()
+    _, *parameters = inspect.signature(entry.attach).parameters.items()  # the first is the model
+    accepted = dict(parameters)
     for name in options:
         if name not in accepted:
             forms = ", ".join(f"{p.name}={p.default!r}" for p in accepted.values()) or "no option"
@@ -153,12 +150,14 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:
     found = dict(compiled_blocks(model))
-    if found and entry.compiled == "nothing":
-        able = ", ".join(p for p in policies() if _POLICIES[p].compiled != "nothing")
+    if found and not entry.compiles:
+        able = ", ".join(p for p in policies() if _POLICIES[p].compiles)
         raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile go {able}")
-    if model in found and (entry.compiled != "model" or found[model] != "forward"):
+    if found.get(model, "forward") != "forward":
         raise ValueError(_COMPILE_BEFORE)
 
+
+# ---- torch.compile: found by name, as importing torch._dynamo to ask takes a second ----
 
 _COMPILE_BEFORE = (
     "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
@@ -178,7 +177,34 @@ class _RefuseCompiled:
             if not traced_in():
                 raise RuntimeError(_COMPILE_BEFORE)
             return
-        if inside_compiled() or (torch.is_grad_enabled() and not compiled_calls(module) <= self.known):
+        given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
+        if given_up or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
+
+
+def _compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:
+    return {getattr(block, name) for block, name in compiled_blocks(model)}
+
+
+def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
+    holds its compiled call.
+    """
+    left = [model]
+    while left:  # before each forward: children() also reads their names
+        module = left.pop()
+        if type(module).__name__ == "OptimizedModule":
+            yield module, "forward"
+        elif module._compiled_call_impl is not None:
+            yield module, "_compiled_call_impl"
+        else:
+            left += [child for child in module._modules.values() if child is not None]
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Let compiled modules run as they were before: a mode that sees every operation sees none inside of a graph."""
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        yield

@@ -21,10 +21,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import Decode, Kept, Stash
+from dsq.stash.codes import Code, Kept, Stash
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, forward_policies, intercept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.table import TABLE, Row, masks, norms, products
 
@@ -82,5 +82,5 @@ class Selective(TablePolicy):
     def codec(self, module: nn.Module) -> "Selective":
         return self
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> tuple[tuple[Tensor, ...], Decode] | None:
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
         return None

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import mmap
 import os
 import platform
 import subprocess
@@ -31,6 +32,25 @@ def _new_process(monkeypatch, tmp_path):
 def _system_gives(folder, monkeypatch, modes):
     (folder / "enabled").write_text(modes)
     monkeypatch.setattr(process_memory, "_MODES", folder / "enabled")
+
+
+def test_memory_that_was_written_is_resident_until_it_is_freed():
+    before = process_memory.resident()
+    if not before:
+        pytest.skip("no /proc")
+    size = 2**26
+    block = mmap.mmap(-1, size)
+    block.write(b"x" * size)
+    held = process_memory.resident()
+    block.close()
+    assert size * 0.95 < held["resident"] - before["resident"] < size * 1.5
+    assert held["peak"] >= held["resident"]
+    assert held["resident"] - process_memory.resident()["resident"] > size * 0.9
+
+
+def test_without_proc_nothing_is_known(monkeypatch, tmp_path):
+    monkeypatch.setattr(process_memory, "_STATUS", tmp_path / "status")
+    assert process_memory.resident() == {}
 
 
 @needs_glibc
@@ -112,7 +132,7 @@ if when == "first":
     assert dsq.give_memory_back().returned
     assert "torch" not in sys.modules
 import torch
-from dsq.stash.meter.resident import resident
+from dsq.process_memory import resident
 torch.ones(7 * 2**20)  # glibc's threshold rises to 28 MiB when this goes
 if when == "late":
     print(*dsq.give_memory_back().missing, file=sys.stderr)
@@ -162,7 +182,7 @@ import dsq
 dsq.give_memory_back()
 import torch
 from torch import nn
-from dsq.stash.meter.resident import resident
+from dsq.process_memory import resident
 torch.set_num_threads(1)
 block = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True)
 model = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)

@@ -1,6 +1,6 @@
 """The codes that GACT can allocate bits of: GACT's own per-group quantiser, or a block format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,12 +9,11 @@ from torch import Tensor
 
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
-from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import affine_pack, affine_unpack, pack, unpack
+from dsq.kernels.backend import Groups
+from dsq.kernels.dispatch import affine_pack, pack
 from dsq.packing import quantize
-from dsq.stash.codes import Decode
+from dsq.stash.codes import Code, UnpackAffine, UnpackBoxes
 
-Code = tuple[tuple[Tensor, ...], Decode]
 _GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
 
@@ -34,17 +33,7 @@ class CodeFamily:
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
     """GACT's quantiser (appendix A.4): q = floor((x - low) / step + u), step = (max - min) / (2^b - 1), by groups."""
     groups = Groups(_GROUP, -(-values_N.numel() // _GROUP))
-    return tuple(affine_pack(values_N, bits, groups, None, seed)), _UnpackAffine(bits, groups, values_N.numel())
-
-
-@dataclass(eq=False, slots=True)
-class _UnpackAffine:
-    bits: int
-    groups: Groups
-    count: int
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
+    return tuple(affine_pack(values_N, bits, groups, None, seed)), UnpackAffine(bits, groups, values_N.numel())
 
 
 def _boxes(name: str) -> CodeFamily:
@@ -52,18 +41,9 @@ def _boxes(name: str) -> CodeFamily:
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
     def encode(values_N: Tensor, bits: int, seed: int) -> Code:
-        return pack(values_N, formats[bits], 0, seed), _UnpackBoxes(formats[bits], values_N.numel())
+        return pack(values_N, formats[bits], 0, seed), UnpackBoxes(formats[bits], (values_N.numel(),))
 
     return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
-
-
-@dataclass(eq=False, slots=True)
-class _UnpackBoxes:
-    fmt: Format
-    count: int
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return unpack(codes[0], codes[1], self.fmt, (self.count,), 0, dtype)
 
 
 @cache

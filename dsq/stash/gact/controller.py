@@ -7,18 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from dsq.stash.codes import Codec
 from dsq.stash.controller import check_keys, check_parameters, parameter_shapes
-from dsq.stash.gact.bit_plan import BitPlan, Sensitivities
 from dsq.stash.gact.codecs import EXACT
 from dsq.stash.gact.forwards import RecomputedForward, ReplayedForward, TrainingForward
-from dsq.stash.gact.gradient_variance import GradientVariance
-from dsq.stash.gact.offload import Offload
-from dsq.stash.gact.replay import RecordedStep, differentiable, sensitivities
-from dsq.stash.hooks import in_backward
-from dsq.stash.interception import TablePolicy
+from dsq.stash.gact.plan import BitPlan, Sensitivities
+from dsq.stash.gact.step import GradientVariance, RecordedStep, differentiable, sensitivities
+from dsq.stash.interception import TablePolicy, in_backward
 
 _ALARM = 0.5  #: part of the gradient's variance that the codes may make up before the user is warned
 _ALARM_AFTER = 20  #: steps from an adaptation to that check: the running mean must have seen the new bits
@@ -28,18 +25,15 @@ _STATE = ("parameters", "step", "next_adaptation", "pending", "alarm", "noise_sh
 class Gact(TablePolicy):
     """The plan of bits, the count of steps, and the step that will be run again."""
 
-    def __init__(
-        self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int, swaps: bool, swap_dir: str | None
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int) -> None:
         super().__init__(model)
         self.plan, self.adapt_interval, self.seed = plan, adapt_interval, seed
-        self.swaps, self.swap_dir = swaps, swap_dir
         self.step = 0
         self.next_adaptation = 0
         self.pending: RecordedStep | None = None
         self.alarm: tuple[int, float] | None = None  #: (step of the check, V(b) expected then)
         self.noise_share: float | None = None  #: of the gradient's variance, at the latest check
-        self.variance = GradientVariance(self, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
+        self.variance = GradientVariance(self)
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
         self.replay: ReplayedForward | None = None
@@ -47,11 +41,11 @@ class Gact(TablePolicy):
 
     # ---- around the forward ----
 
-    def call(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Before a training forward adapt, if the step remembered is complete, and remember this one if one is due;
         after it watch for the gradient that comes back."""
         if self.replay is not None or in_backward() or not torch.is_grad_enabled() or self.is_entered():
-            return super().call(module, run, args, kwargs)
+            return super().call(module, run, *args, **kwargs)
         if self.pending is not None and self.pending.complete and self.pending.training == module.training:
             self.adapt(self.pending)
             self.pending = None
@@ -59,7 +53,7 @@ class Gact(TablePolicy):
         self.pending = RecordedStep.start(module, args, kwargs) if self.due() else None
         self.inputs = args, kwargs
         self.step += 1
-        output = super().call(module, run, args, kwargs)
+        output = super().call(module, run, *args, **kwargs)
         self.inputs, self.recomputed = (), 0
         if self.run is not None:
             self.run.learn()
@@ -75,8 +69,7 @@ class Gact(TablePolicy):
             return RecomputedForward(self.plan, seed, self.recomputed)
         if self.replay is not None:
             return self.replay
-        offload = Offload(self.swap_dir) if self.swaps else None
-        self.run = TrainingForward(self.plan, _key(self.inputs, self.model.training), seed, offload)
+        self.run = TrainingForward(self.plan, _key(self.inputs, self.model.training), seed)
         return self.run
 
     # ---- adaptation ----
@@ -107,7 +100,7 @@ class Gact(TablePolicy):
                 found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
                 return [g for g in found if g is not None]
 
-            c = sensitivities(gradient, replay.duals, self.plan.factor(replay.width))
+            c = sensitivities(gradient, replay.duals, self.plan.factor(self.plan.uniform))
         finally:
             self.replay, self.variance.listening, self.latest = None, listening, latest
         self.next_adaptation = self.step + (self.adapt_interval or 0)
@@ -141,12 +134,11 @@ class Gact(TablePolicy):
             return ()
         measured = self.plan.measured.get(len(run.sizes))
         budget = f"the budget is {self.plan.bits:g}" if run.planned else f"uniform bits within {self.plan.bits:g}"
-        lines = [f"{run.average_bits():.3f} bits a value on average, scales and masks aside; {budget}"]
+        average = sum(b * d for b, d in zip(run.bits, run.sizes, strict=True)) / max(sum(run.sizes), 1)
+        lines = [f"{average:.3f} bits a value on average, scales and masks aside; {budget}"]
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
             known = f", c = {measured.c[index]:.3g}" if measured else ""
             lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
-        if run.offload is not None:
-            lines.append(f"{run.offload.nbytes / 2**20:.1f} MiB of the codes swapped out of the device's memory")
         if self.noise_share is not None:
             lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
         return tuple(lines)
@@ -176,5 +168,5 @@ class Gact(TablePolicy):
 
 def _key(inputs: Any, training: bool) -> str:
     """What tells one kind of input from another: shapes and types of its tensors, and the mode of the model."""
-    tensors = [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return repr((training, [(tuple(t.shape), str(t.dtype)) for t in tensors]))

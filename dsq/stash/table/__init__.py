@@ -24,7 +24,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     max-pool; average pool                places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
 
-What is worth more bits stands in bits.py. No row, by evidence: losses and log-softmax (the gradient is most
+What is worth more bits stands in dsq/stash/bfp.py. No row, by evidence: losses and log-softmax (the gradient is most
 sensitive to them: GACT, section 6.1), what divides or compares (norms, amax, log), sin and cos of large arguments.
 docs/extending.md shows how to add a row.
 """
@@ -37,14 +37,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.linear import linear
-from dsq.stash.table import attention, masks, norms, pointwise, products, shapes
+from dsq.stash.table import attention, masks, norms, pointwise, products
 
 Row = Callable[..., Any]
 aten = torch.ops.aten
 
 
 def _rows() -> dict[Callable[..., Any], Row]:
-    activation = pointwise.activation
     by_row: dict[Row, tuple[Any, ...]] = {
         products.plain_linear: (F.linear,),
         products.quantised_linear: (linear,),
@@ -59,9 +58,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         norms.batch_norm: (F.batch_norm,),
         norms.group_norm: (F.group_norm,),
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
-        pointwise.square: (torch.square, Tensor.square),
         pointwise.power: (torch.pow, Tensor.pow),
-        pointwise.glu: (F.glu,),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
         masks.relu_in_place: (torch.relu_, Tensor.relu_),
         masks.leaky_relu: (F.leaky_relu,),
@@ -73,20 +70,11 @@ def _rows() -> dict[Callable[..., Any], Row]:
         masks.max_pool2d: (F.max_pool2d, torch.max_pool2d),
         masks.avg_pool2d: (F.avg_pool2d,),
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
-        shapes.index_select: (torch.index_select, Tensor.index_select),
-        shapes.getitem: (Tensor.__getitem__,),
-        activation(F.gelu, pointwise.gelu_backward, "approximate", approximate="none"): (F.gelu,),
-        activation(F.silu, aten.silu_backward, "inplace", inplace=False): (F.silu,),
-        activation(F.mish, aten.mish_backward, "inplace", inplace=False): (F.mish,),
-        activation(torch.tanh, pointwise.tanh_backward): (F.tanh, torch.tanh, Tensor.tanh),
-        activation(torch.sigmoid, pointwise.sigmoid_backward): (F.sigmoid, torch.sigmoid, Tensor.sigmoid),
-        activation(F.elu, pointwise.elu_backward, "alpha", "inplace", alpha=1.0, inplace=False): (F.elu,),
-        activation(F.selu, pointwise.selu_backward, "inplace", inplace=False): (F.selu,),
-        activation(F.softplus, pointwise.softplus_backward, "beta", "threshold", beta=1.0, threshold=20.0): (
-            F.softplus,
-        ),
+        pointwise.index_select: (torch.index_select, Tensor.index_select),
+        pointwise.getitem: (Tensor.__getitem__,),
     }
-    return products.CONVOLUTIONS | {function: row for row, functions in by_row.items() for function in functions}
+    others = {function: row for row, functions in by_row.items() for function in functions}
+    return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others
 
 
 TABLE = _rows()

@@ -24,7 +24,7 @@ def softmax(
     stash: Stash, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
     """F.softmax, torch.softmax and Tensor.softmax."""
-    if dim is None or isinstance(_stacklevel, torch.dtype) or not input.requires_grad or input.dim() == 0:
+    if dim is None or isinstance(_stacklevel, torch.dtype) or input.dim() == 0:
         return F.softmax(input, dim, _stacklevel, dtype)
     return Softmax.apply(stash, input, dim, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -35,9 +35,7 @@ def torch_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | No
 
 
 def safe_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The softmax of dsq.ops.attention, whose rows without a key are zeros."""
-    if not input.requires_grad:
-        return torch.ops.aten._safe_softmax(input, dim, dtype)  # type: ignore[no-any-return]
+    """The softmax of dsq.ops.products.attention, whose rows without a key are zeros."""
     return Softmax.apply(stash, input, dim, dtype, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -73,14 +71,8 @@ def fused(
     enable_gqa: bool = False,
 ) -> Tensor:
     """F.scaled_dot_product_attention."""
-    if not (query.requires_grad or key.requires_grad or value.requires_grad):
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    options = (dropout_p, is_causal, scale, enable_gqa)
-    if torch.compiler.is_compiling():
-        return TracedAttention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
-    return Attention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
+    function: Any = TracedAttention if torch.compiler.is_compiling() else Attention
+    return function.apply(stash, query, key, value, attn_mask, (dropout_p, is_causal, scale, enable_gqa))  # type: ignore[no-any-return]
 
 
 class Attention(torch.autograd.Function):
@@ -90,7 +82,9 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
-        random = stash.exact(_random_state(q.device)) if options[0] else None
+        random = None
+        if options[0]:
+            random = stash.exact(torch.cuda.get_rng_state(q.device) if q.is_cuda else torch.get_rng_state())
         forms = (stash.code(q, OPERAND), stash.code(k, OPERAND), stash.code(v, OPERAND))
         keep(ctx, *forms, None if mask is None else stash.exact(mask), random)
         ctx.options = options
@@ -106,7 +100,7 @@ class Attention(torch.autograd.Function):
         devices = [dy.device] if random is not None and dy.is_cuda else []
         with torch.random.fork_rng(devices, enabled=random is not None), torch.enable_grad():
             if random is not None:
-                _set_random_state(random, dy.device)
+                torch.cuda.set_rng_state(random, dy.device) if dy.is_cuda else torch.set_rng_state(random)
             y = _attend(inputs[0], inputs[1], inputs[2], inputs[3], ctx.options)
         wanted = [x for x in inputs if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(y, wanted, dy))
@@ -116,17 +110,6 @@ class Attention(torch.autograd.Function):
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]) -> Tensor:
     dropout, causal, scale, gqa = options
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(state: Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 class TracedAttention(torch.autograd.Function):
@@ -143,13 +126,8 @@ class TracedAttention(torch.autograd.Function):
         forms = (stash.code(q, OPERAND), stash.code(k, OPERAND), stash.code(v, OPERAND))
         noise = None
         if dropout:
-            heads = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if gqa else k
-            noise = (
-                torch.rand(
-                    (*torch.broadcast_shapes(q.shape[:-2], heads.shape[:-2]), q.shape[-2], k.shape[-2]), device=q.device
-                )
-                >= dropout
-            )
+            lead = torch.broadcast_shapes(q.shape[:-2], _grouped(k, q, gqa).shape[:-2])
+            noise = torch.rand((*lead, q.shape[-2], k.shape[-2]), device=q.device) >= dropout
             y = _map(q, k, mask, options) * noise / (1 - dropout) @ _grouped(v, q, gqa)
         else:
             y = _attend(q, k, v, mask, options)

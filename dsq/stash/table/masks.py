@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
-from dsq.stash.memory_order import MemoryOrder
+from dsq.stash.memory import MemoryOrder
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
@@ -21,12 +21,10 @@ _compiling = torch.compiler.is_compiling
 
 def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
     """F.relu, torch.relu and their forms in place."""
-    if not input.requires_grad or input.numel() == 0:
-        return torch.relu_(input) if inplace else torch.relu(input)
     if inplace and _compiling():  # which makes no copy of it
         return input.copy_(ReLU.apply(stash, input, False))  # type: ignore[no-untyped-call]
-    if inplace and (input.is_leaf or input._is_view()):
-        return torch.relu_(input)
+    if input.numel() == 0 or (inplace and (input.is_leaf or input._is_view())):
+        return torch.relu_(input) if inplace else torch.relu(input)
     return ReLU.apply(stash, input, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -38,20 +36,18 @@ def relu_in_place(stash: Stash, input: Tensor) -> Tensor:
 class ReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, in_place: bool) -> Tensor:
-        source = None if in_place else stash.find(x)
-        before = stash.find(x) if in_place else source
+        source = stash.find(x)
         if in_place:
             ctx.mark_dirty(x)
-        if x.is_contiguous() and not _compiling():
+        ctx.contiguous = x.is_contiguous() and not _compiling()
+        if ctx.contiguous:
             y, bits = masked_relu(x, in_place)
             mask = stash.mask(bits, MemoryOrder.contiguous(y.shape), y.dtype)
-            ctx.contiguous = True
         else:
             y = torch.relu_(x) if in_place else torch.relu(x)
             mask = stash.bits(y)
-            ctx.contiguous = False
         keep(ctx, mask)
-        stash.derive(x if in_place else y, (before, mask), _masked)
+        stash.derive(x if in_place else y, (source, mask), _masked)
         return x if in_place else y
 
     @staticmethod
@@ -68,7 +64,7 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 
 def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """F.leaky_relu: the sign of x."""
-    if inplace or not input.requires_grad:
+    if inplace:
         return F.leaky_relu(input, negative_slope, inplace)
     return Sided.apply(stash, input, F.leaky_relu, (negative_slope,), (0.0, nan), negative_slope)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -80,7 +76,7 @@ def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
 
 def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """F.hardtanh: whether x lies between the limits."""
-    if inplace or not input.requires_grad:
+    if inplace:
         return F.hardtanh(input, min_val, max_val, inplace)
     return Sided.apply(stash, input, F.hardtanh, (min_val, max_val), (min_val, max_val), 0.0)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -93,23 +89,20 @@ class Sided(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, function: Any, options: Any, limits: tuple[float, float], slope: float
     ) -> Tensor:
         y: Tensor = function(x, *options)
-        mask = stash.bits(x, *limits, nan_is_open=False)
-        keep(ctx, mask)
+        keep(ctx, stash.bits(x, *limits, nan_is_open=False))
         stash.derive(y, (stash.find(x),), lambda x: function(x, *options))
         ctx.slope = slope
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (mask,) = kept(ctx)
-        mask = mask.to(dy.dtype)
-        factor = mask if ctx.slope == 0 else mask + (1 - mask) * ctx.slope
-        return None, dy * factor, None, None, None, None
+        mask = kept(ctx)[0].to(dy.dtype)
+        return None, dy * (mask if ctx.slope == 0 else mask + (1 - mask) * ctx.slope), *[None] * 4
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """F.dropout, with PyTorch's own random numbers."""
-    if not training or inplace or not input.requires_grad or not 0 < p < 1:
+    """F.dropout and torch.dropout, with PyTorch's own random numbers."""
+    if not training or inplace or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
     return Dropout.apply(stash, input, p)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -121,7 +114,7 @@ def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:
 
 def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """torch.native_dropout, of whose mask nobody asks for a gradient."""
-    if not train or not input.requires_grad or not 0 < p < 1:
+    if not train or not 0 < p < 1:
         return torch.native_dropout(input, p, train)
     y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
     return y, y.detach() != 0
@@ -148,6 +141,11 @@ class Dropout(torch.autograd.Function):
         return None, dy * (mask.to(dy.dtype) / (1 - ctx.p)), None
 
 
+def _pairs(*options: Any) -> tuple[Any, ...]:
+    """Sizes of two axes, as PyTorch's operators take them."""
+    return tuple([o, o] if type(o) is int else [] if o is None else o for o in options)
+
+
 def max_pool2d(
     stash: Stash,
     input: Tensor,
@@ -159,21 +157,19 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Any:
     """F.max_pool2d: the places of the largest values, in the narrowest integers."""
-    options = (kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)
-    if return_indices or not input.requires_grad or input.dim() != 4:
+    if return_indices or input.dim() != 4:
         pool: Any = F.max_pool2d
         return pool(input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)
-    return MaxPool2d.apply(stash, input, *options)  # type: ignore[no-untyped-call]
+    return MaxPool2d.apply(stash, input, *_pairs(kernel_size, stride, padding, dilation), ceil_mode)  # type: ignore[no-untyped-call]
 
 
 class MaxPool2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, *options: Any) -> Tensor:
-        pairs = tuple([o, o] if isinstance(o, int) and not isinstance(o, bool) else o for o in options)
-        y, places = aten.max_pool2d_with_indices(x, *pairs)
+        y, places = aten.max_pool2d_with_indices(x, *options)
         narrow = torch.int16 if x.shape[-2] * x.shape[-1] < 2**15 else torch.int32
         keep(ctx, stash.exact(places.to(narrow)))
-        ctx.options, ctx.shape, ctx.stride = pairs, x.shape, x.stride()
+        ctx.options, ctx.shape = options, x.shape
         return y  # type: ignore[no-any-return]
 
     @staticmethod
@@ -185,32 +181,23 @@ class MaxPool2d(torch.autograd.Function):
 
 
 def avg_pool2d(
-    stash: Stash,
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    stash: Stash, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any
 ) -> Tensor:
     """F.avg_pool2d: nothing but the shape of x."""
-    options = (kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
-    if not input.requires_grad:
-        return F.avg_pool2d(input, *options)
-    pairs = tuple([o, o] if type(o) is int and i < 3 else o for i, o in enumerate(options))
+    names = ("ceil_mode", "count_include_pad", "divisor_override")
+    options = {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+    options |= dict(zip(names, rest, strict=False)) | named
+    pairs = (*_pairs(kernel_size, stride, padding), *options.values())
     return Shaped.apply(stash, input, aten.avg_pool2d, aten.avg_pool2d_backward, pairs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor:
     """F.adaptive_avg_pool2d: nothing but the shape of x."""
-    if not input.requires_grad or input.dim() != 4:
-        return F.adaptive_avg_pool2d(input, output_size)
     size = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
     size = [own if given is None else given for own, given in zip(input.shape[-2:], size, strict=True)]
+    if input.dim() != 4 or size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing
+        return F.adaptive_avg_pool2d(input, output_size)
     gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731
-    if size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing
-        return F.adaptive_avg_pool2d(input, 1)
     return Shaped.apply(stash, input, aten._adaptive_avg_pool2d, gradient, (size,))  # type: ignore[no-any-return, no-untyped-call]
 
 

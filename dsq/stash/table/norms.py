@@ -3,10 +3,9 @@
 x itself may lie far from 0, where codes are coarse; x^ never does. The deviations stay exact, a float a row. Unpacked,
 x^ is normalised once more, so that the backward is that of a state the norm could have been in; the result is made
 again as x^ weight + bias, so a linear layer behind a norm keeps nothing of its own.
-
-Shape suffixes: R rows (or groups, or channels) that share a mean, D values of one.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,23 +18,14 @@ LAYER = Kept("norm", "layernorm")
 GROUP = Kept("norm", "other", axis=1)
 BATCH = Kept("norm", "batchnorm", axis=1)
 
+aten = torch.ops.aten
+
 
 def layer_norm(
-    stash: Stash,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    stash: Stash, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """F.layer_norm."""
-    if not _differentiable(input, weight, bias):
-        return F.layer_norm(input, normalized_shape, weight, bias, eps)
     return LayerNorm.apply(stash, input, list(normalized_shape), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _differentiable(*tensors: Tensor | None) -> bool:
-    return any(x is not None and x.requires_grad for x in tensors)
 
 
 class LayerNorm(torch.autograd.Function):
@@ -49,42 +39,45 @@ class LayerNorm(torch.autograd.Function):
             variance, mean = torch.var_mean(x.to(y.dtype), axes, correction=0, keepdim=True)
             inverse = (variance + eps).rsqrt()
         else:
-            y, mean, inverse = torch.ops.aten.native_layer_norm(x, shape, weight, bias, eps)
-        unit = _keep_unit(ctx, stash, (x - mean).mul_(inverse).to(y.dtype), LAYER, inverse, weight, axes, eps)
-        if weight is None or bias is not None:
-            stash.derive(y, (unit, *_exact(stash, weight, bias)), _scaled)
+            y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
+        unit, deviations = (x - mean).mul_(inverse).to(y.dtype), stash.exact(inverse)
+        form = stash.restored(unit, LAYER, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
+        _keep(ctx, stash, y, (form, deviations), weight, (weight, bias))
         ctx.shape = shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         unit, inverse, weight = kept(ctx)
-        none, one = torch.zeros_like(inverse), torch.ones_like(inverse)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
-        dx, dw, db = torch.ops.aten.native_layer_norm_backward(
-            dy, unit.to(dy.dtype), ctx.shape, none, one, weight, weight, [dx_wanted, *parameters]
+        dx, dw, db = aten.native_layer_norm_backward(
+            dy, unit.to(dy.dtype), ctx.shape, *_standard(inverse), weight, weight, [dx_wanted, *parameters]
         )
         return None, None if dx is None else dx * inverse, None, dw, db, None
 
 
-def _keep_unit(
+def _keep(
     ctx: Any,
     stash: Stash,
-    unit: Tensor,
-    word: Kept,
-    inverse: Tensor,
+    y: Tensor,
+    forms: tuple[Form, Form],
     weight: Tensor | None,
-    axes: tuple[int, ...] | None,
-    eps: float,
-) -> Form:
-    """Keep x^ in codes, 1 / deviation and the weight exact. ``axes``: of a row; None: x^ is no unit (evaluation)."""
-    deviations = stash.exact(inverse)
-    if axes is None:
-        form = stash.code(unit, word)
-    else:
-        form = stash.restored(unit, word, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
-    keep(ctx, form, deviations, None if weight is None else stash.exact(weight))
-    return form
+    scales: tuple[Tensor | None, Tensor | None],
+) -> None:
+    """Keep x^, 1 / deviation and the weight. ``scales``: weight and bias as they broadcast; y is made by them."""
+    keep(ctx, *forms, None if weight is None else stash.exact(weight))
+    if (scales[0] is None) == (scales[1] is None):
+        stash.derive(y, (forms[0], *_exact(stash, scales)), _scaled)
+
+
+def _exact(stash: Stash, parameters: Sequence[Tensor | None]) -> list[Form]:
+    return [stash.exact(parameter) for parameter in parameters if parameter is not None]
+
+
+def _scaled(unit: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    if weight is None:
+        return unit
+    return unit * weight if bias is None else torch.addcmul(bias.to(unit.dtype), unit, weight.to(unit.dtype))
 
 
 def _unit(rounded: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
@@ -99,22 +92,15 @@ def _again(centred: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) 
     return (square + eps * inverse.to(square.dtype) ** 2).rsqrt()
 
 
-def _exact(stash: Stash, *parameters: Tensor | None) -> list[Form]:
-    return [stash.exact(parameter) for parameter in parameters if parameter is not None]
-
-
-def _scaled(unit: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    if weight is None:
-        return unit
-    return unit * weight if bias is None else torch.addcmul(bias.to(unit.dtype), unit, weight.to(unit.dtype))
+def _standard(inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and 1 / deviation of x^, which PyTorch's backward is given for x."""
+    return torch.zeros_like(inverse), torch.ones_like(inverse)
 
 
 def rms_norm(
     stash: Stash, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """F.rms_norm."""
-    if not _differentiable(input, weight):
-        return F.rms_norm(input, normalized_shape, weight, eps)
     return RMSNorm.apply(stash, input, list(normalized_shape), weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -128,21 +114,19 @@ class RMSNorm(torch.autograd.Function):
         eps = torch.finfo(y.dtype).eps if eps is None else eps
         wide = x.float() if x.dtype.itemsize < 4 else x
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
-        deviations = stash.exact(inverse)
-        unit = stash.restored(
-            (wide * inverse).to(y.dtype), LAYER, lambda u, inverse: u * _again(u, inverse, axes, eps), deviations
-        )
-        keep(ctx, unit, deviations, None if weight is None else stash.exact(weight))
-        stash.derive(y, (unit, *_exact(stash, weight)), _scaled)
+        unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
+        form = stash.restored(unit, LAYER, lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
+        keep(ctx, form, deviations, *_exact(stash, (weight,)))
+        stash.derive(y, (form, *_exact(stash, (weight,))), _scaled)
         ctx.axes, ctx.shape = axes, shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = kept(ctx)
-        g = dy if weight is None else dy * weight
+        unit, inverse, *weight = kept(ctx)
+        g = dy * weight[0] if weight else dy
         dx = inverse * (g - unit * (g * unit).mean(ctx.axes, keepdim=True))
-        dw = None if weight is None else (dy * unit).sum_to_size(ctx.shape)
+        dw = (dy * unit).sum_to_size(ctx.shape) if weight else None
         return None, dx.to(dy.dtype), None, dw, None
 
 
@@ -158,41 +142,31 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """F.batch_norm."""
-    if not _differentiable(input, weight, bias) or input.dim() < 2 or (training and input.numel() == input.shape[1]):
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    if not training and not _differentiable(weight):
-        return FrozenBatchNorm.apply(input, weight, bias, running_mean, running_var, eps)  # type: ignore[no-any-return, no-untyped-call]
-    return BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
-        stash, input, weight, bias, running_mean, running_var, training, momentum, eps
-    )
+    running = running_mean, running_var
+    if input.dim() < 2 or (training and input.numel() == input.shape[1]):
+        return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
+    if training or (weight is not None and weight.requires_grad):
+        return BatchNorm.apply(stash, input, weight, bias, running, training, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return FrozenBatchNorm.apply(input, weight, bias, *running, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        stash: Stash,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        variance: Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
+        ctx: Any, stash: Stash, x: Tensor, weight: Any, bias: Any, running: Any, training: bool, *options: float
     ) -> Tensor:
-        if not training:
-            assert mean is not None
-            assert variance is not None
-            # before the call: it may be given as a view of what changes
-            by_channel = mean.clone(), (variance + eps).rsqrt()
-        y, *batch = torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
+        eps = options[1]
+        if not training:  # before the call: it may be given as a view of what changes
+            by_channel = running[0].clone(), (running[1] + eps).rsqrt()
+        y, *batch = aten.native_batch_norm(x, weight, bias, *running, training, *options)
         centre, inverse = (_channels(t, x) for t in (batch if training else by_channel))
-        axes = tuple(axis for axis in range(x.dim()) if axis != 1) if training else None
-        unit = _keep_unit(ctx, stash, (x - centre).mul_(inverse).to(y.dtype), BATCH, inverse, weight, axes, eps)
-        scales = [] if weight is None else [_channels(weight, x)]
-        if weight is None or bias is not None:
-            stash.derive(y, (unit, *_exact(stash, *scales, *([] if bias is None else [_channels(bias, x)]))), _scaled)
+        unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
+        if training:
+            axes = tuple(axis for axis in range(x.dim()) if axis != 1)
+            form = stash.restored(unit, BATCH, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
+        else:  # x^ is no unit
+            form = stash.code(unit, BATCH)
+        _keep(ctx, stash, y, (form, deviations), weight, (_channels(weight, x), _channels(bias, x)))
         ctx.training = training
         return y  # type: ignore[no-any-return]
 
@@ -204,13 +178,11 @@ class BatchNorm(torch.autograd.Function):
             axes = [axis for axis in range(dy.dim()) if axis != 1]
             factor = inverse if weight is None else inverse * _channels(weight, dy)
             dw = (dy * unit).sum(axes) if parameters[0] else None
-            return None, dy * factor, dw, dy.sum(axes) if parameters[1] else None, *[None] * 5
-        flat = inverse.flatten()
-        dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-            dy, unit, weight, None, None, torch.zeros_like(flat), torch.ones_like(flat), True, 0.0,
-            [dx_wanted, *parameters],
-        )  # fmt: skip
-        return None, None if dx is None else dx * inverse, dw, db, *[None] * 5
+            return None, dy * factor, dw, dy.sum(axes) if parameters[1] else None, *[None] * 4
+        dx, dw, db = aten.native_batch_norm_backward(
+            dy, unit, weight, None, None, *_standard(inverse.flatten()), True, 0.0, [dx_wanted, *parameters]
+        )
+        return None, None if dx is None else dx * inverse, dw, db, *[None] * 4
 
 
 class FrozenBatchNorm(torch.autograd.Function):
@@ -228,28 +200,20 @@ class FrozenBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, mean, variance = kept(ctx)
         wanted = [ctx.needs_input_grad[0], False, ctx.needs_input_grad[2]]
-        dx, _, db = torch.ops.aten.native_batch_norm_backward(
-            dy, dy, weight, mean, variance, None, None, False, ctx.eps, wanted
-        )
+        dx, _, db = aten.native_batch_norm_backward(dy, dy, weight, mean, variance, None, None, False, ctx.eps, wanted)
         return dx, None, db if wanted[2] else None, None, None, None
 
 
-def _channels(x: Tensor, like: Tensor) -> Tensor:
-    """(C,) as it broadcasts against (N, C, ...)."""
-    return x.view(-1, *[1] * (like.dim() - 2))
+def _channels(x: Tensor | None, like: Tensor) -> Any:
+    """(C,) as it broadcasts against (N, C, ...); None for None."""
+    return None if x is None else x.view(-1, *[1] * (like.dim() - 2))
 
 
 def group_norm(
-    stash: Stash,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """F.group_norm."""
-    special = input.numel() == 0 or torch.is_autocast_enabled(input.device.type)
-    if special or not _differentiable(input, weight, bias):
+    if input.numel() == 0 or torch.is_autocast_enabled(input.device.type):
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -260,23 +224,19 @@ class GroupNorm(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         ctx.sizes = x.shape[0], x.shape[1], x.shape[2:].numel(), groups
-        y, mean, inverse = torch.ops.aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
+        y, mean, inverse = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
         by_group = x.reshape(x.shape[0], groups, -1)
         unit = (by_group - mean[..., None]).mul_(inverse[..., None]).to(y.dtype).view(x.shape)
-        form = stash.code(unit, GROUP)
-        keep(ctx, form, stash.exact(inverse), None if weight is None else stash.exact(weight))
-        if weight is None or bias is not None:
-            scales = [] if weight is None or bias is None else [_channels(weight, x), _channels(bias, x)]
-            stash.derive(y, (form, *_exact(stash, *scales)), _scaled)
+        forms = stash.code(unit, GROUP), stash.exact(inverse)
+        _keep(ctx, stash, y, forms, weight, (_channels(weight, x), _channels(bias, x)))
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         unit, inverse, weight = kept(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
-        none, one = torch.zeros_like(inverse), torch.ones_like(inverse)
-        dx, dw, db = torch.ops.aten.native_group_norm_backward(
-            dy.contiguous(), unit.contiguous(), none, one, weight, *ctx.sizes, [dx_wanted, *parameters]
+        dx, dw, db = aten.native_group_norm_backward(
+            dy.contiguous(), unit.contiguous(), *_standard(inverse), weight, *ctx.sizes, [dx_wanted, *parameters]
         )
         if dx is not None:
             dx = (dx.view(*inverse.shape, -1) * inverse[..., None]).view(dx.shape)

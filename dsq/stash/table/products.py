@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import LinearMatMuls
-from dsq.kernels.dispatch import plain, unpack
+from dsq.kernels.dispatch import plain
 from dsq.linear import linear
 from dsq.ops import linear_passes
 from dsq.ops.products import packed
@@ -73,14 +73,12 @@ class QuantisedLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
-        codes, form = stash.find_linear(x, matmuls.stash), None
-        if codes is None:
-            form = stash.find(x)
+        codes, form = stash.find_linear(x, matmuls.stash)
         y, fresh = linear_passes.forward(ctx.plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
         if fresh:
             codes = fresh
-            stash.put_linear(x, matmuls.stash, Form(codes, _decoder(matmuls, ctx.plan.x_matrix, x.dtype)))
+            stash.put_linear(x, matmuls.stash, codes)
         keep(ctx, w, form if codes is None else Form(codes, _both))
         ctx.seed, ctx.biased = seed, bias is not None
         return y
@@ -98,12 +96,6 @@ class QuantisedLinear(torch.autograd.Function):
 
 def _both(tensors: Any) -> Any:
     return tensors
-
-
-def _decoder(matmuls: LinearMatMuls, shape: torch.Size, dtype: torch.dtype) -> Any:
-    fmt, axis = matmuls.stash.format, matmuls.stash.axis
-    assert fmt is not None
-    return lambda codes: unpack(codes[0], codes[1], fmt, shape, axis, dtype)
 
 
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
@@ -164,8 +156,7 @@ def convolution(dimensions: int, transposed: bool) -> Any:
     ) -> Tensor:
         names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
         options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
-        frozen = not (weight.requires_grad or input.requires_grad)
-        if frozen or input.dim() != dimensions + 2 or isinstance(padding, str):
+        if input.dim() != dimensions + 2 or isinstance(padding, str):
             return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
         tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
         geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])

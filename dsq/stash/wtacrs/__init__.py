@@ -1,11 +1,8 @@
 """WTA-CRS: linears keep a sample of their input's rows for the weight gradient (Liu et al., 2023, arXiv 2305.15265).
 
-sampling.py        which rows, at which scale: the estimator
-norm_cache.py      gradient norms of each sample of the data set
-row_samples.py     one draw for all layers that read one activation
-sampled_linear.py, sampled_attention.py   the layers
-sampled_matmul.py  products of two activations, an option
-controller.py      what it keeps between steps
+sampling.py   which rows, at which scale: the estimator
+rows.py       one draw for all layers that read one activation; gradient norms of each sample of the data set
+layers.py     linear layers, attention, products of two activations (an option)
 
 What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
@@ -14,18 +11,73 @@ What the paper leaves open, and our choice:
 - A cached norm counts as at least a tenth of the batch's mean (sampling.NORM_FLOOR): last epoch's zero may be wrong.
 """
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.class_swap import set_attribute, swap_classes
-from dsq.stash.interception import intercept
+from dsq.stash.controller import Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.interception import ForwardPolicy, intercept
 from dsq.stash.policy import register
-from dsq.stash.wtacrs.controller import WTACRS
-from dsq.stash.wtacrs.row_samples import RowSampler
-from dsq.stash.wtacrs.sampled_attention import SampledAttention
-from dsq.stash.wtacrs.sampled_linear import SampledLinear, Site
+from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, SampledProducts, Site
+from dsq.stash.wtacrs.rows import RowSampler, Tally
+
+
+@dataclass(eq=False)
+class WTACRS(ForwardPolicy):
+    """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
+
+    sampler: RowSampler = field(kw_only=True)
+
+    def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
+        """Which samples the coming forwards see: an integer for each, in batch order; None: unknown.
+
+        Holds until the next call. An id must name the same sample in every epoch and after a resume. A linear whose
+        input has another number of samples along ``sample_dim`` (the model flattened its tokens) takes p_i ~ ||H_i||
+        and caches nothing. Under DDP a rank caches what it saw itself. Raises TypeError or ValueError where ids are
+        not integers in one dimension.
+        """
+        self.sampler.cache.start_batch(ids)
+
+    def around(self, module: nn.Module) -> SampledProducts:
+        return SampledProducts(self.sampler)
+
+    def start(self, module: nn.Module, args: Any) -> None:
+        """Before a forward of the model: a training one is counted afresh."""
+        if torch.is_grad_enabled():
+            self.sampler.tally = Tally()
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After it: draws are shared within one forward."""
+        self.sampler.close()
+
+    def report(self) -> Summary:
+        tally, known = self.sampler.tally, len(self.sampler.cache.slot_of)
+        details = (
+            f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
+            f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
+            f"{tally.exact} linears kept whole: no more tokens than the budget",
+            f"{tally.products} operands of other products sampled",
+        )
+        return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cached norms and the state of the random numbers, of this rank."""
+        return {
+            "parameters": parameter_shapes(self.model),
+            "generator": self.sampler.generator.get_state(),
+            **self.sampler.cache.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self.name, state, ("parameters", "generator", "ids", "norms"))
+        check_parameters(self.name, self.model, state["parameters"])
+        self.sampler.generator.set_state(state["generator"].cpu())
+        self.sampler.cache.load_state_dict(state)
 
 
 @register("wtacrs", composes_with=("bfp", "checkpoint"))
@@ -64,13 +116,13 @@ def attach(
     excluded = None if exclude is None else pattern("exclude", exclude)
     controller = WTACRS(model, sampler=RowSampler(ratio, whole_number("seed", seed) + _rank()))
     table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
-    changed = swap_classes(controller, model, table, lambda name, _: excluded is None or not excluded.search(name))
+    changed = controller.swap_classes(table, lambda name, _: excluded is None or not excluded.search(name))
     if not changed:
         packed = any(isinstance(module, Quantised) for module in model.modules())
         others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
         raise ValueError(f"nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides {others}")
     for name, module in changed:
-        set_attribute(controller, module, "_wtacrs", Site(name, controller.sampler, sample_dim))
+        controller.set_attribute(module, "_wtacrs", Site(name, controller.sampler, sample_dim))
     controller.attached = tuple(name for name, _ in changed)
     controller.until_removed(model.register_forward_pre_hook(controller.start, prepend=True))
     controller.until_removed(model.register_forward_hook(controller.end, always_call=True))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.experiments import pictures, report
+from analysis.experiments import demo, pictures, report
 from analysis.experiments.ledger import add_row, configurations, place, read_ledger
 
 
@@ -135,3 +135,9 @@ def test_equal_scores_are_drawn(tmp_path: Path) -> None:
     (group,) = configurations(rows).values()
     assert group[0].mean("score") < 85.34
     pictures.draw(group, tmp_path / "r.png")
+
+
+def test_the_demos_picture_is_drawn(tmp_path: Path) -> None:
+    plain = {"valid_loss": [(1, 5.0), (2, 4.0)], "kept_mib": 9.0, "bleu": 28.1}
+    demo.draw({"fp32": plain, "DSQ": {**plain, "kept_mib": 2.0}}, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

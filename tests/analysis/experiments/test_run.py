@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis import ROOT
-from analysis.experiments import data, report, run
+from analysis.experiments import data, demo, report, run
 from analysis.experiments.data import Data
 from analysis.experiments.ledger import add_row, read_ledger
 from analysis.experiments.recipe import load_experiment, plan
@@ -58,6 +58,9 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
     told = ("commit", "versions", "cpu", "best_valid_loss", "training", "text_sha256")
     assert all(entered[column] for column in told)
     assert entered["seconds"] == ""  # of the last session alone
+
+    kept = demo.kept(folder.path / "checkpoints" / "checkpoint_best.pt")  # of a model with the linears' stash packed
+    assert 10_000 < kept < 1_000_000
 
     before = (out / "ledger.csv").read_bytes()
     assert run.main(given) == 0

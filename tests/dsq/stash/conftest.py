@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsq.stash.hooks import innermost_hooks
+from dsq.stash.interception import innermost_hooks
 
 
 @pytest.fixture(autouse=True)

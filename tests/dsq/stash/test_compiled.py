@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dsq
 from analysis.models import encoder
 from dsq.stash import apply, measure
-from dsq.stash.compiled import run_eagerly
+from dsq.stash.policy import run_eagerly
 from tests.dsq.stash.gradients import all_gradients, error
 
 

@@ -10,8 +10,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 
 from dsq.stash import apply, measure
-from dsq.stash.hooks import innermost_hooks
-from dsq.stash.interception import entered_now
+from dsq.stash.interception import entered_now, innermost_hooks
 from dsq.stash.policy import applied
 from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
 

@@ -152,7 +152,7 @@ def gradient_penalty(model, x):
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "checkpoint"])
 def test_second_derivatives_are_refused(name):
     model, x = nn.Sequential(small(), nn.ReLU()), torch.randn(2, 8, 32, requires_grad=True)
     apply(model, name)

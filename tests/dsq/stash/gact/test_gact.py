@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import dsq
 from dsq import stash
 from dsq.formats import SignedBFP, SignedNVInt
-from dsq.stash.gact.bit_plan import allocate
 from dsq.stash.gact.codecs import CODE_FAMILIES, EXACT
+from dsq.stash.gact.plan import allocate
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")

@@ -139,7 +139,6 @@ POLICIES: dict[str, Policies] = {
     "gact 2": (_gact(bits=2),),
     "gact bfp": (_gact(format="bfp"),),
     "gact adapted": (("gact", {"adapt_interval": 100}),),
-    "gact L2": (_gact(level="L2"),),
     "gact CB1": (_gact(level="CB1"),),
     "selective": (_SELECTIVE,),
     "wtacrs": (_WTACRS,),

@@ -1,15 +1,23 @@
-"""The rows of an activation kept for the weight gradient, shared by all layers that read the same activation.
+"""The rows of an activation kept for the weight gradient, and the gradient norms by which they are chosen.
+
+One draw serves all layers that read one activation. Gradient norms are cached for every sample of the data set, from
+the last time it was seen (WTA-CRS, algorithm 1's Cache): a number a layer and a sample, the root mean square over the
+sample's tokens of ||dZ_i||. The mean and not the sum, so that a sample padded to another length next epoch keeps its
+number.
 
 Shapes: T tokens (all leading dimensions), K in-features, k kept rows, B samples.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.storages import StorageCache, storage_key, weak
-from dsq.stash.wtacrs.norm_cache import NormCache
+from dsq.stash.memory import storage_key, weak
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
 
@@ -44,12 +52,17 @@ def scales_of(index_2k: Tensor) -> Tensor:
     return index_2k[1].view(torch.float32)
 
 
+def norms_of(x: Tensor) -> Tensor:
+    """The norm of each row, in float32 at least."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return norms
+
+
 @dataclass(eq=False)
 class RowSample:
     """One draw of rows, open to further layers until its activation is gone, or the model's forward is over.
 
-    The graph holds it (each layer's node does) and the sampler refers to it weakly: it dies with its graph. While open
-    it holds the rows, so that a stash policy codes one live tensor for q, k and v.
+    While it is open it holds the rows, so that a stash policy codes one live tensor for q, k and v.
     """
 
     leader: str  #: the layer under whose name the samples' gradient norms are cached
@@ -86,7 +99,7 @@ class RowSampler:
         self.cache = NormCache()
         self.generator = torch.Generator().manual_seed(seed)
         self.tally = Tally()
-        self._shared: StorageCache[RowSample] = StorageCache()
+        self._open: dict[Any, tuple[StorageWeakRef, RowSample]] = {}
 
     def sample(self, x: Tensor, dtype: torch.dtype, reader: str, tokens: Tokens) -> RowSample:
         """The kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new draw.
@@ -97,18 +110,20 @@ class RowSampler:
         # a contiguous activation is the same one however its tokens are grouped
         rows = x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
         key = (*storage_key(x), x.storage_offset(), x.numel(), rows, dtype)
-        sample = self._shared.get(key)
+        _, sample = self._open.get(key, (None, None))
         if sample is None or sample.rows is None or reader in sample.readers:
             sample = self._draw(x, dtype, reader, tokens)
-            self._shared.put(key, sample, weak(x))
+            self._open[key] = weak(x), sample
         sample.readers.add(reader)
         self.tally.readers += 1
         return sample
 
     def close(self, expired: bool = False) -> None:
         """Close all samples, or those whose activation is gone: then only what autograd saved of them is kept."""
-        for sample in self._shared.pop_all(expired):
-            sample.close()
+        for key, (storage, sample) in list(self._open.items()):
+            if not expired or storage.expired():
+                sample.close()
+                self._open.pop(key, None)
 
     def _draw(self, x: Tensor, dtype: torch.dtype, leader: str, tokens: Tokens) -> RowSample:
         h_TK = x.reshape(-1, x.shape[-1])
@@ -117,8 +132,7 @@ class RowSampler:
         if batch is not None and tokens.samples() != batch.numel():
             batch = None
         norms_B = None if batch is None else self.cache.lookup(leader, x.device)
-        h_norm_T = torch.linalg.vector_norm(h_TK, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
-        p_T = probabilities(h_norm_T, None if norms_B is None else tokens.spread(norms_B))
+        p_T = probabilities(norms_of(h_TK), None if norms_B is None else tokens.spread(norms_B))
         rows_k, scale_k = sample_rows(p_T, k, self.uniform(x.device, k))
         h_kK = h_TK.index_select(0, rows_k).to(dtype)
         index_2k = index_of(rows_k, scale_k)
@@ -128,9 +142,13 @@ class RowSampler:
         tally.cached += norms_B is not None
         tally.tokens += len(h_TK)
         tally.kept += k
-        tally.raw_bytes += h_TK.numel() * dtype.itemsize
-        tally.kept_bytes += h_kK.nbytes + index_2k.nbytes
+        self.count(x.numel() * dtype.itemsize, h_kK, index_2k)
         return RowSample(leader, batch, h_kK, index_2k)
+
+    def count(self, raw: int, *kept: Tensor) -> None:
+        """Add to the bytes of this forward."""
+        self.tally.raw_bytes += raw
+        self.tally.kept_bytes += sum(x.nbytes for x in kept)
 
     def uniform(self, device: torch.device, *shape: int) -> Tensor:
         """Random numbers of [0, 1) in float64: the policy's next ones, the same for every device."""
@@ -143,3 +161,63 @@ class RowSampler:
             return
         sample.squares[reader] = tokens.mean_square(dz_norm_T)
         self.cache.record(sample.leader, sample.batch, torch.stack(list(sample.squares.values())).sum(0).sqrt())
+
+
+class NormCache:
+    """Norms by layer and sample id (any integer), in the memory of the CPU."""
+
+    def __init__(self) -> None:
+        self.slot_of: dict[int, int] = {}  # sample id -> its column in every layer's norms
+        self.norms: dict[str, Tensor] = {}  # layer -> float32, NaN where the sample is unseen
+        self.batch: Tensor | None = None  # columns of the samples of the current batch, in batch order
+
+    def start_batch(self, ids: Iterable[int] | Tensor | None) -> None:
+        """Say which samples the next forwards see, in batch order; None: unknown.
+
+        Raises TypeError where ids are not integers, ValueError for a tensor that is not one-dimensional.
+        """
+        if ids is None:
+            self.batch = None
+            return
+        if isinstance(ids, Tensor):
+            if ids.dim() != 1:
+                raise ValueError(f"ids must be one-dimensional, got a tensor of shape {tuple(ids.shape)}")
+            ids = ids.tolist()
+        ids = list(ids)
+        wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]
+        if wrong:
+            raise TypeError(f"ids must be integers, one a sample of the batch, got {wrong[0]!r}")
+        slots = [self.slot_of.setdefault(int(i), len(self.slot_of)) for i in ids]
+        self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
+
+    def lookup(self, layer: str, device: torch.device) -> Tensor | None:
+        """Cached norms of the current batch, an unseen sample's the mean of the others; None where all are unseen."""
+        if self.batch is None or layer not in self.norms:
+            return None
+        norms_B = self._grown(layer)[self.batch]
+        if norms_B.isnan().all():
+            return None
+        return norms_B.nan_to_num(norms_B.nanmean().item()).to(device, non_blocking=True)
+
+    def record(self, layer: str, batch: Tensor, norms_B: Tensor) -> None:
+        """Remember this step's norms of the samples in columns ``batch``. Non-finite ones are dropped."""
+        norms_B = norms_B.cpu()
+        finite_B = norms_B.isfinite()
+        self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
+
+    def state_dict(self) -> dict[str, Any]:
+        ids = torch.tensor(list(self.slot_of), dtype=torch.int64, device="cpu")
+        return {"ids": ids, "norms": {layer: self._grown(layer)[: ids.numel()].clone() for layer in self.norms}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.batch = None
+        self.slot_of = {i: slot for slot, i in enumerate(state["ids"].tolist())}
+        self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
+
+    def _grown(self, layer: str) -> Tensor:
+        """The layer's norms, a column for every sample named so far and spare ones, so that growing copies little."""
+        known = self.norms.get(layer, torch.empty(0, device="cpu"))
+        if known.numel() < len(self.slot_of):
+            more = max(len(self.slot_of), 2 * known.numel()) - known.numel()
+            self.norms[layer] = known = torch.cat((known, torch.full((more,), torch.nan, device="cpu")))
+        return known

@@ -24,7 +24,7 @@ class BitPlan:
     """The average, the code, and what was measured: sensitivities by number of tensors, layouts by key of input."""
 
     bits: float
-    codec: CodeFamily
+    family: CodeFamily
     measured: dict[int, Sensitivities] = field(default_factory=dict)
     layouts: dict[str, Sizes] = field(default_factory=dict)
     #: allocations by layout, and what they were made of
@@ -32,12 +32,12 @@ class BitPlan:
 
     @property
     def uniform(self) -> int:
-        """The widest code within the average: what a tensor gets of which nothing is known."""
-        return max(width for width in self.codec.widths if width <= self.bits)
+        """The widest code within the average: a tensor gets it while nothing is known of the tensor."""
+        return max(width for width in self.family.widths if width <= self.bits)
 
     def factor(self, bits: int) -> float:
         """S(b); 0 for a tensor kept as it is."""
-        return 0.0 if bits == EXACT else self.codec.factor(bits)
+        return 0.0 if bits == EXACT else self.family.factor(bits)
 
     def complete(self) -> bool:
         """Whether the sensitivities of all known layouts were measured."""
@@ -52,7 +52,7 @@ class BitPlan:
         if made_of is not measured:
             # c_l is a sum over the tensor's values: a longer batch scales it
             c = [c * d / max(size, 1) for c, d, size in zip(measured.c, sizes, measured.sizes, strict=True)]
-            bits = allocate(c, sizes, self.bits * sum(sizes), (*self.codec.widths, EXACT), self.factor)
+            bits = allocate(c, sizes, self.bits * sum(sizes), (*self.family.widths, EXACT), self.factor)
             self._allocated[sizes] = measured, bits
         return bits
 

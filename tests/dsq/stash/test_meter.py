@@ -36,7 +36,6 @@ HIDING_PLACES = {
     "list of dict": lambda x: [{"a": x + 1}, (x + 2,)],
     "dataclass": lambda x: Pair((x > 0), x.amax(-1)),
     "packed": lambda x: dsq.pack(x, dsq.BFP(4)),
-    "closure": lambda x: (lambda y: lambda: y)(x + 1),
     "view of more": lambda x: torch.cat([x, x])[:1],
 }
 
@@ -113,30 +112,6 @@ def test_the_callers_batch_is_not_kept_by_the_forward():
     model, x = mlp(), torch.randn(16, 32)
     kept = measure(lambda: model(x).sum()).nbytes
     assert kept == measure(lambda: model(x.clone()).sum()).nbytes - x.nbytes
-
-
-class SavesLeaf(torch.autograd.Function):
-    """Saves a leaf that needs a gradient, which its own AccumulateGrad keeps beside what a hook makes of it."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.clone().requires_grad_())
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-def test_a_leaf_kept_beside_what_a_hook_made_of_it():
-    source = torch.randn(16, 32, requires_grad=True)
-
-    def forward():
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().half(), lambda kept: kept.float()):
-            return SavesLeaf.apply(source).sum()
-
-    meter, census = both_counts(forward)
-    assert meter == census == (2 + 4) * 16 * 32
 
 
 def test_bytes_by_module_and_op():

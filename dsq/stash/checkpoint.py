@@ -1,0 +1,193 @@
+"""Activation checkpointing (Chen et al., 2016): keep the inputs of segments, recompute the rest in the backward.
+
+Segments are PyTorch's (torch.utils.checkpoint). The policies that were active around the forward are active around the
+recomputation too (interception.py): `apply(model, "checkpoint")` and `apply(model, "bfp")` leave packed segment inputs,
+and one packed segment at a time. ``packed_checkpoint`` packs the inputs alone, without a policy.
+
+Buffers are updated once: the recomputation runs on copies of them (PyTorch's own moves batch norm's twice).
+
+A rounded input moves all that is recomputed from it. ReLUs near 0 then open or close, and the gradient's error falls
+only with the root of the rounding: on a ResNet-20 (batch 16, random weights) 0.73 of the gradient's norm with bfp at 4
+bits and 0.20 at 8, where bfp alone is off by 0.12 and 0.008. With SiLU for ReLU it is 0.40 and 0.025 (alone 0.25 and
+0.016).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from dsq.arguments import pattern
+from dsq.formats import DEFAULT, Format, format_class
+from dsq.kernels.dispatch import pack
+from dsq.stash.codes import BOUNDARY, Code, Form, Kept, Stash, UnpackBoxes, refuse_create_graph
+from dsq.stash.controller import Controller, Summary
+from dsq.stash.interception import in_backward, innermost_hooks
+from dsq.stash.memory import MemoryOrder, parameter_storages, storages_of, weak
+from dsq.stash.policy import register
+
+
+@register("checkpoint", composes_with=("selective", "wtacrs", "mesa", "bfp", "gact"))
+def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
+    """Checkpoint every segment of the model.
+
+    Args:
+        segments: regular expression; modules whose whole name it matches are segments. None: the blocks of the longest
+            nn.ModuleList or nn.Sequential, that is, those of its elements that have submodules.
+    Raises:
+        ValueError: segments is no regular expression, or there is no such module.
+    """
+    if segments is None:
+        found = _blocks(model)
+    else:
+        segment = pattern("segments", segments)
+        found = {name: module for name, module in model.named_modules() if name and segment.fullmatch(name)}
+    if not found:
+        rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
+        raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
+    controller = Checkpointing(model, attached=tuple(found))
+    # the last of the hooks: gact's runs a step again
+    controller.until_removed(model.register_forward_pre_hook(controller.start, with_kwargs=True))
+    for module in found.values():
+        controller.set_attribute(module, "forward", partial(_checkpointed, controller, module))
+    return controller
+
+
+def _blocks(model: nn.Module) -> dict[str, nn.Module]:
+    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    blocks = [
+        {f"{name}.{child}".lstrip("."): m for child, m in parent.named_children() if any(True for _ in m.children())}
+        for name, parent in lists
+    ]
+    return max(blocks, key=len, default={})
+
+
+@dataclass(eq=False)
+class Checkpointing(Controller):
+    """What the segments of the latest training forward keep."""
+
+    calls: int = 0
+    nbytes: int = 0  #: of the inputs and of the states of random generators
+    _seen: dict[int, StorageWeakRef | None] = field(default_factory=dict)
+
+    def start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before a forward of the model: a training one is counted afresh. Weights and the batch are there anyway."""
+        if torch.is_grad_enabled() and not in_backward():
+            self.calls = self.nbytes = 0
+            self._seen = dict.fromkeys(parameter_storages(self.model) | storages_of((args, kwargs)))
+
+    def note(self, tensors: list[Tensor], random: int) -> None:
+        """A segment keeps these and `random` bytes of random state; in a backward it does so for a moment only."""
+        if in_backward():
+            return
+        self.calls += 1
+        self.nbytes += random
+        for tensor in tensors:
+            if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in self._seen:
+                ref = weak(tensor)
+                self._seen[ref.cdata] = ref
+                self.nbytes += tensor.untyped_storage().nbytes()
+
+    def report(self) -> Summary:
+        """Raw and kept are one: a policy that packs these inputs says so in its own report."""
+        details = (f"inputs of {self.calls} segments; what they recompute in the backward is not counted",)
+        return Summary(self.name, self.attached, self.nbytes, self.nbytes, details)
+
+
+def _checkpointed(controller: Checkpointing, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a segment (a partial of this, which is copied with its module)."""
+    forward = type(module).forward
+    if not torch.is_grad_enabled():
+        return forward(module, *args, **kwargs)
+    _check_no_cache(module, (*args, *kwargs.values()))
+    leaves, spec = tree_flatten((args, kwargs))
+    controller.note([leaf for leaf in leaves if isinstance(leaf, Tensor)], torch.get_rng_state().nbytes)
+
+    def run(*leaves: Any) -> Any:
+        args, kwargs = tree_unflatten(leaves, spec)
+        aside = {name: buffer.clone() for name, buffer in module.named_buffers()} if in_backward() else {}
+        with _reparametrize_module(module, aside):
+            return forward(module, *args, **kwargs)
+
+    return checkpoint(run, *leaves, use_reentrant=False)
+
+
+def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """RuntimeError for keys and values of transformers that a segment adds to: the recomputation would add again."""
+    cache = next((a for a in arguments if hasattr(type(a), "get_seq_length")), None)
+    if cache is not None:
+        raise RuntimeError(
+            f"a checkpointed segment ({type(module).__name__}) was given a {type(cache).__name__}, which it would fill "
+            "again when it is recomputed; call the model with use_cache=False"
+        )
+
+
+# ---- for whoever calls torch.utils.checkpoint ----
+
+FOUR_BITS = format_class(DEFAULT)(4)
+
+
+def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FOUR_BITS, **kwargs: Any) -> Any:
+    """``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)`` that keeps hidden states in the bits of ``fmt``.
+
+        x = packed_checkpoint(block, x)                                                     # in one's own forward
+        model._set_gradient_checkpointing(gradient_checkpointing_func=packed_checkpoint)    # a model of transformers
+
+    Packed are the first of ``args`` and those of its rank and width, where they need a gradient: 4.5 bits a value at 4
+    bits, boxes over neighbours in memory. Others, as masks and position biases, are kept as they are. The forward is
+    that of plain checkpointing, bit for bit; the backward recomputes each segment from the rounded input. What is
+    recomputed is not packed: the policy "checkpoint" with "bfp" does that too.
+
+    Args:
+        function: a segment; args: its inputs; kwargs: those of torch's checkpoint, ``use_reentrant`` False by default.
+        fmt: a format of dsq; wider than 16 bits: inputs stay as they are.
+    Raises:
+        TypeError: ``fmt`` is no format. RuntimeError: a backward with create_graph=True.
+    """
+    if not isinstance(fmt, Format):
+        raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
+    layout = _rank_and_width(next((x for x in args if isinstance(x, Tensor)), None))
+    outer_pack, outer_unpack = innermost_hooks() or (_itself, _itself)
+
+    def pack_one(x: Tensor) -> Any:
+        wanted = fmt.packs and type(x) is Tensor and x.grad_fn is not None and _rank_and_width(x) == layout
+        return _boundaries(fmt).code(x, BOUNDARY) if wanted else outer_pack(x)
+
+    def unpack_one(kept: Any) -> Tensor:
+        if not isinstance(kept, Form):
+            return outer_unpack(kept)
+        refuse_create_graph()
+        return kept.make(kept.tensors)
+
+    with saved_tensors_hooks(pack_one, unpack_one):
+        return checkpoint(function, *args, **{"use_reentrant": False, **kwargs})
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _rank_and_width(x: Tensor | None) -> tuple[int, ...]:
+    return () if x is None or not x.dim() else (x.dim(), x.shape[-1])
+
+
+@lru_cache(maxsize=16)
+def _boundaries(fmt: Format) -> Stash:
+    """Packs once an input of many segments (the encoder's output, to a decoder's blocks)."""
+    return Stash(_Boxes(fmt))
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    fmt: Format
+
+    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+        return pack(values.reshape(-1), self.fmt, 0, None), UnpackBoxes(self.fmt, (values.numel(),))

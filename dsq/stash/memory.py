@@ -1,0 +1,112 @@
+"""Which memory a tensor lies in: its storage, and its distinct values in the order they lie there."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+
+def storage_key(tensor: Tensor) -> tuple[int, int]:
+    """(storage, version): equal for two live tensors exactly when they hold the same memory in the same state."""
+    return tensor.untyped_storage()._cdata, tensor._version
+
+
+def weak(tensor: Tensor) -> StorageWeakRef:
+    """A weak reference to a tensor's storage. While it lives, no other storage has the address."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def storages_of(tree: Any) -> set[int]:
+    """Storages of the strided tensors in nested lists, tuples and dicts."""
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
+    return {leaf.untyped_storage()._cdata for leaf in leaves}
+
+
+def parameter_storages(model: nn.Module) -> set[int]:
+    """Storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never data_ptr).
+
+    To be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
+    """
+    tensors = (t for t in (*model.parameters(), *model.buffers()) if t.layout is torch.strided and not is_lazy(t))
+    return storages_of([getattr(t, "_local_tensor", t) for t in tensors])  # a DTensor has none
+
+
+@dataclass(frozen=True)
+class MemoryOrder:
+    """A strided tensor as its distinct values in the order they lie in memory: the same for all views of that memory.
+
+    Axes of stride 0 (expanded) are dropped, the others sorted from the widest stride to the narrowest, so that a
+    transposed or reshaped view of one piece of memory gives the same values in the same order as the tensor it views.
+    """
+
+    sizes: tuple[int, ...]  #: of the values, in memory order
+    axes: tuple[int, ...]  #: axis of the tensor that each of these is
+    shape: torch.Size  #: of the tensor
+
+    @staticmethod
+    @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
+    def contiguous(shape: torch.Size) -> "MemoryOrder":
+        """The order of a contiguous tensor."""
+        return MemoryOrder(shape, tuple(range(len(shape))), shape)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The values, (N,), of a tensor without gaps that is laid out like this one."""
+        return tensor.detach().permute(self.axes).reshape(-1)
+
+    def restore(self, values: Tensor) -> Tensor:
+        """The tensor's shape around its values in memory order, given contiguous, in any shape."""
+        return values.as_strided(self.shape, self._strides)
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """The same tensor, laid out in this order without gaps."""
+        return tensor if tensor.stride() == self._strides else self.restore(self.flat(tensor))
+
+    @property
+    def count(self) -> int:
+        """Distinct values."""
+        return prod(self.sizes)
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """Strides of the tensor, without its gaps."""
+        strides = [0] * len(self.shape)
+        run = 1
+        for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
+            strides[axis] = run if size == self.shape[axis] else 0  # expanded
+            run *= size
+        return tuple(strides)
+
+
+def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
+    """(key, order, values): the values of ``x``, detached, in memory order, contiguous where ``x`` has no gaps.
+
+    The key is equal for two live tensors exactly when they cover the same memory, in the same state and order.
+    """
+    state = x.untyped_storage()._cdata, x._version, x.storage_offset(), x.dtype
+    if x.is_contiguous():
+        return (*state, x.numel()), MemoryOrder.contiguous(x.shape), x.detach()
+    order, strides, span = _strided(x.shape, x.stride())
+    return (*state, span), order, x.detach().as_strided(order.sizes, strides)
+
+
+@lru_cache(maxsize=4096)
+def _strided(shape: torch.Size, strides: tuple[int, ...]) -> tuple[MemoryOrder, tuple[int, ...], object]:
+    """The order of a tensor, the strides of its values, and what tells its memory from other memory of its storage."""
+    distinct = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+    # sizes of 1 may carry any stride: they go first, where they disturb nothing
+    axes = tuple(sorted(range(len(shape)), key=lambda axis: (distinct[axis] > 1, -strides[axis])))
+    sizes, steps = tuple(distinct[a] for a in axes), tuple(strides[a] for a in axes)
+    merged: list[tuple[int, int]] = []
+    for size, step in zip(sizes, steps, strict=True):
+        if merged and merged[-1][1] == size * step:
+            merged[-1] = (merged[-1][0] * size, step)
+        elif size != 1:
+            merged.append((size, step))
+    whole = len(merged) <= 1 and all(step == 1 for _, step in merged)
+    return MemoryOrder(sizes, axes, shape), steps, prod(sizes) if whole else tuple(merged)

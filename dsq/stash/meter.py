@@ -1,0 +1,273 @@
+"""The meter: what a forward keeps for its backward, wherever the graph holds it, and the peak of memory.
+
+The autograd graph is weighed from the outputs back. A node holds bytes in two ways, and both are counted: saved tensors
+(as they are, or as the object into which a saved-tensor hook packed them) and what a custom Function put on its ctx,
+tensors in lists, tuples, dicts and dataclasses.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from types import CellType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from dsq.stash.controller import Controller
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One storage kept for the backward, under the first (oldest) node that holds it."""
+
+    module: str  #: innermost module running when the node was made, from the outermost one; "" outside of any
+    op: str  #: the autograd node, ReluBackward0 say
+    name: str  #: the attribute that holds it: "result", "saved_tensors", or that of a ctx
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    nbytes: int  #: of the whole storage, which is what stays allocated
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `measure` found."""
+
+    held: tuple[Held, ...]  #: largest first
+    peak_bytes: int  #: most that PyTorch's allocators held at once, above what they held before
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the backward."""
+        return sum(h.nbytes for h in self.held)
+
+    def by(self, field: str) -> dict[str, int]:
+        """Bytes by "module", "op", "dtype" or "device", largest first."""
+        sums: dict[str, int] = {}
+        for h in self.held:
+            key = str(getattr(h, field))
+            sums[key] = sums.get(key, 0) + h.nbytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def __str__(self) -> str:
+        lines = [f"{_mib(self.nbytes)} MiB kept for the backward, {_mib(self.peak_bytes)} MiB at the peak"]
+        lines += [f"{_mib(n):>9}  {name or '(no module)'}" for name, n in list(self.by("module").items())[:20]]
+        lines += [f"{_mib(h.nbytes):>9}  {h.op}.{h.name} {h.shape} {h.dtype}  {h.module}" for h in self.held[:20]]
+        return "\n".join(lines)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.2f}"
+
+
+def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
+    """Run ``fn`` and weigh what its result keeps for the backward.
+
+    Args:
+        fn: a forward without arguments, ``lambda: model(x).sum()``; whatever it returns (a tensor, or tensors in lists,
+            tuples, dicts and dataclasses) must need a gradient.
+        backward: run the backward of the result's sum as well, so that the peak covers it; adds into ``.grad``.
+    Returns:
+        Report. Bytes are those at the end of the forward; tensors that were there before it (weights, the caller's
+        batch) are not among them. The peak is exact for tensors (CUDA: the caching allocator's
+        counters; CPU: the allocation events of PyTorch's profiler); scratch that a library allocates by itself is not
+        seen, and neither are sparse tensors.
+    Raises:
+        TypeError: ``fn`` cannot be called. ValueError: nothing it returned needs a gradient.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
+    before = [StorageWeakRef(tensor.untyped_storage()) for tensor in _live_tensors()]  # their addresses stay taken
+    with _modules_run() as runs, _peak() as most:
+        result = fn()
+        roots = [tensor for tensor in reachable(result) if tensor.grad_fn is not None]
+        if not roots:
+            raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
+        meter = GraphMeter(runs.weights | {ref.cdata for ref in before}, runs.module_at)
+        meter.add(roots)
+        if backward:
+            torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+    return Report(tuple(sorted(meter.held, key=lambda held: -held.nbytes)), most[0])
+
+
+def _live_tensors() -> Iterator[Tensor]:
+    """Every tensor with a storage that Python's collector knows; a compiler's have none."""
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:
+            yield thing
+
+
+class GraphMeter:
+    """Adds up what graphs hold for the backward; a storage counts once, however many graphs hold it.
+
+    weights: storages that exist anyway (parameters and buffers, the caller's batch), not counted.
+    module_at: the name of the module that made the node of a number.
+    """
+
+    def __init__(self, weights: set[int], module_at: Callable[[int], str] = lambda number: "") -> None:
+        self.held: list[Held] = []
+        self._seen = set(weights)
+        self._module_at = module_at
+        self._storages: list[StorageWeakRef] = []  # so that no later storage gets the address of one seen
+
+    def ignore(self, weights: set[int]) -> None:
+        """Count these storages no more."""
+        self._seen |= weights
+
+    def add(self, roots: Iterable[Tensor], since: int = 0) -> None:
+        """Weigh the graph of these tensors; `since`: only nodes from this number on (``next_node``)."""
+        for node in _nodes(roots, since):
+            for name, thing in _held_by(node):
+                for tensor in reachable(thing):
+                    self._add(self._module_at(node._sequence_nr()), node.name(), name, tensor)
+
+    def _add(self, module: str, op: str, name: str, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if isinstance(tensor, nn.Parameter) or storage._cdata in self._seen:
+            return
+        self._seen.add(storage._cdata)
+        self._storages.append(StorageWeakRef(storage))
+        dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+        self.held.append(Held(module, op, name, tuple(tensor.shape), dtype, device, storage.nbytes()))
+
+
+def _nodes(roots: Iterable[Tensor], since: int) -> list[Any]:
+    """The nodes of the graph made since that number, oldest first, and of the histories of tensors that nodes hold."""
+    found: dict[int, Any] = {}
+    left = [t.grad_fn for t in roots]
+    while left:
+        node: Any = left.pop()
+        if node is None or id(node) in found or node._sequence_nr() < since:
+            continue
+        found[id(node)] = node
+        left += [child for child, _ in node.next_functions]
+        left += [tensor.grad_fn for _, thing in _held_by(node) for tensor in reachable(thing)]
+    return sorted(found.values(), key=lambda node: node._sequence_nr())
+
+
+def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
+    """(attribute, object) of what a node holds: saved tensors in their packed form, then the attributes of a ctx."""
+    for attribute in dir(node):
+        if attribute.startswith("_raw_saved_"):
+            try:
+                raw = getattr(node, attribute)
+            except RuntimeError:  # this node's tensors were freed by a backward inside fn
+                continue
+            for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
+                if saved is not None and saved.data is not None:
+                    yield attribute.removeprefix("_raw_saved_"), saved.data
+                    hook = saved.unpack_hook
+                    if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
+                        frame = next(found for found in _cells(hook) if hasattr(found, "saved_args"))
+                        again = getattr(frame.recompute_fn, "run", frame.recompute_fn)
+                        yield "checkpoint", (frame.saved_args, frame.get_inputs, _cells(again))
+    yield from getattr(node, "__dict__", {}).items()
+
+
+def _cells(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+
+
+def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """The strided tensors inside nested lists, tuples, dicts and dataclasses."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (nn.Module, Controller, type)):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        if thing.layout is torch.strided:  # a sparse tensor has no storage of its own
+            yield thing
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(thing, dict):
+        parts = list(thing.values())
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        parts = thing
+    elif isinstance(thing, torch._C._autograd.SavedTensor):
+        parts = (thing.data,)  # type: ignore[attr-defined]  # the stubs are behind
+    elif is_dataclass(thing):
+        parts = [getattr(thing, field.name, None) for field in fields(thing)]
+    for part in parts:
+        yield from reachable(part, seen)
+
+
+# ---- which module made a node, and the peak ----
+
+
+def next_node() -> int:
+    """The number that autograd gives the next node made in this thread."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+class _ModuleRuns:
+    """(first sequence number, module) each time the innermost running module changes; autograd numbers its nodes."""
+
+    def __init__(self) -> None:
+        self.stack: list[nn.Module] = []
+        self.changes: list[tuple[int, nn.Module | None]] = []
+        self.names: dict[nn.Module, str] = {}
+        self.weights: set[int] = set()  #: storages of the parameters and buffers of the modules that ran
+
+    def enter(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled block is one node, its own
+            return
+        if not self.stack:
+            self.names.update({m: name for name, m in module.named_modules() if m not in self.names})
+            tensors = (*module.parameters(), *module.buffers())
+            self.weights |= {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
+        self.stack.append(module)
+        self.changes.append((next_node(), module))
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        while self.stack and self.stack.pop() is not module:
+            pass
+        self.changes.append((next_node(), self.stack[-1] if self.stack else None))
+
+    def module_at(self, sequence: int) -> str:
+        found = next((module for start, module in reversed(self.changes) if start <= sequence), None)
+        return "" if found is None else self.names.get(found, type(found).__name__)
+
+
+@contextmanager
+def _modules_run() -> Iterator[_ModuleRuns]:
+    runs = _ModuleRuns()
+    handles = register_module_forward_pre_hook(runs.enter), register_module_forward_hook(runs.leave, always_call=True)
+    try:
+        yield runs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _peak() -> Iterator[list[int]]:
+    """Give [the largest sum of live allocations made since entering, over the CPU and all CUDA devices].
+
+    On the CPU from the allocation events of PyTorch's profiler, which are exact; the resident set is not,
+    because freed memory stays with it. Where a CPU and a GPU allocate in turns the sum is an upper bound.
+    """
+    found, live = [0], 0
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+    before = {}
+    for device in devices:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before[device] = torch.cuda.memory_allocated(device)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce every start and stop on stderr
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        yield found
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if event.device_type() == torch._C._autograd.DeviceType.CPU:
+            live += event.nbytes()
+            found[0] = max(found[0], live)
+    found[0] += sum(torch.cuda.max_memory_allocated(device) - before[device] for device in devices)
