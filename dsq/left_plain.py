@@ -27,11 +27,11 @@ class Unquantised:
 
 def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
     """What of ``model`` is not quantised, in its order; a parameter counts once."""
-    seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in matrices(m)}
+    seen = {id(p) for m in model.modules() if _quantises(m) for p in matrices(m)}
     tables = embedded(model)
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, (*_NO_PRODUCT, Quantised)):
+        if isinstance(module, _NO_PRODUCT) or _quantises(module):
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             found.append(Unquantised(name, type(module).__name__, 0, "lazy: convert after its first forward"))
@@ -42,6 +42,11 @@ def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
         tied = all(id(p) in tables for p in own)
         found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
+
+
+def _quantises(module: nn.Module) -> bool:
+    """Return whether ``module`` is converted, unless it was seen to multiply by none of its matrices (own_products.py)."""
+    return isinstance(module, Quantised) and not getattr(module, "idle", False)
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:
@@ -82,5 +87,5 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
 
 def quantised_parameters(model: nn.Module) -> int:
     """How many values the matrices hold that converted layers multiply; tied ones count once."""
-    found = {id(p): p.numel() for module in model.modules() if isinstance(module, Quantised) for p in matrices(module)}
+    found = {id(p): p.numel() for module in model.modules() if _quantises(module) for p in matrices(module)}
     return sum(found.values())

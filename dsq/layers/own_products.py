@@ -108,12 +108,12 @@ class Products(TorchFunctionMode):
             return None if y is None else y.mT
         if b.dim() == 2:
             return linear(a, b.mT, None, self.quantizers)
-        return self._batched(a, b.mT) if a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] else None
+        return self._batched(a, b.mT) if b.dim() == 3 and (a.dim() == 2 or a.shape[:-2] == b.shape[:1]) else None
 
     def _batched(self, x_BMK: Tensor, w_BNK: Tensor) -> Tensor | None:
-        if x_BMK.shape[1] < FEW_ROWS:
+        if x_BMK.shape[-2] < FEW_ROWS:
             return None
-        each = zip(x_BMK.unbind(), w_BNK.unbind(), strict=True)
+        each = zip(x_BMK.unbind() if x_BMK.dim() == 3 else [x_BMK] * len(w_BNK), w_BNK.unbind(), strict=True)
         return torch.stack([linear(x, w, None, self.quantizers) for x, w in each])
 
     def grouped(self, input: Tensor, mat2: Tensor, *, offs: Tensor | None = None, **others: Any) -> Tensor | None:

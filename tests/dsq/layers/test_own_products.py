@@ -129,7 +129,7 @@ def with_einsum(self, x):
 
 
 def with_bmm(self, x):
-    return torch.bmm(torch.bmm(x.expand(2, 48, 32), self.a), self.b)
+    return torch.bmm(torch.bmm(x, self.a), self.b)
 
 
 def in_a_loop(self, x):
@@ -138,7 +138,8 @@ def in_a_loop(self, x):
 
 def grouped(self, x):
     rows = torch.tensor([40, 96], dtype=torch.int32)
-    return F.grouped_mm(F.grouped_mm(x.flatten(0, 1), self.a, offs=rows), self.b, offs=rows)
+    y = F.grouped_mm(F.grouped_mm(x.flatten(0, 1), self.a, offs=rows), self.b, offs=rows)
+    return y.mul(2)  # in the backward of grouped_mm PyTorch takes no expanded gradient
 
 
 FORWARDS = [
@@ -213,15 +214,9 @@ def test_they_are_compiled_copied_and_trained_with_the_whole_stash(made):
 
 
 def test_few_rows_to_a_matrix_are_multiplied_plain():
-    net = dsq.convert(written(FORWARDS[3]), dsq.DSQConfig(levels="[4,4,4,16]"))
-    x = torch.randn(2, 8, 32)
-    assert torch.equal(torch.bmm(torch.bmm(x, net.a), net.b), torch.bmm(torch.bmm(x, net.a), net.b))
-    assert torch.equal(net.written(net, x.expand(2, 8, 32)) if False else _few(net, x), _few(dsq.unconvert(net), x))
-
-
-def _few(net, x):
-    net.written = lambda self, x: torch.bmm(torch.bmm(x, self.a), self.b)
-    return net(x)
+    net, x = dsq.convert(written(FORWARDS[3]), dsq.DSQConfig(levels="[4,4,4,16]")), torch.randn(2, 8, 32)
+    quantised = net(x)
+    assert torch.equal(quantised, dsq.unconvert(net)(x))
 
 
 class Scaled(nn.Module):
