@@ -1,13 +1,14 @@
 # make demo    one translation model trained twice, in fp32 and with DSQ: BLEU, memory, picture; under 6 minutes on two CPU cores
 # make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
 # make test    lint, types and all tests
-# make soak    the tests that take minutes: bytes that malloc holds, kills, failing allocations, every float32
+# make soak    the tests that take minutes: the first hour, bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
-# make fuzz    random calls of the kernels against the reference, MINUTES=1 long
-# make lint    ruff, mypy and the contracts of imports
+# make gpu-compile  every GPU kernel compiled for nine GPUs that need not be there: hours of a core; PART=hot, minutes
+# make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
+# make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
 # make docs    the documentation site, in site/
 # make wheel   dist/: the wheel and the sdist, checked
 # make first-hour  install the wheel in an environment of its own and do there what a person does first
@@ -32,12 +33,13 @@ WHOLE := DSQ_WHOLE=1  # tests that skip for a missing package fail: this environ
 endif
 
 MINUTES ?= 1
+PART ?= all
 DATA ?= data
 TIER ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo evidence test soak sanitize races arm avx512 fuzz lint docs wheel first-hour env
+.PHONY: demo evidence test soak sanitize races arm avx512 gpu-compile fuzz lint docs wheel first-hour env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -49,10 +51,11 @@ evidence: $(DEV)
 	$(PYTHON) -m analysis.evidence table
 
 test: lint
-	$(WHOLE) $(PYTHON) -m pytest -n auto --dist loadfile
+	$(WHOLE) $(PYTHON) -m pytest -n auto --dist worksteal
 
 soak: $(DEV)
-	$(PYTHON) -m pytest -m soak
+	$(WHOLE) $(PYTHON) -m pytest -m soak
+	.ci/first-hour $(PYTHON)
 
 # the sanitizers' own libraries come before Python's; leaks are Python's and PyTorch's own
 sanitize: $(DEV)
@@ -76,14 +79,22 @@ arm: $(DEV)
 avx512: $(DEV)
 	.ci/avx512 $(PYTHON)
 
+gpu-compile: $(DEV)
+	$(PYTHON) -m analysis.gpu.compiled --part $(PART)
+
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)
+	$(PYTHON) -m tests.bad_input.fuzz --minutes $(MINUTES)
 
 lint: $(DEV)
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m mypy
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
+	$(PYTHON) -m validate_pyproject pyproject.toml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 docs: $(DEV)
 	$(PYTHON) -m mkdocs build --strict --quiet
@@ -95,7 +106,7 @@ wheel: $(DEV)
 	$(PYTHON) -m twine check --strict dist/*
 
 first-hour:
-	.ci/first-hour $(or $(BASE_PYTHON),python3)
+	.ci/first-hour $(BASE_PYTHON)
 
 env: $(DEV)
 

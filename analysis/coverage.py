@@ -16,8 +16,7 @@ from torch import nn
 
 import dsq
 from analysis.models import GPT, TRANSFORMERS, encoder, transformer
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table
 
 WIDTH, LAYERS, HEADS, VOCABULARY, TOKENS = 128, 2, 4, 512, 64
 Made = tuple[nn.Module, dict[str, Any]]  #: a model and its inputs

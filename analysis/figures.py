@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from dsq.command.files import write_whole
+from dsq.command import write_whole
 
 #: Okabe and Ito's colours: told apart with any colour vision; line styles and markers differ besides
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table
 from dsq.gradient_check import compare
 
 WIDTH, WORDS, LONGEST, BATCH, PAIRS = 128, 5000, 24, 64, 12_000

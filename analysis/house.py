@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from analysis import ROOT
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table
 
 PROG = "python -m analysis.house"
 ROOMS = ("dsq", "kernels", "costmodel", "fairseq_plugin", "analysis")

@@ -259,7 +259,7 @@ def seconds() -> dict[str, float]:
 
 def compare_times(other: Path, rounds: int) -> None:
     """Print a row a call: milliseconds, the ratio, and the spread of the ratio and of the other tree's to itself."""
-    from dsq.command.table import table
+    from dsq.command import table
 
     times: list[list[dict[str, float]]] = [[], [], []]
     for turn in range(rounds):
@@ -303,7 +303,7 @@ def _run(tree: Path, what: str, *arguments: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from dsq.command.parser import OneLineParser, count, guarded
+    from dsq.command import OneLineParser, count, guarded
 
     parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("other", type=Path, help="root of the other checkout, its kernels built")

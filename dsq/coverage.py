@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark.utils.timer import timer as wall_clock  # waits for a GPU
 from torch.utils.flop_counter import FlopCounterMode
 
-from dsq.command.table import table
+from dsq.command import table
 from dsq.conversion import as_plain, converted
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
 from dsq.left_plain import Unquantised, unquantised

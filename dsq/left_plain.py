@@ -45,7 +45,7 @@ def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
 
 
 def _quantises(module: nn.Module) -> bool:
-    """Return whether ``module`` is converted, unless it was seen to multiply by none of its matrices (own_products.py)."""
+    """Return whether ``module`` is converted, and was not seen to multiply by none of its matrices."""
     return isinstance(module, Quantised) and not getattr(module, "idle", False)
 
 

@@ -67,12 +67,6 @@ def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     return schedule
 
 
-def parse_named_levels(text: str) -> tuple[str | None, tuple[Precision, ...]]:
-    """Return the format's name (None without one) and the schedule of a text such as "fixed:[16,16,16,16]"."""
-    name, colon, levels = text.rpartition(":")
-    return name.strip().lower() if colon else None, parse_levels(levels)
-
-
 def levels_text(levels: Iterable[Precision]) -> str:
     """Return the text of a schedule, which ``parse_levels`` reads back."""
     return " ".join(map(str, levels))

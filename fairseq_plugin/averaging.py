@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.command.files import check_writable
-from dsq.command.parser import OneLineParser
+from dsq.command import OneLineParser, check_writable
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import InputError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
-from dsq.command.parser import fail
+from dsq.command import fail
 from dsq.process_memory import give_memory_back
 
 INSTALL = (

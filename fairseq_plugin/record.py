@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 import dsq.workload
-from dsq.command.files import write_text
+from dsq.command import write_text
 from fairseq_plugin import stash
 from fairseq_plugin.flags import InputError
 from fairseq_plugin.state import DSQState

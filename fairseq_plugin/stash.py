@@ -36,32 +36,23 @@ class Measured:
 
 @contextlib.contextmanager
 def sampled(levels: list[Measured], scheduler: dsq.PrecisionScheduler, model: nn.Module) -> Iterator[None]:
-    """Measure the training step within the block, one of EVERY, and add it to its level's of ``levels``."""
+    """Measure the training step within the block, one of EVERY, and add it to its level's of ``levels``.
+
+    The graph of each converted linear is weighed right after its forward. Parameters are no stash.
+    """
     level = scheduler.level
     if scheduler.work[level].updates % EVERY:
         yield
         return
-    with measured(model) as found:
+    seen = Observation(model, once=False)
+    try:
         yield
-    levels[level] += found
+    finally:
+        seen.end()
+    levels[level] += Measured(seen.nbytes, seen.input_bytes, seen.layers, 1)
 
 
 def history(scheduler: dsq.PrecisionScheduler, found: list[Measured]) -> list[dict[str, Any]]:
     """The work at each level, as ``scheduler.history`` has it, with the stash ``found`` there."""
     levels = scheduler.history()["levels"]
     return [{**level, **one.mean()} for level, one in zip(levels, found, strict=True)]
-
-
-@contextlib.contextmanager
-def measured(model: nn.Module) -> Iterator[Measured]:
-    """Measure the forward passes of ``model`` within the block; the result is complete when the block ends.
-
-    The graph of each converted linear is weighed right after its forward. Parameters are no stash.
-    """
-    result, seen = Measured(), Observation(model, once=False)
-    try:
-        yield result
-    finally:
-        seen.end()
-    result.stash_bytes, result.stash_bytes_fp32 = seen.nbytes, seen.input_bytes
-    result.linears_called, result.steps = seen.layers, 1

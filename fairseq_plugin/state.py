@@ -36,7 +36,7 @@ class DSQState(nn.Module):
         self.config = config
         #: as of a run without end, in which no fraction comes to pass, until ``set_total_updates``
         self.scheduler = quiet(config.scheduler, sys.maxsize)
-        self.trained_level = 0  #: that of the last update: a checkpoint may already hold the level of the next
+        self.trained_level = 0  #: the level of the last update: a checkpoint may already hold the next update's
         self.stash = [Measured() for _ in config.levels]
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
 

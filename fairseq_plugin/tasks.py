@@ -32,8 +32,8 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False  #: the run begins with DSQ anew, whatever its checkpoint says
     dsq_save_dir = ""
-    dsq_total_updates = 0  #: of the run, from the first epoch on; 0: nothing bounds it
-    dsq_updates_before = 0  #: without DSQ, in the checkpoint that it began from
+    dsq_total_updates = 0  #: updates of the run, from the first epoch on; 0: nothing bounds it
+    dsq_updates_before = 0  #: updates without DSQ, in the checkpoint that the run began from
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
     _dsq_trainer: Callable[[], Any]  #: weak, as the trainer has the task
@@ -118,11 +118,11 @@ class DSQTask(FairseqTask):
 
     @property
     def dsq_updates(self) -> int:
-        """Those of ``dsq_total_updates`` that are made with DSQ; 0: nothing bounds them."""
+        """The updates of the run that are made with DSQ; 0: nothing bounds them."""
         return updates_left(self.dsq_total_updates, self.dsq_updates_before) or 0
 
     def _set_learning_rate(self) -> None:
-        """That of the next update, after a rise: a run that is resumed there begins with it."""
+        """Set the next update's learning rate after a rise, so that a run that is resumed there begins with it."""
         if self.dsq_state is not None and self.dsq_state.config.lr_at_rise == "restart":
             self._dsq_trainer().lr_step_update()
 

@@ -6,8 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from analysis.bench import process
-from dsq.command.files import make_folder
-from dsq.command.parser import OneLineParser, count, guarded
+from dsq.command import OneLineParser, count, guarded, make_folder
 
 #: part -> where its races are, imported when asked for: a function of rounds
 RACES = {

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.timing import Call, Race, keep_freed_memory, race
-from dsq.command.files import write_text
-from dsq.command.table import as_csv, table
+from dsq.command import as_csv, table, write_text
 from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
 from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend

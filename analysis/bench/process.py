@@ -32,9 +32,7 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from analysis.models import GPT
 from analysis.timing import host_clock
-from dsq.command.files import write_text
-from dsq.command.parser import count
-from dsq.command.table import as_csv
+from dsq.command import as_csv, count, write_text
 from dsq.process_memory import resident
 
 LEVELS = "[8,4,4,8]"

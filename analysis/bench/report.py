@@ -9,8 +9,7 @@ import pandas as pd
 
 from analysis.figures import BLUE, GREY, ORANGE, look, save
 from analysis.timing import TRUSTED_STRAY, Race
-from dsq.command.files import write_text
-from dsq.command.table import as_csv, table
+from dsq.command import as_csv, table, write_text
 
 _COLORS = {"usual": ORANGE, "in chunks": BLUE}
 _MARKERS = {"none": "x", "late": "1", "first": "o"}

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from analysis.bench.steps import AUTOCAST, LEVELS, blocks, gpt, step, train
 from analysis.stash.allocator import Count, figures, step_bytes
-from dsq.command.files import write_text
-from dsq.command.table import as_csv, table
+from dsq.command import as_csv, table, write_text
 
 MIB = 2**20
 BLOCKS = ("fp32", AUTOCAST, *LEVELS, *(f"{levels}, whole" for levels in LEVELS))

@@ -16,8 +16,7 @@ from analysis.evidence.comparison import PAGE, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.session import Session
 from analysis.evidence.suite import load_suite
-from dsq.command.files import write_text
-from dsq.command.parser import OneLineParser, count, guarded
+from dsq.command import OneLineParser, count, guarded, write_text
 
 PROG = "python -m analysis.evidence"
 

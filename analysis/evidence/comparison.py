@@ -10,7 +10,7 @@ from typing import Any
 from analysis import ROOT
 from analysis.evidence.ledger import Key, Row, difference
 from analysis.evidence.suite import FP32, SEEDS, Suite, Task
-from dsq.command.table import table
+from dsq.command import table
 
 PAGE = ROOT / "docs" / "evidence.md"
 YARDSTICK = "bf16 autocast"

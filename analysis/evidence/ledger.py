@@ -11,8 +11,7 @@ from typing import Any
 
 from analysis import ROOT
 from analysis.evidence.suite import IN_NATS, Suite, Task
-from dsq.command.files import turn_at, write_text
-from dsq.command.table import as_csv
+from dsq.command import as_csv, turn_at, write_text
 
 LEDGER = ROOT / "analysis" / "results" / "evidence.csv"
 #: what decides a run's numbers, but for the suite

@@ -15,8 +15,7 @@ from resource import struct_rusage
 from analysis import ROOT
 from analysis.evidence.ledger import difference, enter, read_rows, revision
 from analysis.evidence.suite import FP32, SEEDS, Run, Suite, locate
-from dsq.command.files import make_folder
-from dsq.command.processor import processor
+from dsq.command import make_folder, processor
 
 
 class Session:

@@ -12,8 +12,7 @@ import torch
 from analysis.evidence.loop import Result, train
 from analysis.evidence.problems import make
 from analysis.evidence.suite import Setting, Task, load_suite, locate
-from dsq.command.files import write_text
-from dsq.command.parser import OneLineParser, guarded
+from dsq.command import OneLineParser, guarded, write_text
 
 PROG = "python -m analysis.evidence.training"
 

@@ -18,7 +18,7 @@ from analysis.evidence.suite import Setting, Task
 from analysis.experiments.data import Data
 from analysis.experiments.text import read_lines
 from analysis.experiments.train import FLOAT, Training, run
-from dsq.command.files import make_folder, turn_at, write_text
+from dsq.command import make_folder, turn_at, write_text
 
 USER = Path(__file__).with_name("fairseq_user") / "dsq_evidence"
 #: the variable of the environment that USER reads

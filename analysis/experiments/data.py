@@ -12,12 +12,12 @@ from typing import Any
 from analysis.experiments import text
 from analysis.experiments.fairseq_run import fairseq
 from analysis.experiments.text import LabelledSentences, ParallelText
-from dsq.command.files import make_folder, turn_at, write_text
+from dsq.command import make_folder, turn_at, write_text
 
 KINDS = ("parallel", "labelled")
 #: the files of fairseq's pretrained RoBERTa
 PRETRAINED = ("model.pt", "dict.txt", "encoder.json", "vocab.bpe")
-#: SHA-256 of those that are GPT-2's, as tiktoken_ext/openai_public.py of github.com/openai/tiktoken has them
+#: SHA-256 of the files that are GPT-2's, as tiktoken_ext/openai_public.py of github.com/openai/tiktoken has them
 SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",

@@ -16,9 +16,7 @@ import matplotlib.pyplot as plt
 from analysis.experiments import run
 from analysis.experiments.recipe import RECIPES, load_experiment, plan
 from analysis.figures import BLUE, GREY, look, save
-from dsq.command.files import refuse_used, write_text
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import as_csv, table
+from dsq.command import OneLineParser, as_csv, guarded, refuse_used, table, write_text
 
 PROG = "python -m analysis.experiments.demo"
 RECIPE = RECIPES / "demo.toml"

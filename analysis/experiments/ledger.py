@@ -22,14 +22,11 @@ from analysis import ROOT
 from analysis.experiments.recipe import Experiment, PlannedRun
 from analysis.experiments.train import FLOAT
 from costmodel.paper.run_cost import weighed
-from dsq.command.files import turn_at, write_text
-from dsq.command.processor import processor
-from dsq.command.readers import read_text
-from dsq.command.table import as_csv
+from dsq.command import as_csv, processor, read_text, turn_at, write_text
 
 Row = dict[str, Any]
 FILE = "ledger.csv"
-#: of dsq.DSQConfig: what decides a run's numbers; a later option joins them by being in a recipe
+#: the fields of DSQConfig that decide a run's numbers; a later option joins them by being in a recipe
 _OPTIONS = (
     *("levels", "format", "box", "box_axis", "rounding", "exclude", "units", "patience", "threshold"),
     *("fraction_bits", "eval_full_precision"),
@@ -94,11 +91,15 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
     }
 
 
+#: those that every reader of a ledger needs
+COLUMNS = ("recipe", "run", "score", "levels", "format", "seed")
+
+
 def read_ledger(path: Path) -> list[Row]:
     """Its rows, all texts. Raises ValueError where it is none."""
-    rows: list[Row] = list(csv.DictReader(read_text(path).splitlines()))
-    if rows and not {"recipe", "run", "score"} <= set(rows[0]):
-        raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no columns recipe, run and score")
+    rows: list[Row] = list(csv.DictReader(read_text(path).splitlines(), restval=""))
+    if rows and (absent := [name for name in COLUMNS if name not in rows[0]]):
+        raise ValueError(f"{path}: is no ledger of analysis.experiments.run: it has no column {absent[0]}")
     return rows
 
 
@@ -141,7 +142,7 @@ class Configuration:
     """The runs of a recipe that differ in their seeds alone."""
 
     recipe: str
-    name: str  #: that of its runs, without the seed
+    name: str  #: the name of its runs, without the seed
     rows: tuple[Row, ...]
 
     @property

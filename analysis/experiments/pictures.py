@@ -26,7 +26,7 @@ Point = tuple[float, float]  #: cost, score
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats, rising in cost and score."""
+    """The points that no other point beats, rising in cost and score."""
     found: list[Point] = []
     for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
         if not found or score > found[-1][1]:

@@ -41,7 +41,7 @@ from costmodel.paper.run_cost import Cost
 from costmodel.workloads.named import load_workload
 from dsq import formats
 from dsq.arguments import choice, flag, number, whole_number
-from dsq.command.readers import read_toml
+from dsq.command import read_toml
 from dsq.precision import parse_levels
 
 RECIPES = Path(__file__).with_name("recipes")
@@ -62,7 +62,7 @@ class RunGrid:
 class Experiment:
     """A recipe as it was read."""
 
-    name: str  #: of its file
+    name: str  #: the name of its file
     title: str
     data: Data
     training: dict[str, Scalar]
@@ -76,7 +76,7 @@ class Experiment:
 class PlannedRun:
     """One run of an experiment."""
 
-    name: str  #: of its folder; unique in the experiment
+    name: str  #: the name of its folder; unique in the experiment
     label: str
     paper: float | None
     options: dict[str, Scalar]  #: fields of DSQConfig; levels as text

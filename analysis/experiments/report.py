@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.experiments.ledger import Configuration, Row, configurations, read_ledger
-from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import is_missing, table
+from dsq.command import OneLineParser, guarded, is_missing, make_folder, table, write_text
 
 PROG = "python -m analysis.experiments.report"
 #: columns of a ledger that tell a configuration, in the order of the table
@@ -21,7 +19,7 @@ _OPTIONS = (
     *("label", "format", "levels", "rise_at", "threshold", "lr_at_rise", "rounding", "box", "box_axis", "stash"),
     *("exclude", "tied", "attention", "fraction_bits", "units", "patience", "eval_full_precision"),
 )
-#: those that decide nothing but where a plateau ends a level
+#: the columns that decide nothing but where a plateau ends a level
 _AT_PLATEAUS = ("threshold", "patience")
 COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
 COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}

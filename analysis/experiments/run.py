@@ -30,9 +30,7 @@ from analysis.experiments.ledger import FILE, add_row, place, read_ledger, row
 from analysis.experiments.recipe import Experiment, PlannedRun, check, load_experiment, plan
 from analysis.experiments.train import Training
 from costmodel.paper.run_cost import Cost
-from dsq.command.files import make_folder
-from dsq.command.parser import OneLineParser, count, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, count, guarded, make_folder, table
 
 PROG = "python -m analysis.experiments.run"
 POLL_SECONDS, PROGRESS_SECONDS = 1.0, 60.0

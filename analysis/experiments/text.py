@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dsq.command.files import write_text
+from dsq.command import write_text
 
 SPLITS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 _OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 #: the names of columns that MNLI and QNLI have instead of ours
 _OWN_NAMES = {"gold_label": "label", "question": "sentence1"}
-SHA256_FILE = "text.sha256"  #: of a folder that was made of text
+SHA256_FILE = "text.sha256"  #: the file of a folder that was made of text, with its SHA-256
 
 
 @dataclass(frozen=True)

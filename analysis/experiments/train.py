@@ -27,9 +27,7 @@ from analysis.experiments.data import Data, add_flags, data_of, prepare
 from analysis.experiments.fairseq_run import command_line, fairseq, hypotheses, records, show
 from costmodel.cli.commands import estimate
 from costmodel.cli.main import parser
-from dsq.command.files import make_folder, refuse_used, write_text
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, make_folder, refuse_used, table, write_text
 from dsq.precision import DEFAULT_LEVELS, levels_text
 
 PROG = "python -m analysis.experiments.train"
@@ -71,7 +69,7 @@ class Training:
 
     data: Data
     levels: str = LEVELS  #: or FLOAT
-    flags: tuple[str, ...] = ()  #: of dsq-train besides; they come last, so that they override DEFAULTS
+    flags: tuple[str, ...] = ()  #: flags of dsq-train besides; they come last, so that they override DEFAULTS
     prepared: str = ""  #: folder of the binary data, where trainings share it; "": the training's own
 
     @staticmethod

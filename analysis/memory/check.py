@@ -22,8 +22,7 @@ from analysis.stash.allocator import figures
 from costmodel.model.memory import peak_memory
 from costmodel.model.operations import Workload
 from dsq.arguments import choice
-from dsq.command.parser import OneLineParser, guarded
-from dsq.command.table import table
+from dsq.command import OneLineParser, guarded, table
 
 Record = dict[str, Any]
 MEGA = 1e6

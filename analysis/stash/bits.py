@@ -7,7 +7,7 @@ gradient is computed with every choice of bits on the same batches, products exa
 
     error   norm of the difference of the gradients of all parameters over the norm of float32's
     bits    kept for the backward, of each token and unit of width, the loss's own aside
-Writes analysis/results/stash_bits.csv and .png.
+Writes analysis/results/stash_bits.csv.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import lzma
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -27,49 +27,39 @@ from analysis.models import GPT
 from dsq.stash import table
 
 WIDTH, BLOCKS, HEADS, LENGTH, BATCH = 192, 4, 6, 256, 8
+Setup = tuple[str, str, dict[str, Any], dict[str, int], dict[Any, Any]]
 _LINEAR = {function: row for function, row in table.TABLE.items() if row is table.products.plain_linear}
-_NONE: dict[str, int] = {}
-#: name -> (policy, options, bits over the policy's own by what is kept, rows)
-SETUPS: dict[str, tuple[str, dict, dict[str, int], dict]] = {
-    "linears alone, 4": ("bfp", {"bits": 4}, _NONE, _LINEAR),
-    "all at 4": ("bfp", {"bits": 4}, _NONE, table.TABLE),
-    "attention 6": ("bfp", {"bits": 4}, {"attention": 2, "softmax": 2}, table.TABLE),
-    "attention 5, activation 5": ("bfp", {"bits": 4}, {"attention": 1, "activation": 1}, table.TABLE),
-    "attention 6, activation 5": ("bfp", {"bits": 4}, {"attention": 2, "activation": 1}, table.TABLE),
-    "attention 6, activation 6": ("bfp", {"bits": 4}, {"attention": 2, "activation": 2}, table.TABLE),
-    "attention 6, activation 6, norm 5": (
-        "bfp",
-        {"bits": 4},
-        {"attention": 2, "activation": 2, "norm": 1},
-        table.TABLE,
-    ),
-    "attention 6, activation 6, norm 6": (
-        "bfp",
-        {"bits": 4},
-        {"attention": 2, "activation": 2, "norm": 2},
-        table.TABLE,
-    ),
-    "attention 7, activation 6, norm 6": (
-        "bfp",
-        {"bits": 4},
-        {"attention": 3, "activation": 2, "norm": 2},
-        table.TABLE,
-    ),
-    "all at 5": ("bfp", {"bits": 5}, _NONE, table.TABLE),
-    "all at 6": ("bfp", {"bits": 6}, _NONE, table.TABLE),
-    "all at 8": ("bfp", {"bits": 8}, _NONE, table.TABLE),
-    "all at 4, stochastic": ("bfp", {"bits": 4, "rounding": "stochastic"}, _NONE, table.TABLE),
-    "mesa": ("mesa", {}, _NONE, table.TABLE),
-    "gact 4": ("gact", {"bits": 4}, _NONE, table.TABLE),
-    "gact 4, snvint": ("gact", {"bits": 4, "format": "snvint"}, _NONE, table.TABLE),
-    "gact 5, snvint": ("gact", {"bits": 5, "format": "snvint"}, _NONE, table.TABLE),
-}
+#: bits over the policy's own of "attention and softmax, activation, norm" at 4 bits
+_MORE = ((2, 0, 0), (1, 1, 0), (2, 1, 0), (2, 2, 0), (2, 2, 1), (2, 2, 2), (3, 2, 2))
+
+
+def _more(attention: int, activation: int, norm: int) -> Setup:
+    more = {"attention": attention, "softmax": attention, "activation": activation, "norm": norm}
+    name = ", ".join(f"{kind} {4 + n}" for kind, n in more.items() if n and kind != "softmax")
+    return name, "bfp", {"bits": 4}, more, table.TABLE
+
+
+def _all(name: str, policy: str, **options: Any) -> Setup:
+    return name, policy, options, {}, table.TABLE
+
+
+#: (name, policy, options, bits over the policy's own by what is kept, rows)
+SETUPS: tuple[Setup, ...] = (
+    ("linears alone, 4", "bfp", {"bits": 4}, {}, _LINEAR),
+    *(_all(f"all at {bits}", "bfp", bits=bits) for bits in (4, 5, 6, 8)),
+    *(_more(*more) for more in _MORE),
+    _all("all at 4, stochastic", "bfp", bits=4, rounding="stochastic"),
+    _all("mesa", "mesa"),
+    _all("gact 4", "gact", bits=4),
+    *(_all(f"gact {bits}, snvint", "gact", bits=bits, format="snvint") for bits in (4, 5)),
+)
 
 
 @contextmanager
-def applied(model: nn.Module, name: str) -> Iterator[None]:
+def applied(
+    model: nn.Module, policy: str, options: dict[str, Any], more: dict[str, int], rows: dict[Any, Any]
+) -> Iterator[None]:
     """The model under a setup."""
-    policy, options, more, rows = SETUPS[name]
     controller = dsq.stash.apply(model, policy, **options)
     if policy == "bfp":
         controller.more = more  # type: ignore[attr-defined]
@@ -103,8 +93,8 @@ def errors(model: nn.Module, text: Tensor, updates: int) -> list[dict]:
     source = batches(text, seed=1)
     fixed = [next(source) for _ in range(4)]
     exact = [gradient(model, x, y) for x, y in fixed]
-    for name in SETUPS:
-        with applied(model, name):
+    for name, policy, options, more, table_rows in SETUPS:
+        with applied(model, policy, options, more, table_rows):
             found = [gradient(model, x, y) for x, y in (fixed[:1] if name.startswith("gact") else []) + fixed]
         found = found[-len(fixed) :]
         error = sum(float((g - e).square().sum()) for (g, _), (e, _) in zip(found, exact, strict=True)) ** 0.5
@@ -117,21 +107,6 @@ def errors(model: nn.Module, text: Tensor, updates: int) -> list[dict]:
 def bits_of(nbytes: int) -> float:
     """Bits of a token, a unit of width and a block."""
     return 8 * nbytes / (BATCH * LENGTH * WIDTH * BLOCKS)
-
-
-def picture(rows: pd.DataFrame, path: Path) -> None:
-    """Bits against error after the most updates, a point a setup; the line is the error of the linears' stash alone."""
-    late = rows[rows.updates == rows.updates.max()]
-    alone = late[late.setup == "linears alone, 4"].error.iloc[0]
-    figure, axes = plt.subplots(figsize=(8, 5))
-    axes.axhline(alone, color="grey", linestyle="--", label="the linears' inputs alone at 4 bits")
-    for row in late[late.setup != "linears alone, 4"].itertuples():
-        axes.plot(row.bits, row.error, "o", color="tab:blue" if "gact" not in row.setup else "tab:orange")
-        axes.annotate(row.setup, (row.bits, row.error), xytext=(4, 4), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="bits of a token, a unit of width and a block", ylabel="error of the whole gradient", yscale="log")
-    axes.set_title(f"a GPT after {late.updates.iloc[0]} updates")
-    axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def main() -> None:
@@ -158,7 +133,6 @@ def main() -> None:
         if update in args.updates:
             rows += errors(model, text, update)
             pd.DataFrame(rows).to_csv(args.out / "stash_bits.csv", index=False)
-    picture(pd.DataFrame(rows), args.out / "stash_bits.png")
 
 
 if __name__ == "__main__":

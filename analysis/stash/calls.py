@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import dsq
-from dsq.command.table import table
+from dsq.command import table
 
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("", {}),

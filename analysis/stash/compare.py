@@ -1,4 +1,4 @@
-"""Every stash policy side by side: bytes, peak, step time and gradient error, beside the smallest stash possible.
+"""Every stash policy side by side: bytes, peak, step time and gradient error.
 
     python -m analysis.stash.compare --out RUN
     python -m analysis.stash.compare --out RUN --models resnet --only bfp selective
@@ -14,7 +14,6 @@ Random weights and data.
     stash     MiB kept at the end of the forward (dsq.stash.measure); weights and the batch excluded
     held      MiB that malloc holds at the end of the forward, above what it holds between steps, counted in a process
               of its own (analysis.stash.allocator); the loss keeps nothing
-    least     MiB: every saved value at the policy's bits, or what was measured once
     peak      MiB that it holds at most during forward and backward, counted likewise
     time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
     error     |g - g0| / |g0| over all gradients, g0 from the plain model; for a stochastic policy the mean over seeds
@@ -40,18 +39,16 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from analysis.figures import BLUE, GREEN, GREY, ORANGE, look, save
+from analysis.figures import BLUE, GREEN, GREY, look, save
 from analysis.stash.allocator import HeldBytes, figures, step_bytes
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach, loss_that_keeps_nothing
 from analysis.timing import in_turns, keep_freed_memory
 from dsq import stash
-from dsq.command.files import make_folder, write_text
-from dsq.command.parser import OneLineParser, count, guarded
-from dsq.command.table import as_csv, table
+from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.stash.compare"
 MIB = 2**20
-SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "held, MiB": ".1f", "least, MiB": ".1f", "peak, MiB": ".0f"}
+SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "held, MiB": ".1f", "peak, MiB": ".0f"}
 SHOWN |= {"time": ".2f", "error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 MODELS = ["encoder", "resnet", "boundaries", "compiled"]
 MEASURED = ["sizes", "gradients", "times"]
@@ -67,7 +64,6 @@ class Bench:
         self.x, self.y = case.batch()
         case.prepare(self.plain, self.x)
         self.gradient = self.step(self.plain)
-        self.stash = stash.measure(lambda: self.plain(self.x)).nbytes / MIB
 
     def step(self, model: nn.Module) -> Tensor:
         """Forward and backward; all gradients in one vector."""
@@ -88,7 +84,7 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], see
     if "sizes" in measured:
         claimed, step = sizes(setup)
         made |= {"stash, MiB": claimed / MIB, "held, MiB": step.stash / MIB}
-        made |= {"least, MiB": setup.least(bench.stash), "peak, MiB": step.peak / MIB}
+        made |= {"peak, MiB": step.peak / MIB}
     if measured == ["sizes"]:
         return made
     model, controllers = trained(setup, bench)
@@ -105,7 +101,7 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], see
 
 def trained(setup: PolicySetup, bench: Bench) -> tuple[nn.Module, list[Any]]:
     """The model under a setup after two steps (estimates and caches exist, gact has adapted), and its controllers."""
-    model, controllers = attach(copy.deepcopy(bench.plain), setup.policies)
+    model, controllers = attach(copy.deepcopy(bench.plain), setup.name)
     bench.step(model)
     bench.step(model)
     return model, controllers
@@ -137,7 +133,7 @@ def count_setup(number: int) -> list[int]:
     torch.manual_seed(0)
     model, (x, _) = case.model(), case.batch()
     case.prepare(model, x)
-    model, _ = attach(model, setup.policies)
+    model, _ = attach(model, setup.name)
     step = step_bytes(loss_that_keeps_nothing(model, x))
     return [stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left]
 
@@ -174,7 +170,7 @@ def read(file: Path) -> list[Row]:
 
 @look()
 def draw(results: pd.DataFrame, path: Path) -> None:
-    """Write the picture: bars of the bytes held with a tick at the least possible, then dots of error and time."""
+    """Write the picture: bars of the bytes held, then dots of error and time."""
     groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]
     heights = [len(rows) + 2 for _, rows in groups]
     timed = bool(results["time"].notna().any())
@@ -202,16 +198,12 @@ def draw(results: pd.DataFrame, path: Path) -> None:
 
 def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     places = range(len(rows))
-    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62, label="held at the end of the forward")
-    least = rows["least, MiB"]
-    axes.plot(least, places, linestyle="", marker="|", markersize=11, markeredgewidth=2, color=ORANGE, label="least")
-    ends = rows[["held, MiB", "least, MiB"]].max(axis=1)
-    for place, value, end in zip(places, rows["held, MiB"], ends, strict=True):
-        axes.annotate(f"{value:.1f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.barh(places, rows["held, MiB"], color=BLUE, height=0.62)
+    for place, value in zip(places, rows["held, MiB"], strict=True):
+        axes.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(places, rows["setup"], fontsize=9)
-    axes.set_xlabel("held, MiB")
+    axes.set_xlabel("held at the end of the forward, MiB")
     axes.set_title(name, loc="left", fontweight="bold")
-    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
 
 
 def _dots(axes: Axes, rows: pd.DataFrame, column: str, label: str, color: str, marker: str) -> None:

@@ -1,4 +1,10 @@
-"""What analysis.stash.compare compares: models, policies with their options, and the smallest stash each could have."""
+"""What analysis.stash.compare compares: models, and the policies that a setup's name says.
+
+A name is policies with " + " between them, in the order of applying: "bfp 4" and "snvint 4" (policy bfp, that format),
+"mesa", "gact 4", "gact 4 of bfp", "gact 4 CB1" (the last two with uniform bits), "selective", "checkpoint",
+"wtacrs 0.3", "wtacrs 0.3 products", and levels, "[16,4,4,16]", of dsq.convert. "around X": a GPT calls its blocks with
+a checkpoint, plain or packed in X. "blocks compiled" and "one graph" compile what the others are applied to.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from analysis.models import GPT, encoder, resnet20
 from dsq import stash
+from dsq.formats import format_class
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class TrainingCase:
         x.requires_grad_(self.note.startswith("input"))
 
 
-def _encoder_batch() -> tuple[Tensor, Tensor]:
-    return torch.randn(16, 128, 512), torch.randn(16, 128, 512)
+def _values(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(shape), torch.randn(shape)
 
 
 def _images() -> tuple[Tensor, Tensor]:
@@ -53,10 +60,6 @@ def _next_words(logits_BTV: Tensor, words_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1), words_BT.flatten())
 
 
-def _compiled_batch() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 256, 256), torch.randn(4, 256, 256)
-
-
 def loss_that_keeps_nothing(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     """A loss whose gradient is random, for counting what the model alone keeps: F.mse_loss keeps the model's output,
     and its result lies in memory of that size too (PyTorch 2.13, CPU)."""
@@ -66,30 +69,48 @@ def loss_that_keeps_nothing(model: nn.Module, x: Tensor) -> Callable[[], Tensor]
 
 
 CASES = {
-    "encoder": TrainingCase(encoder, _encoder_batch, F.mse_loss),
-    "encoder, SDPA": TrainingCase(lambda: encoder(sdpa=True), _encoder_batch, F.mse_loss),
+    "encoder": TrainingCase(encoder, partial(_values, 16, 128, 512), F.mse_loss),
+    "encoder, SDPA": TrainingCase(lambda: encoder(sdpa=True), partial(_values, 16, 128, 512), F.mse_loss),
     "resnet": TrainingCase(resnet20, _images, F.cross_entropy),
     "resnet, norms": TrainingCase(resnet20, _images, F.cross_entropy, "norms only, BN eval"),
     "resnet, input": TrainingCase(resnet20, _images, F.cross_entropy, "input only, BN eval"),
     "boundaries": TrainingCase(lambda: GPT(256, 2048, 256, 12, 4, dropout=0.0), _words, _next_words),
-    "compiled": TrainingCase(lambda: encoder(4, 256, 4, 1024, sdpa=True), _compiled_batch, F.mse_loss),
+    "compiled": TrainingCase(lambda: encoder(4, 256, 4, 1024, sdpa=True), partial(_values, 4, 256, 256), F.mse_loss),
 }
-
-#: (policy, options), in the order of applying; "dsq.convert" is the converter of linears, with its levels; "around" is
-#: what a GPT calls its blocks with; "compile" compiles the blocks one by one, or the model as one graph
-Policy = tuple[str, dict[str, Any]]
-Policies = tuple[Policy, ...]
-Smallest = float | Callable[[float], float] | None
+_ANY: tuple[str, ...] = (
+    "plain",
+    "checkpoint",
+    "bfp 4",
+    "bfp 2",
+    "snvint 4",
+    "snvint 2",
+    "mesa",
+    "gact 4",
+    "gact 2",
+    "gact 4 of bfp",
+)
+_ANY += ("gact 4 of snvint", "selective", "wtacrs 0.3", "selective + bfp 4", "checkpoint + bfp 4")
+_WTACRS = ("wtacrs 0.3 + bfp 4", "wtacrs 0.3 products", "wtacrs 0.3 products + bfp 4", "wtacrs 0.3 products + bfp 2")
+NAMES: dict[str, tuple[str, ...]] = {
+    "encoder": (*_ANY, "[16,4,4,16]", *_WTACRS, "gact 4 CB1"),
+    "encoder, SDPA": ("plain", "bfp 4"),
+    "resnet": _ANY,
+    "resnet, norms": ("plain", "selective"),
+    "resnet, input": ("plain", "selective"),
+    "boundaries": ("plain", "around checkpoint", "around bfp 4", "around snvint 4", "around bfp 2"),
+    "compiled": (
+        *("plain", "blocks compiled", "bfp 4", "blocks compiled + bfp 4", "one graph + bfp 4"),
+        *("mesa", "blocks compiled + mesa", "one graph + mesa"),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class PolicySetup:
-    """One row: a case under policies."""
+    """One row: a case under the policies that the name says."""
 
-    name: str
     case: str
-    policies: Policies = ()
-    smallest: Smallest = None  #: MiB, or from the plain stash's MiB; None: not known
+    name: str
 
     @property
     def model(self) -> str:
@@ -98,122 +119,48 @@ class PolicySetup:
 
     @property
     def row_name(self) -> str:
-        """The setup's name, and who needs a gradient, where that is not every parameter."""
-        note = CASES[self.case].note
+        """The setup's name, and what its case changes."""
+        note = CASES[self.case].note or self.case.partition(", ")[2]
         return f"{self.name} ({note})" if note else self.name
 
     @property
     def stochastic(self) -> bool:
         """Whether the gradient is drawn."""
-        return any(name in ("mesa", "gact", "wtacrs") for name, _ in self.policies)
-
-    def least(self, plain: float) -> float | None:
-        """The smallest stash possible, MiB, where the plain one is ``plain``."""
-        return self.smallest(plain) if callable(self.smallest) else self.smallest
+        return any(name in self.name for name in ("mesa", "gact", "wtacrs"))
 
 
-def attach(model: nn.Module, policies: Policies) -> tuple[nn.Module, list[Any]]:
-    """Apply them to a model, in place; the model to call, and the controllers."""
-    controllers = []
-    for name, options in policies:
-        if name == "dsq.convert":
-            dsq.convert(model, dsq.DSQConfig(**options))
-        elif name == "around":
-            model.around = options["call"]
-        elif name == "compile" and options["whole"]:
+SETUPS = tuple(PolicySetup(case, name) for case, names in NAMES.items() for name in names)
+
+
+def attach(model: nn.Module, name: str) -> tuple[nn.Module, list[Any]]:
+    """Apply the policies of a name to a model, in place; the model to call, and the controllers."""
+    controllers: list[Any] = []
+    for part in name.split(" + "):
+        first, *words = part.split()
+        if first.startswith("["):
+            dsq.convert(model, dsq.DSQConfig(levels=first))  # type: ignore[arg-type]
+        elif first == "around":
+            around: Any = partial(checkpoint, use_reentrant=False)
+            if words[0] != "checkpoint":
+                around = partial(stash.packed_checkpoint, fmt=format_class(words[0])(int(words[1])))
+            model.around = around
+        elif part == "one graph":
             model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
-        elif name == "compile":
+        elif part == "blocks compiled":
             for block in list(model.children())[:-1]:
                 block.compile()
-        else:
-            controllers.append(stash.apply(model, name, **options))
+        elif first != "plain":
+            policy, options = _policy(first, words)
+            controllers.append(stash.apply(model, policy, **options))
     return model, controllers
 
 
-def bits_a_value(bits: float, masks: float = 0.0) -> Callable[[float], float]:
-    """Every saved fp32 value in ``bits`` bits, beside ``masks`` MiB of exact masks."""
-    return lambda plain: plain * bits / 32 + masks
-
-
-_BFP4, _BFP2 = (("bfp", {"bits": bits, "format": "bfp"}) for bits in (4, 2))
-_SNVINT4, _SNVINT2 = (("bfp", {"bits": bits, "format": "snvint"}) for bits in (4, 2))
-_MESA = ("mesa", dict[str, Any]())
-_CHECKPOINT, _SELECTIVE = ("checkpoint", dict[str, Any]()), ("selective", dict[str, Any]())
-_WTA, _WTA_PRODUCTS = ("wtacrs", {"ratio": 0.3}), ("wtacrs", {"ratio": 0.3, "products": True})
-_BLOCKS, _GRAPH = ("compile", {"whole": False}), ("compile", {"whole": True})
-_SAME = bits_a_value(32)  #: as much as PyTorch keeps: every parameter trains
-#: MiB: a bit for each of the 92 MiB of fp32 values that the ResNet's ReLUs put out
-_RELU_BITS = 92 / 32
-#: MiB: without 0.7 of the inputs of the linears, 28 MiB a block
-_WTA_LEAST = 432.2 - 0.7 * 6 * 28
-_PRODUCTS_LEAST = 264.0
-_SDPA = 384.6
-#: MiB: the inputs of all blocks but the first, whose is the batch, and of the last norm
-_BOUNDARIES, _BATCH = 24.0, 4.0
-_CODED = _BOUNDARIES + _BATCH
-
-
-def _around(call: Callable[..., Any]) -> Policy:
-    return "around", {"call": call}
-
-
-def _gact(bits: int, **options: Any) -> Policy:
-    return "gact", {"bits": bits, **options}
-
-
-def _of_any_model(case: str, masks: float = 0.0) -> tuple[PolicySetup, ...]:
-    rows: tuple[tuple[str, Policy, float], ...] = (
-        ("bfp 4", _BFP4, 4.5),
-        ("bfp 2", _BFP2, 2.5),
-        ("snvint 4", _SNVINT4, 4.5),
-        ("snvint 2", _SNVINT2, 2.5),
-        ("mesa", _MESA, 8),
-        ("gact 4", _gact(4), 4.25),
-        ("gact 2", _gact(2), 2.25),
-        ("gact 4, uniform bits", _gact(4, adapt_interval=None), 4.25),
-        ("gact 4 over BFP", _gact(4, format="bfp", adapt_interval=None), 4.5),
-        ("gact 4 over snvint", _gact(4, format="snvint", adapt_interval=None), 4.5),
-    )
-    return tuple(PolicySetup(name, case, (policy,), bits_a_value(bits, masks)) for name, policy, bits in rows)
-
-
-SETUPS = (
-    PolicySetup("plain", "encoder", smallest=_SAME),
-    PolicySetup("SDPA", "encoder, SDPA", smallest=_SDPA),
-    PolicySetup("checkpoint", "encoder", (_CHECKPOINT,), _BOUNDARIES),
-    PolicySetup("dsq.convert [16,4,4,16], linears", "encoder", (("dsq.convert", {"levels": "[16,4,4,16]"}),)),
-    *_of_any_model("encoder"),
-    PolicySetup("selective", "encoder", (_SELECTIVE,), _SAME),
-    PolicySetup("wtacrs 0.3", "encoder", (_WTA,), _WTA_LEAST),
-    PolicySetup("wtacrs 0.3 + bfp 4", "encoder", (_WTA, _BFP4), _WTA_LEAST * 4.5 / 32),
-    PolicySetup("wtacrs 0.3, products", "encoder", (_WTA_PRODUCTS,), _PRODUCTS_LEAST),
-    PolicySetup("wtacrs 0.3, products + bfp 4", "encoder", (_WTA_PRODUCTS, _BFP4), _PRODUCTS_LEAST * 4.5 / 32),
-    PolicySetup("wtacrs 0.3, products + bfp 2", "encoder", (_WTA_PRODUCTS, _BFP2), _PRODUCTS_LEAST * 2.5 / 32),
-    PolicySetup("selective + bfp 4", "encoder", (_SELECTIVE, _BFP4), bits_a_value(4.5)),
-    PolicySetup("checkpoint + bfp 4", "encoder", (_CHECKPOINT, _BFP4), _CODED * 4.5 / 32),
-    PolicySetup("gact 4, CB1", "encoder", (_gact(4, level="CB1", adapt_interval=None),), _CODED * 4.25 / 32),
-    PolicySetup("SDPA + bfp 4", "encoder, SDPA", (_BFP4,), (_SDPA + _BATCH) * 4.5 / 32),
-    PolicySetup("plain", "resnet"),
-    PolicySetup("checkpoint", "resnet", (_CHECKPOINT,)),
-    *_of_any_model("resnet", _RELU_BITS),
-    PolicySetup("selective", "resnet", (_SELECTIVE,), _SAME),
-    PolicySetup("wtacrs 0.3", "resnet", (_WTA,)),
-    PolicySetup("selective + bfp 4", "resnet", (_SELECTIVE, _BFP4), bits_a_value(4.5, _RELU_BITS)),
-    PolicySetup("checkpoint + bfp 4", "resnet", (_CHECKPOINT, _BFP4)),
-    PolicySetup("plain", "resnet, norms"),
-    PolicySetup("selective", "resnet, norms", (_SELECTIVE,), 121.0),
-    PolicySetup("plain", "resnet, input"),
-    PolicySetup("selective", "resnet, input", (_SELECTIVE,), 23.0),
-    PolicySetup("plain", "boundaries"),
-    PolicySetup("checkpoint", "boundaries", (_around(partial(checkpoint, use_reentrant=False)),)),
-    PolicySetup("bfp 4", "boundaries", (_around(partial(stash.packed_checkpoint, fmt=dsq.BFP(4))),)),
-    PolicySetup("snvint 4", "boundaries", (_around(stash.packed_checkpoint),)),
-    PolicySetup("bfp 2", "boundaries", (_around(partial(stash.packed_checkpoint, fmt=dsq.BFP(2))),)),
-    PolicySetup("plain", "compiled"),
-    PolicySetup("blocks compiled", "compiled", (_BLOCKS,)),
-    *(
-        PolicySetup(f"{name}{how}", "compiled", (*compiled, policy))
-        for name, policy in (("bfp 4", _BFP4), ("mesa", _MESA))
-        for how, compiled in (("", ()), (", blocks compiled", (_BLOCKS,)), (", one graph", (_GRAPH,)))
-    ),
-)
+def _policy(first: str, words: list[str]) -> tuple[str, dict[str, Any]]:
+    if first in ("bfp", "snvint"):
+        return "bfp", {"bits": int(words[0]), "format": first}
+    if first == "wtacrs":
+        return "wtacrs", {"ratio": float(words[0]), "products": "products" in words}
+    if first == "gact":
+        options: dict[str, Any] = {"format": words[-1]} if "of" in words else {"level": "CB1"} if "CB1" in words else {}
+        return "gact", {"bits": int(words[0])} | options | ({"adapt_interval": None} if options else {})
+    return first, {}

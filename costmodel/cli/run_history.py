@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.cli.format_options import sizes
-from costmodel.cli.query import described_setup
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import Setup, described_setup, sizes
 from dsq.arguments import whole_number
-from dsq.command.readers import check_pattern, read_json
+from dsq.command import check_pattern, read_json
 from dsq.precision import Precision
 
 

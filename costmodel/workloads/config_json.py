@@ -218,7 +218,10 @@ class _Config:
 
     def rotary(self, default: float) -> float:
         """The part of each head that rotary positions turn, by whichever field states it."""
-        stated = {**self.data, **(self.data.get("rope_parameters") or {})}
+        rope = self.data.get("rope_parameters") or {}
+        if not isinstance(rope, dict):
+            raise ValueError(f"config {self.where}: field rope_parameters must be an object, not {rope!r}")
+        stated = {**self.data, **rope}
         value = stated.get("partial_rotary_factor", stated.get("rotary_pct", default))
         if not isinstance(value, int | float) or not 0 < value <= 1:
             raise ValueError(f"config {self.where}: field partial_rotary_factor must be above 0 to 1, not {value!r}")

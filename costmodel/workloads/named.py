@@ -11,7 +11,7 @@ from costmodel.names import completed
 from costmodel.workloads import config_json, workload_file
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
-from dsq.command.readers import read_json
+from dsq.command import read_json
 
 _FILE = Path(__file__).with_name("models.toml")
 _IWSLT = "its IWSLT14 recipe's 10k joint BPE (8848 and 6632 types) with the decoder's embeddings tied"

@@ -36,7 +36,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
 from dsq.stash.controller import APPLIED, Controller
-from dsq.stash.interception import traced_in
+from dsq.stash.interception import TablePolicy, traced_in
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
 
@@ -101,7 +101,9 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     controller = entry.attach(model, **options)
     controller.name = policy
     controller.undo.append((_forget, (model, policy)))
-    controller.until_removed(model.register_forward_pre_hook(_RefuseCompiled(_compiled_calls(model)), prepend=True))
+    traces = isinstance(controller, TablePolicy) and controller.traced_codec() is not None
+    refuse = _RefuseCompiled(_compiled_calls(model), traces)
+    controller.until_removed(model.register_forward_pre_hook(refuse, prepend=True))
     applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
@@ -171,10 +173,11 @@ class _RefuseCompiled:
     under torch.func, which takes neither saved-tensor hooks nor the table's autograd functions."""
 
     known: set[Callable[..., Any]]
+    traces: bool  #: whether a compiler may trace the policy into a graph around the model
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
-            if not traced_in():
+            if not (self.traces and traced_in()):
                 raise RuntimeError(_COMPILE_BEFORE)
             return
         given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is

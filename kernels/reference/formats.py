@@ -131,8 +131,10 @@ def _e4m3_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 
 def _e4m3_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    boxes, tensor = scales[:-1], scales[-1].long()
-    size = (boxes % SIGN).view(torch.float8_e4m3fn).double() * _unit(tensor - BIAS, fmt)
+    boxes, tensor = scales[:-1].long(), scales[-1].long()
+    field, mantissa = boxes % SIGN >> 3, boxes & 7  # 127, which no kernel writes, is 480 here, not OCP's NaN
+    size = torch.where(field == 0, 2 * mantissa, 8 + mantissa) * _power_of_two(field - 10)
+    size *= _unit((tensor - BIAS).clamp(*SignedNVInt.exponents), fmt)
     step = torch.where(boxes >= SIGN, -size, size)
     return torch.where(tensor == NAN_EXPONENT, torch.nan, step).view(layout.box_shape(fmt.box))
 

@@ -1,32 +1,39 @@
 """Two checkouts side by side: what differs is named, and a process runs on the dsq of the tree that is given."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from analysis import ROOT, revisions
 
-CHANGED = f"""import sys
-sys.path.remove(sys.path[0])
-sys.path.insert(0, {str(ROOT)!r})
-del sys.modules["dsq"]
-import dsq
-right = dsq.quantize
-dsq.quantize = lambda *given, **how: 2 * right(*given, **how)
-"""
 
-
-def test_what_a_changed_tree_changes_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other dsq doubles what quantize gives, and packs as this one does."""
-    (tmp_path / "dsq").mkdir()
-    (tmp_path / "dsq" / "__init__.py").write_text(CHANGED)
-    assert revisions.compare_bits(tmp_path, "pack sbfp") == 2
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(", first ")[0] for line in said[:2]] == [
-        f"pack sbfp, {threads} threads: 192 of 960 differ" for threads in (1, 2)
+def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    new = {"a": {"y": "1", "dx": "2"}, "b": {"y": "3"}, "c": {"error": "raised E: bad"}}
+    old = {"a": {"y": "1", "dx": "4"}, "b": {"y": "3"}, "c": {"y": "5"}}
+    monkeypatch.setattr(revisions, "_run", lambda tree, *_: json.dumps(new if tree == ROOT else old))
+    assert revisions.compare_bits(Path("other"), "") == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "c: raised E: bad",
+        "a: 1 of 2 differ, first dx: 4 -> 2",
+        "c: 2 of 2 differ, first y: 5 -> none",
+        "2 of 3 cases differ, 4 digests",
     ]
-    assert " quantize: " in said[0]
-    assert said[2] == "2 of 2 cases differ, 1,920 digests"
+
+
+def test_a_digest_is_of_type_shape_and_values() -> None:
+    x = torch.tensor([1.0, 2.0, torch.nan])
+    others = [x.double(), x[None], -x, x.flip(0), x[:2]]
+    assert len({revisions._digest(it) for it in (x, *others)}) == 6
+    assert revisions._digest(x) == revisions._digest(torch.tensor([1.0, 2.0, -torch.nan]))
+
+
+def test_a_process_runs_on_the_dsq_of_the_tree(tmp_path: Path) -> None:
+    (tmp_path / "dsq").mkdir()
+    (tmp_path / "dsq" / "__init__.py").write_text("raise RuntimeError('the other dsq')")
+    with pytest.raises(ValueError, match=r"the process with the dsq of .* failed: (?s:.*)the other dsq"):
+        revisions.compare_bits(tmp_path, "")
 
 
 def test_no_case_is_refused() -> None:

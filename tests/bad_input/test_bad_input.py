@@ -16,6 +16,7 @@ import torch
 import yaml
 
 import dsq
+from tests.bad_input import fuzz
 from tests.threads import threads
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
@@ -110,6 +111,15 @@ def test_command(place: Path, program: str, case: str, line: str, monkeypatch: p
     left = [path.name for path in Path("out").rglob("*") if path.is_file() and path.suffix != ".log"]
     assert set(left) <= {".turn"}  # by which processes take turns
     assert re.sub(r"^.*?: error: ", "", lines[0]).startswith(line)
+
+
+def test_some_malformed_files(tmp_path: Path) -> None:
+    """Many more: make fuzz."""
+    faults = []
+    for number in range(100):
+        (tmp_path / str(number)).mkdir()
+        faults.append(fuzz.case(number, tmp_path / str(number)))
+    assert list(filter(None, faults)) == []
 
 
 @pytest.mark.filterwarnings("ignore")

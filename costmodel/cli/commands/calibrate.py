@@ -7,7 +7,7 @@ from typing import Any
 
 from costmodel.cli.output import Answer, Record, Section
 from costmodel.hardware.hardware import load_hardware
-from dsq.command.files import check_writable, write_text
+from dsq.command import check_writable, write_text
 
 
 def run(arguments: argparse.Namespace) -> Answer:

@@ -93,10 +93,10 @@ def _first_principles(arguments: argparse.Namespace, workload: Workload, setups:
     reference = evaluate(workload, unit, hardware)
     records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
     shown = {"setup": "", "dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
-    shown |= {"multiplier_Tbit": ",.0f", "arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
+    shown |= {"arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
     notes = [
-        f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
-        "width, summed over multiply-accumulates; linears stash: what the converted layers keep for the "
+        f"a training step; dram and arithmetic: relative to {unit}; linears "
+        "stash: what the converted layers keep for the "
         "backward; model saved: what the whole model keeps.",
         times_note(hardware),
     ]

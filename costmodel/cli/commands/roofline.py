@@ -11,7 +11,7 @@ from costmodel.model.operations import Group, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
 from costmodel.model.traffic import transfers
-from dsq.command.files import write_whole
+from dsq.command import write_whole
 
 
 def run(arguments: argparse.Namespace) -> Answer:

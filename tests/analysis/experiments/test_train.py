@@ -50,23 +50,20 @@ def test_a_training_that_has_ended_is_not_gone_on_with(tmp_path: Path, monkeypat
     assert trained == ["3", "4"]
 
 
-def write_pairs_that_agree(path: Path, count: int, seed: int) -> None:
-    """Pairs of sentences that say the same or not."""
-    draw, rows = random.Random(seed), ["label\tsentence1\tsentence2"]
+def write_table(path: Path, count: int, seed: int) -> None:
+    """Sentences that are good or bad."""
+    draw, rows = random.Random(seed), ["label\tsentence"]
     for _ in range(count):
-        who, what, other = draw.choice(["hund", "katze"]), *draw.sample(["frisst", "schläft", 'sagt "ja'], 2)
-        same = draw.random() < 0.5
-        rows.append(
-            "\t".join(("same" if same else "other", f"der {who} {what}", f"es {what if same else other} {who}"))
-        )
+        label = draw.choice(["good", "bad"])
+        rows.append(f'{label}\t{draw.choice(["this", "that"])} {draw.choice(["film", "play"])} "is {label}')
     path.write_text("\n".join(rows) + "\n")
 
 
 def test_classification_from_tables_to_results(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write_pairs_that_agree(tmp_path / "toy.train.tsv", 64, 0)
-    write_pairs_that_agree(tmp_path / "toy.dev.tsv", 16, 1)
+    write_table(tmp_path / "toy.train.tsv", 64, 0)
+    write_table(tmp_path / "toy.dev.tsv", 16, 1)
     out = tmp_path / "run"
-    given = ["--data", str(tmp_path), "--task", "toy", "--out", str(out), "--vocab", "40", *SMALL]
+    given = ["--data", str(tmp_path), "--task", "toy", "--out", str(out), "--vocab", "30", *SMALL]
     given += ["--max-epoch", "1", "--batch-size", "16"]
     assert train.main(given) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -308,20 +308,33 @@ def test_a_copy_runs_eager_blocks_and_is_packed_too():
     assert torch.equal(gradient(twin), gradient(eager))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("order", ["apply, compile", "apply, module.compile", "apply, block.compile", "run, apply"])
-def test_a_compiled_model_and_blocks_compiled_later_are_refused(order, backend):
+@pytest.mark.parametrize(
+    "policy, order",
+    [
+        ("bfp", "run, apply"),
+        ("bfp", "apply, block.compile"),
+        ("mesa", "apply, compile"),
+        ("gact", "apply, compile"),
+    ],
+)
+def test_what_was_compiled_around_or_inside_of_a_policy_is_refused(policy, order):
     model = made("fused attention")
-    run = torch.compile(model, backend=backend) if order in ("apply, compile", "run, apply") else model
+    run = torch.compile(model, backend="eager") if order in ("apply, compile", "run, apply") else model
     if order == "run, apply":
         run(X)
-    apply(model, "bfp")
-    if order.endswith("module.compile"):
-        model.compile(backend=backend)
-    elif order.endswith("block.compile"):
-        model.blocks[0].compile(backend=backend)
+    apply(model, policy)
+    if order.endswith("block.compile"):
+        model.blocks[0].compile(backend="eager")
     with pytest.raises(RuntimeError, match=r"does not work inside torch\.compile"):
         run(X).sum().backward()
+
+
+def test_bfp_is_traced_into_a_graph_that_is_compiled_around_it():
+    model, eager = made("fused attention"), made("fused attention")
+    apply(model, "bfp")
+    apply(eager, "bfp")
+    model.compile(backend="aot_eager")
+    assert error(gradient(model), gradient(eager)) < 0.05
 
 
 def test_compiled_models_that_a_policy_cannot_reach_are_refused():

@@ -1,0 +1,363 @@
+"""What all commands share: errors of one line, files that appear whole or not at all, tables, the machine's name.
+
+A user's mistake ends in one line on stderr and exit status 2, with neither usage text nor traceback.
+"""
+
+import argparse
+import contextlib
+import csv
+import errno
+import io
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+
+def fail(prog: str, message: object) -> NoReturn:
+    """Print ``prog: error: message`` as one line on stderr and leave with status 2."""
+    print(_line(prog, message), file=sys.stderr)
+    raise SystemExit(2)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse without the usage text before its error line, and descriptions as they are written. Subcommands made by
+    it are of this class too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        fail(self.prog, message)
+
+
+def count(text: str) -> int:
+    """argparse's type of how many there are of something: a whole number from 1."""
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"accepted are whole numbers from 1, got {text!r}")
+
+
+def guarded(prog: str, work: Callable[[], object]) -> int:
+    """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line, or
+    lacked a package; 130 after Ctrl-C.
+
+    Where the reader of standard output has gone (``| head``), or never was (``>&-``), there is nothing left to say: 0.
+    """
+    if sys.stdout is None:  # closed before Python started
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    try:
+        work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own flush at exit succeeds
+    except KeyboardInterrupt:
+        print(_line(prog, "interrupted"), file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(_line(prog, error), file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        print(_line(prog, f"{package} is not installed: pip install 'dsq-torch[plots]'"), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _line(prog: str, message: object) -> str:
+    text = " ".join(str(message).splitlines())
+    if len(text) > 1000:  # an argument or a field of a file may be as long as it likes
+        text = f"{text[:700]} ... {text[-200:]}"
+    return f"{prog}: error: {text}"
+
+
+STDOUT = "-"
+
+
+def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a temporary file that ends as ``path`` does, and put that in place of ``path`` in one step.
+
+    Readers see the old file or the new one. Standard output, a device or a FIFO is never replaced: it gets the bytes.
+    Raises ValueError, naming ``path``, where it cannot be written.
+    """
+    try:
+        special = _is_special(path)
+        target = Path(os.path.realpath(path))
+        with tempfile.TemporaryDirectory(dir=None if special else target.parent, prefix=".dsq-") as folder:
+            temporary = Path(folder) / target.name
+            write(temporary)
+            if special:
+                _copy(temporary, path)
+                return
+            if target.exists():
+                shutil.copymode(target, temporary)
+            os.replace(temporary, target)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ValueError(f"output {path} cannot be written: {error.strerror}") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """write_whole of ``text`` as UTF-8."""
+    write_whole(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise ValueError, before any work is done, where write_whole could not write to ``path``."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ValueError(f"output {path} is a folder: name a file")
+    if _is_special(path):
+        if _standard(path) is None and not os.access(path, os.W_OK):
+            raise ValueError(f"output {path} cannot be written: Permission denied")
+        return
+    if not target.parent.is_dir():
+        raise ValueError(f"output {path} cannot be written: there is no folder {target.parent}")
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise ValueError(f"output {path} cannot be written: {error.strerror}") from None
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder --out, before the work whose results go there. Raises ValueError where none can be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror}; give a directory that can be written to") from None
+
+
+@contextlib.contextmanager
+def turn_at(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for ``folder``, which exists."""
+    import fcntl  # of Unix alone, as are the commands that share folders
+
+    descriptor = os.open(folder / ".turn", os.O_RDWR | os.O_CREAT)  # NFS locks no folder, nor what is only read
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_used(out: Path, otherwise: str = "") -> None:
+    """Raise ValueError where --out is there and more than an empty folder; ``otherwise`` ends the message."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory{otherwise}")
+
+
+def _is_special(path: str | Path) -> bool:
+    """Whether ``path`` names something other than a file that may be replaced. Raises OSError for a folder."""
+    if _standard(path) is not None:
+        return True
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return target.exists() and not target.is_file()
+
+
+def _copy(made: Path, path: str | Path) -> None:
+    stream = _standard(path)
+    with made.open("rb") as source:
+        if stream is None:
+            with open(path, "wb") as target:
+                shutil.copyfileobj(source, target)
+        else:
+            stream.flush()
+            shutil.copyfileobj(source, stream.buffer)
+            stream.flush()
+
+
+def _standard(path: str | Path) -> TextIO | None:
+    """sys.stdout or sys.stderr where ``path`` is it: "-", /dev/stdout, or the file that it was redirected to."""
+    if str(path) == STDOUT:
+        return sys.stdout
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return stream
+    return None
+
+
+Record = Mapping[str, Any]
+
+
+def table(records: Sequence[Record], columns: Mapping[str, str] | None = None, markdown: bool = False) -> str:
+    """``records`` as text, a line each.
+
+    ``columns``: the fields to show, in order, each with its format spec ("" as ``str`` writes it); without it, all
+    fields of the first record. "-" stands for a field that is missing, None or NaN. Columns of text are aligned to the
+    left, others to the right. ``markdown``: with the bars of a Markdown table.
+    """
+    from tabulate import tabulate  # not needed to parse a command line
+
+    specs = dict.fromkeys(records[0] if records else (), "") if columns is None else columns
+    text: str = tabulate(
+        [[_cell(record.get(name), spec) for name, spec in specs.items()] for record in records],
+        [name.replace("_", " ") for name in specs],
+        tablefmt="pipe" if markdown else "simple",
+        disable_numparse=True,
+        colalign=["left" if _is_text(records, name) else "right" for name in specs] if records else None,
+    )
+    return text
+
+
+def _cell(value: Any, spec: str) -> str:
+    if is_missing(value):
+        return "-"
+    return str(value) if isinstance(value, str) else f"{value:{spec}}" if spec else str(value)
+
+
+def _is_text(records: Sequence[Record], name: str) -> bool:
+    return isinstance(next((r[name] for r in records if not is_missing(r.get(name))), None), str)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether ``value`` is None or NaN."""
+    return value is None or value != value  # only NaN differs from itself
+
+
+def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
+    """``records`` as CSV with a head: every field that any of them has; empty where one lacks it, or it is None or NaN.
+
+    ``spec``: the format of floats, "" for all their digits.
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for record in records:
+        values = [record.get(name) for name in names]
+        writer.writerow(["" if is_missing(v) else f"{v:{spec}}" if isinstance(v, float) else v for v in values])
+    return text.getvalue()
+
+
+@cache
+def processor() -> str:
+    """The CPU's name, family, model and stepping, as Linux gives them; elsewhere what Python knows."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        first = ""
+    facts = dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
+    named = [facts[name] for name in ("model name", "cpu family", "model", "stepping") if name in facts]
+    return " ".join(named) or platform.processor() or platform.machine()
+
+
+MOST_BYTES = 64 * 2**20
+MOST_DEPTH = 50  #: of lists and tables in one another
+MOST_PATTERN = 1000  #: characters of a regular expression
+MOST_REPEATS = 4  #: + and * and {n,} of a regular expression
+#: a key of TOML with more parts takes tomllib time that grows with their square
+_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
+
+_REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
+
+
+def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
+    """The text of a regular file of at most ``most`` bytes, in UTF-8; errors call it ``label``, or by its path."""
+    label = label or str(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO without a writer does not wait
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError(f"{label} cannot be read: accepted are regular files")
+            content = file.read(most + 1)
+    except OSError as error:
+        raise ValueError(f"{label} cannot be read: {error.strerror}") from None
+    if len(content) > most:
+        raise ValueError(f"{label} is larger than {most:,} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{label} is not text: {error.reason} at byte {error.start:,}") from None
+
+
+def read_json(path: str | Path, label: str = "") -> Any:
+    """The data of a JSON file."""
+    return _parsed(path, label, "JSON", lambda text: json.loads(text, parse_float=_finite, parse_constant=_finite))
+
+
+def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
+    """The data of a TOML file."""
+
+    def parse(text: str) -> Any:
+        if _LONG_KEY.search(text):
+            raise ValueError("a key has more than 50 parts")
+        return tomllib.loads(text, parse_float=_finite)
+
+    data: dict[str, Any] = _parsed(path, label, "TOML", parse)
+    return data
+
+
+def check_pattern(label: str, text: str) -> None:
+    """Raise ValueError for a regular expression that could take for ever: of a file, which somebody else wrote.
+
+    Accepted are MOST_PATTERN characters with MOST_REPEATS repetitions without limit, none of them within another.
+    """
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{label} must be a regular expression: {error}") from None
+    bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", text)  # escapes and classes hold no repetition
+    if len(text) > MOST_PATTERN or len(_REPEAT.findall(bare)) > MOST_REPEATS or _repeats_a_choice(bare):
+        limits = f"{MOST_PATTERN} characters and {MOST_REPEATS} repetitions, none of a group with a choice in it"
+        raise ValueError(f"{label}: accepted are regular expressions of at most {limits}")
+
+
+def _repeats_a_choice(bare: str) -> bool:
+    """Whether a group that may match in several ways is repeated: the time of such a pattern can grow exponentially."""
+    choices = [False]  #: of each open group, whether something in it may match in several ways
+    for place, character in enumerate(bare):
+        if character == "(":
+            choices.append(False)
+        elif character == ")" and len(choices) > 1:
+            inner = choices.pop()
+            if inner and _REPEAT.match(bare, place + 1):
+                return True
+            choices[-1] |= inner
+        elif character in "*+{|" or (character == "?" and bare[place - 1 : place] != "("):
+            choices[-1] = True
+    return False
+
+
+def _parsed(path: str | Path, label: str, kind: str, parse: Any) -> Any:
+    text, label = read_text(path, label=label), label or str(path)
+    try:
+        data = parse(text)
+        _check_depth(data)
+    except RecursionError:
+        raise ValueError(f"{label} is nested too deeply to be read") from None
+    except ValueError as error:
+        raise ValueError(f"{label} is not {kind}: {error}") from None
+    return data
+
+
+def _finite(text: str) -> float:
+    number = float(text.replace("_", ""))
+    if not math.isfinite(number):
+        raise ValueError(f"numbers must be finite, got {text[:40]}")
+    return number
+
+
+def _check_depth(data: Any) -> None:
+    level = [data]
+    for _ in range(MOST_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [it for values in inner for it in values]
+    if level:
+        raise RecursionError

@@ -1,0 +1,175 @@
+"""Malformed files to every command that reads one: python -m tests.bad_input.fuzz --minutes 10 (part of make fuzz).
+
+Each case is drawn from its number alone: ``--first NUMBER --cases 1`` repeats it. A command ends within ten seconds,
+with status 0 and finite numbers, or with status 2 and one line of at most 1,200 characters; never with a traceback.
+"""
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from analysis import ROOT
+from analysis.experiments import report
+from costmodel.cli import main as cost
+
+SECONDS = 10
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 2}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100}
+LLAMA |= {"max_position_embeddings": 128, "rope_parameters": {"rope_type": "default"}}
+GEMM = {"op": "gemm", "name": "fc", "M": 64, "K": 32, "N": 16}
+POINTWISE = {"op": "pointwise", "name": "norm", "kind": "norm", "rows": 64, "width": 32}
+JSON: dict[str, Any] = {
+    "gpt2": {**GPT2, "vocab_size": 100, "n_positions": 128},
+    "llama": LLAMA,
+    "workload": {"costmodel": 1, "name": "mine", "tokens": 64, "operations": [GEMM, POINTWISE]},
+    "history": {
+        "format": "bfp",
+        "exclude": "fc.*",
+        "levels": [{"precision": [4, 4, 4, 16], "updates": 3, "tokens": 9}],
+    },
+}
+HARDWARE = (ROOT / "costmodel" / "hardware" / "profiles" / "h100.toml").read_text(encoding="utf-8")
+LEDGER = "recipe,run,score,levels,format,seed\nr,fp32_seed1,80,none,,1\nr,bfp_seed1,79,[4 4 4 16],bfp,1\n"
+LONG = "x" * 100_000
+ODD = (None, True, -1, 0, 1, 7.5, 1e308, 1e-308, 10**30, "", "x", LONG, [], {}, [[]], [None], {"a": 1}, float("nan"))
+ODD_TEXTS = (
+    "[" * 5000,
+    "a=" + "[" * 4096,
+    "a" + ".b" * 20_000 + "=1",
+    "NaN",
+    "1e999",
+    "\x00",
+    "\ufeff",
+    "9" * 5000,
+    LONG,
+)
+
+
+def _mutated(draw: random.Random, data: Any) -> Any:
+    """A copy in which some values are odd, gone, or somewhere else."""
+    data = copy.deepcopy(data)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at = data
+        while isinstance(at, dict | list) and at:
+            key = draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if draw.random() < 0.5 or not isinstance(at[key], dict | list):
+                if draw.random() < 0.2:
+                    del at[key]
+                else:
+                    at[key] = copy.deepcopy(draw.choice(ODD))
+                break
+            at = at[key]
+    return data
+
+
+def _damaged(draw: random.Random, text: str) -> bytes:
+    """The text cut, with bytes changed, or with something odd in it."""
+    place, content = draw.randrange(len(text) + 1), bytearray(text.encode())
+    if draw.random() < 0.3:
+        return bytes(content[:place])
+    if draw.random() < 0.4:
+        for _ in range(draw.randint(1, 20)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        return bytes(content)
+    return (text[:place] + draw.choice(ODD_TEXTS) + text[place:]).encode()
+
+
+def _toml(draw: random.Random, text: str) -> str:
+    """Numbers and texts of the file changed."""
+    odd = ("inf", "-1", "0", "1e308", "1e-320", '"x"', "[]", "true", "{}", "nan", f'"{LONG}"', "1979-05-27")
+    return re.sub(r"(?<== )[^\n]+", lambda it: draw.choice(odd) if draw.random() < 0.1 else it[0], text)
+
+
+def _file(draw: random.Random, path: Path, kind: str) -> None:
+    special = draw.random()
+    if special < 0.02:
+        os.mkfifo(path)
+    elif special < 0.04:
+        path.symlink_to(draw.choice(["/dev/zero", "/proc/self/mem", path.name, "/dev/full", "."]))
+    elif kind in JSON:
+        data = _mutated(draw, JSON[kind]) if draw.random() < 0.7 else JSON[kind]
+        path.write_bytes(json.dumps(data).encode() if draw.random() < 0.7 else _damaged(draw, json.dumps(data)))
+    else:
+        text = _toml(draw, HARDWARE) if kind == "hardware" else LEDGER
+        path.write_bytes(text.encode() if kind == "hardware" and draw.random() < 0.6 else _damaged(draw, text))
+
+
+def _command(draw: random.Random, folder: Path) -> tuple[Callable[[list[str]], int], list[str]]:
+    kind = draw.choice([*JSON, "hardware", "ledger"])
+    path = folder / f"{kind}.{'csv' if kind == 'ledger' else 'toml' if kind == 'hardware' else 'json'}"
+    _file(draw, path, kind)
+    if kind == "ledger":
+        return report.main, [str(path)]
+    if kind == "hardware":
+        question = draw.choice((["estimate", "[4,4,4,16]"], ["plan"], ["roofline", "[4,4,4,16]"]))
+        return cost.main, [*question, "--hardware", str(path)]
+    if kind == "history":
+        return cost.main, ["estimate", "--history", str(path), "--profile", "paper"]
+    question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["explain", "[8,4,4,8]"], ["roofline", "[8,4,4,8]"]))
+    return cost.main, [*question, "--workload", str(path), *draw.choice(([], ["--json"], ["--hardware", "h100"]))]
+
+
+def case(number: int, folder: Path) -> str | None:
+    """What is wrong with the answer to the case; None: nothing."""
+    draw = random.Random(number)
+    main, arguments = _command(draw, folder)
+    out, error = io.StringIO(), io.StringIO()
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(SECONDS)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            status: Any = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    except BaseException as caught:
+        return f"{' '.join(arguments)}: {type(caught).__name__}: {str(caught)[:300]}"
+    finally:
+        signal.alarm(0)
+    said = error.getvalue()
+    if status == 0 and (main is report.main or not re.search(r"\b(nan|inf|NaN|Infinity)\b", out.getvalue())):
+        return None
+    if status == 2 and said.count("\n") == 1 and len(said) <= 1200:
+        return None
+    return f"{' '.join(arguments)}: status {status}, {out.getvalue()[-200:]!r}, {said[:300]!r}"
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"longer than {SECONDS} seconds")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=10**9)
+    given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))  # a file without an end costs no other process
+    end, number, wrong = time.monotonic() + 60 * given.minutes, given.first, 0
+    while number < given.first + given.cases and time.monotonic() < end:
+        with tempfile.TemporaryDirectory() as folder:
+            if fault := case(number, Path(folder)):
+                print(f"case {number}: {fault}", flush=True)
+                wrong += 1
+        number += 1
+    print(f"{number - given.first} malformed files, {wrong} answered wrongly")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""A mistake ends in one line and exit status 2; files appear whole or not at all; records as tables."""
+
+import fcntl
+import math
+import os
+import platform
+import re
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dsq.command import (
+    OneLineParser,
+    as_csv,
+    check_pattern,
+    check_writable,
+    fail,
+    guarded,
+    make_folder,
+    processor,
+    read_json,
+    read_text,
+    read_toml,
+    refuse_used,
+    table,
+    turn_at,
+    write_text,
+    write_whole,
+)
+
+
+def test_a_regular_file_appears_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "a.csv"
+    write_text(out, "old ü")
+    out.chmod(0o640)
+
+    def half(file):
+        assert file.suffix == ".csv"
+        file.write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_whole(out, half)
+    assert out.read_text(encoding="utf-8") == "old ü"
+    write_text(out, "new")
+    assert out.read_text() == "new"
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["a.csv"]
+
+
+def test_a_symbolic_link_is_followed(tmp_path):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link.txt"
+    link.symlink_to(tmp_path / "real" / "there.txt")
+    for text in ("made", "replaced"):
+        check_writable(link)
+        write_text(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "real" / "there.txt").read_text() == text
+
+
+def test_a_device_and_a_fifo_are_written_through(tmp_path):
+    check_writable("/dev/null")
+    write_text("/dev/null", "gone")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    fifo, read = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: read.append(fifo.read_text()))
+    check_writable(fifo)
+    reader.start()
+    write_text(fifo, "through")
+    reader.join()
+    assert read == ["through"]
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_standard_output_keeps_what_else_was_printed(name, tmp_path):
+    code = f"from dsq.command import *\nname = '{name}'\n"
+    code += "check_writable(name)\nprint('a')\nwrite_text(name, 'b\\n')\nprint('c')"
+    with open(tmp_path / "out", "w") as redirected:
+        subprocess.run([sys.executable, "-c", code], stdout=redirected, check=True)
+    assert (tmp_path / "out").read_text() == "a\nb\nc\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "a\nb\nc\n"
+
+
+def test_what_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path, said in [
+        (tmp_path, "is a folder: name a file"),
+        (tmp_path / "none" / "x", "there is no folder"),
+        (tmp_path / "file" / "x", "there is no folder"),
+        ("/proc/x", "cannot be written"),
+    ]:
+        with pytest.raises(ValueError, match=rf"^output {path} .*{said}"):
+            check_writable(path)
+        with pytest.raises(ValueError, match=rf"^output {path} cannot be written: "):
+            write_text(path, "")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_is_there_may_be_gone_on_with_but_not_taken_for_new(tmp_path):
+    make_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    make_folder(tmp_path / "a")
+    refuse_used(tmp_path / "a" / "b")
+    with pytest.raises(ValueError, match=r"--out .*/a: there already; give a new or empty directory, or x$"):
+        refuse_used(tmp_path / "a", ", or x")
+    with pytest.raises(ValueError, match=r"--out /proc/run: .*; give a directory that can be written to$"):
+        make_folder(type(tmp_path)("/proc/run"))
+
+
+def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path, monkeypatch):
+    """As NFS asks of an exclusive lock: flock(2)."""
+    locked = []
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, _: locked.append(descriptor_of(descriptor)))
+
+    def descriptor_of(descriptor: int) -> tuple[bool, int]:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode), fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+
+    with turn_at(tmp_path):
+        assert locked == [(True, os.O_RDWR)]
+
+
+def test_a_wrong_flag_is_one_line_and_status_2(capsys):
+    parser = OneLineParser(prog="tool")
+    parser.add_subparsers(dest="command").add_parser("run").add_argument("--steps", type=int)
+    for arguments, said in [
+        (["run", "--steps", "x"], "tool run: error: argument --steps: invalid int value: 'x'\n"),
+        (["--no"], "tool: error: unrecognized arguments: --no\n"),
+    ]:
+        with pytest.raises(SystemExit) as left:
+            parser.parse_args(arguments)
+        assert left.value.code == 2
+        assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("error", [ValueError("--out x:\nthere already"), OSError("--out x: there already")])
+def test_guarded_turns_mistakes_into_one_line(error, capsys):
+    def work():
+        raise error
+
+    assert guarded("tool", work) == 2
+    assert capsys.readouterr().err == "tool: error: --out x: there already\n"
+    assert guarded("tool", lambda: None) == 0
+
+
+def test_a_standard_output_that_was_closed_is_no_fault(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert guarded("tool", lambda: sys.stdout.write("said to nobody")) == 0
+
+
+def test_guarded_leaves_faults_of_ours_alone():
+    with pytest.raises(KeyError):
+        guarded("tool", lambda: {}["missing"])
+
+
+def test_fail(capsys):
+    with pytest.raises(SystemExit) as left:
+        fail("tool", "no")
+    assert (left.value.code, capsys.readouterr().err) == (2, "tool: error: no\n")
+
+
+def test_a_reader_that_has_gone_ends_the_command_quietly():
+    code = "from dsq.command import guarded; raise SystemExit(guarded('t', lambda: print('y' * 2**20)))"
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    child.stdout.close()
+    assert (child.wait(), child.stderr.read()) == (0, b"")
+
+
+def test_nothing_heavy_is_imported():
+    code = "import sys, types; sys.modules['dsq'] = types.ModuleType('dsq'); sys.modules['dsq'].__path__ = ['dsq']\n"
+    code += "import dsq.command\n"
+    code += "print({'torch', 'numpy', 'pandas', 'tabulate'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+CPUINFO = """processor\t: 0
+cpu family\t: 6
+model\t\t: 143
+model name\t: Xeon
+stepping\t: 8
+
+processor\t: 1
+model name\t: another
+"""
+
+
+def test_the_processor_is_that_of_the_first_core_and_has_a_name_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: CPUINFO)
+    assert processor.__wrapped__() == "Xeon 6 143 8"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "CPU implementer : 0x41\n")
+    assert processor.__wrapped__() == (platform.processor() or platform.machine())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("x.json", b"[1, NaN]", "is not JSON: numbers must be finite, got NaN"),
+        ("x.json", b"[1e999]", "is not JSON: numbers must be finite, got 1e999"),
+        ("x.json", b"[" * 60 + b"]" * 60, "is nested too deeply to be read"),
+        ("x.json", b"[" * 100_000, "is nested too deeply to be read"),
+        ("x.json", b"1" * 5000, "is not JSON: Exceeds the limit"),
+        ("x.json", b"\xff", "is not text: invalid start byte at byte 0"),
+        ("x.toml", b"a = " + b"[" * 4000, "is nested too deeply to be read"),
+        ("x.toml", b"a" + b".a" * 20_000 + b" = 1", "is not TOML: a key has more than 50 parts"),
+        ("x.toml", b"a = -inf", "is not TOML: numbers must be finite, got -inf"),
+        ("x.toml", b"= [", "is not TOML: Invalid statement"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path} {line}")):
+        (read_json if name.endswith("json") else read_toml)(path)
+
+
+def test_data_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text('{"a": [1, 2.5, "b.c.d"], "e": null}')
+    assert read_json(path) == {"a": [1, 2.5, "b.c.d"], "e": None}
+    path.write_text("a.b = [1_0.5, 2]")
+    assert read_toml(path) == {"a": {"b": [10.5, 2]}}
+
+
+def test_what_is_no_regular_file_or_too_large_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_text("four")
+    for path in (tmp_path / "fifo", "/dev/zero", tmp_path):
+        with pytest.raises(ValueError, match=r"regular files|Is a directory"):
+            read_text(path)
+    with pytest.raises(ValueError, match=r"large is larger than 3 bytes"):
+        read_text(tmp_path / "large", most=3)
+    with pytest.raises(ValueError, match=r"absent cannot be read: No such file"):
+        read_text(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "bad", ["(", "(([a-z0-9_.]+)+)+!", "((a+)b)*", "(a|a)*x", "(a?a?){9,}", ".*.*.*.*.*x", "a" * 1001]
+)
+def test_patterns_that_can_take_for_ever_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match=r"exclude(:| must)"):
+        check_pattern("exclude", bad)
+
+
+@pytest.mark.parametrize(
+    "good", [r"decoder\..*(fc1|fc2)", r"^(?!.*experts).*_proj$", r"layers\.[0-9]+\.", "(?:a.)*b", r"\(\*\+\)"]
+)
+def test_patterns_that_people_write_are_accepted(good: str) -> None:
+    check_pattern("exclude", good)
+
+
+RECORDS = [{"name": "a", "stash_MiB": 1.25, "note": None, "n": 1}, {"name": "bc", "stash_MiB": math.nan, "n": 1000}]
+
+
+def test_columns_are_chosen_and_formatted():
+    assert table(RECORDS, {"name": "", "stash_MiB": ".1f", "n": ",", "other": ".2f"}) == (
+        "name      stash MiB      n    other\n"
+        "------  -----------  -----  -------\n"
+        "a               1.2      1        -\n"
+        "bc                -  1,000        -"
+    )
+
+
+def test_without_columns_all_are_shown_as_they_are():
+    assert table(RECORDS, markdown=True).splitlines() == [
+        "| name   |   stash MiB |   note |    n |",
+        "|:-------|------------:|-------:|-----:|",
+        "| a      |        1.25 |      - |    1 |",
+        "| bc     |           - |      - | 1000 |",
+    ]
+
+
+def test_nothing_is_the_head_alone():
+    assert table([], {"name": ""}).splitlines()[0].strip() == "name"
+    assert table([]) == ""
+
+
+def test_csv_has_every_field_of_any_record():
+    assert as_csv([{"a": 'x,"', "b": 1 / 3}, {"b": math.nan, "c": True, "a": None}], ".3g") == (
+        'a,b,c\n"x,""",0.333,\n,,True\n'
+    )
