@@ -35,7 +35,7 @@ def torch_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | No
 
 
 def safe_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The softmax of dsq.ops.attention, whose rows without a key are zeros."""
+    """The softmax of dsq.ops.products.attention, whose rows without a key are zeros."""
     return Softmax.apply(stash, input, dim, dtype, True)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
-from dsq.linear import Quantised
+from dsq.quantizers import Quantised
 from dsq.stash.controller import Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.interception import ForwardPolicy, intercept
 from dsq.stash.policy import register

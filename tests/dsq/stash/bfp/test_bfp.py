@@ -8,8 +8,7 @@ from torch import nn
 
 import dsq
 from analysis.models import encoder
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import SignedBFP, SignedNVInt
 from dsq.stash import apply, measure
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.gradients import gradient

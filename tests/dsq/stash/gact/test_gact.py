@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import dsq
 from dsq import stash
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import SignedBFP, SignedNVInt
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, allocate
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
