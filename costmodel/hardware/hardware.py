@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.hardware.efficiency import IDEAL, MEASURED, TYPICAL, Efficiency
-from costmodel.names import suggestion
+from costmodel.names import completed
 from dsq.command import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
@@ -172,12 +172,10 @@ def load_hardware(name: str, datasheet: bool = False) -> Hardware:
     """A named profile, or the TOML file at a path; `datasheet`: every efficiency is 1.
 
     Raises ValueError that names a missing or mistyped field."""
-    known, path = profile_names(), Path(name)
-    if name in known:
+    path = Path(name)
+    if path.suffix != ".toml":
+        name = completed("hardware", name, profile_names(), ", or a .toml file")
         path = _PROFILES / f"{name}.toml"
-    elif path.suffix != ".toml":
-        accepted = f"profiles are {', '.join(known)}, or a .toml file"
-        raise ValueError(f"unknown hardware {name!r}: {suggestion(name, known)}{accepted}")
     data = read_toml(path, f"hardware file {name}")
     try:
         return _hardware(data, datasheet)

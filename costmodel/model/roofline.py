@@ -44,7 +44,7 @@ class Floor:
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
 
-    def __truediv__(self, devices: int) -> "Floor":
+    def __truediv__(self, devices: float) -> "Floor":
         """The totals of each of the devices that share these kernels."""
         return Floor(*(whole / devices for whole in vars(self).values()))
 
@@ -119,7 +119,9 @@ def floors(
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
-        launches[kernel] += not getattr(matmul.group.operation, "on_chip", "")  # a fused kernel makes them all
+        op = matmul.group.operation
+        assert isinstance(op, Gemm)
+        launches[kernel] += op.weight or not op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
     reached = hardware.efficiency
@@ -181,5 +183,5 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     """Time of the group's products, run the fastest exact way for the two widths."""
     op, count = matmul.group.operation, matmul.group.count
     assert isinstance(op, Gemm)
-    share = hardware.attention if op.on_chip else 1
+    share = hardware.attention if op.on_chip and not op.weight else 1
     return _rate(matmul, hardware).seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)

@@ -6,7 +6,7 @@ from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.entries import in_layer, layer_of
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import Method, packed_values
+from costmodel.model.memory import OPTIMISERS, Method, is_base, packed_values
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import BF16
 from costmodel.model.roofline import step_floor
@@ -32,38 +32,40 @@ class Step:
         return self.compute + self.packing + self.update + self.exposed
 
 
-def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
-    """Time of a step on each of its devices. Raises ValueError where several devices have no link."""
+def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> Step:
+    """Time of a step of so many batches on each device. Raises ValueError where several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method = replace(method, setup=setup)
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / method.shared_by(1)
-    seconds = float(passes.seconds)
+    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimiser].traffic)
+    seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
     bound = "memory" if (passes + update).memory_bound else "compute"
-    sending, reached = sending_seconds(workload, method, hardware), hardware.efficiency
-    packing = packing_seconds(workload, method, hardware)
+    sending, reached = sending_seconds(workload, method, hardware, micro_batches), hardware.efficiency
+    seconds *= micro_batches
+    packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + float(update.seconds)
     bound = "link" if sending > alone else bound
     return Step(seconds, packing, float(update.seconds), sending, exposed, bound, reached.low, reached.high)
 
 
-def sending_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+def sending_seconds(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> float:
     """Time of what data-parallel devices send in a step, by itself: rings of all devices, a message a layer. Its bytes
     take the slower of the link inside a node and the network between nodes; its hops take a latency each."""
     if method.devices == 1:
         return 0.0
     if not hardware.link:
         raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
-    sent = communication_bytes(workload, method)
+    sent = communication_bytes(workload, method, micro_batches)
     nodes = -(-method.devices // hardware.node) if hardware.node else 1
     slowest = min(hardware.link, hardware.network) if nodes > 1 else hardware.link
     layers = len({layer for op in workload.operations if (layer := layer_of(op))}) + 1
     messages = (3 if method.zero == 3 else 2) * layers  # two gathers and a scatter; or a scatter and a gather
+    messages *= micro_batches if method.zero >= 2 else 1
     between = messages * (nodes - 1)
     inside = messages * (method.devices - 1) - between
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
@@ -91,6 +93,13 @@ def _packing(method: Method, hardware: Hardware) -> list[Pass]:
     codes = method.stash.codes if method.stash else 0
     found = [hardware.passes.get(("pack", codes, phase)) for phase in (FORWARD, BACKWARD)]
     return [pack for pack in found if pack] if all(found) else []
+
+
+def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Time of making 16-bit weights of those of few bits, for the forward (again where layers are recomputed) and the
+    backward: what their bytes take."""
+    values = sum(op.parameters for op in workload.operations if is_base(op, method))
+    return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
