@@ -12,8 +12,7 @@ import torch
 
 from analysis.gpu.machine import Machine, Trial
 from dsq.command import Record
-from dsq.formats import BFP, FixedPoint, Layout
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
 from dsq.kernels.conformance import (
     Case,
     Product,

@@ -26,8 +26,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from dsq.command import OneLineParser, Record, table
-from dsq.formats import BFP, FixedPoint, Format, Layout
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
 from dsq.kernels.conformance import DTYPES, cases, products
 from dsq.kernels.triton import codec, codec_kernels, int8_kernels

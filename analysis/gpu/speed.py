@@ -11,9 +11,7 @@ from torch import Tensor
 from analysis.gpu.machine import Machine, Trial
 from analysis.timing import Call
 from dsq.command import Record
-from dsq.formats import BFP, FixedPoint, Format, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import GemmKernel, MatMul, Operand, Sizes
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON

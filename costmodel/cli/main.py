@@ -16,8 +16,7 @@ from costmodel.workloads.asked import ADAPTED, DEFAULT_MODEL
 from costmodel.workloads.named import names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text
-from dsq.formats import DEFAULT
-from dsq.formats.layout import BoxAxis
+from dsq.formats import DEFAULT, BoxAxis
 
 #: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
 EXAMPLES = {

@@ -14,13 +14,13 @@ from dsq.formats import (
     FORMATS,
     MAX_PACKED_BITS,
     WIDEST,
+    BoxAxis,
     Format,
     Identity,
     Layout,
     format_class,
     options,
 )
-from dsq.formats.layout import BoxAxis
 from dsq.precision import Precision, parse_levels
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import HIGHEST_EXPONENT, LOWEST_EXPONENT, SignedNVInt
 from dsq.kernels.reference import stash as reference
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
@@ -144,7 +142,7 @@ def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
     if isinstance(fmt, FixedPoint) and fmt.static_exponent is not None:
         return torch.where(stored == NAN_EXPONENT, stored, fmt.static_exponent + BIAS)
     if isinstance(fmt, SignedNVInt):
-        within = stored.clamp(LOWEST_EXPONENT + BIAS, HIGHEST_EXPONENT + BIAS)
+        within = stored.clamp(*(bound + BIAS for bound in SignedNVInt.exponents))
         return torch.where(stored == NAN_EXPONENT, stored, within)
     return stored
 

@@ -16,9 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, Format, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, Format, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import Backend
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu.backend import backend

@@ -10,9 +10,7 @@ from gfloat.block import compute_scale_amax
 from gfloat.formats import format_info_ocp_e8m0
 
 import dsq
-from dsq.formats import BFP, FixedPoint, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.reference import codec as reference
 from dsq.kernels.reference.codec import philox
 

@@ -191,7 +191,7 @@ def test_arithmetic_counts_each_product_at_its_widths():
 
 
 def test_both_gradients_of_a_product_of_activations_take_q2():
-    """dsq.ops.product: da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy)."""
+    """dsq.ops.products: da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy)."""
     found = matmuls(of(Gemm("scores", 3, 5, 7, weight=False)), FIXED)
     assert [(p.name, p.m1, p.m2) for p in found] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
 

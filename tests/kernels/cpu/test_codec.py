@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dsq.formats import BFP, FixedPoint, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import Dtypes, LinearMatMuls, MatMul, Operand
 from dsq.kernels.conformance import Case, disagreements, failures, linear_disagreements, mask_disagreements, same_bits
 from dsq.kernels.cpu.backend import backend

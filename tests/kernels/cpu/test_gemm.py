@@ -9,9 +9,7 @@ import pytest
 import torch
 
 import dsq
-from dsq.formats import BFP, FixedPoint
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, SignedBFP, SignedNVInt
 from dsq.functional import linear
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import product_disagreements, products

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsq.formats import BFP, FixedPoint, Layout
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels import dispatch, tuning
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.triton import gemm

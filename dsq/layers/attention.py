@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from dsq.linear import Linear, Quantised
-from dsq.ops.attention import attention
+from dsq.linear import Linear, multiply
+from dsq.ops.products import attention
+from dsq.quantizers import Quantised
 
 
 class OutProjection(Linear):
@@ -66,13 +67,13 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self._qkv_same_embed_dim and query is key and key is value:
-            return list(self.multiply(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
+            return list(multiply(self, query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
         if self._qkv_same_embed_dim:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return [self.multiply(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+        return [multiply(self, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _more(self, x_BSE: Tensor, bias: Tensor | None) -> Tensor:
         """Keys or values with those that ``add_bias_kv`` and ``add_zero_attn`` append."""

@@ -1,11 +1,10 @@
-"""Where a run stands: a model, its config and its schedule in one hand, and their state beside the weights.
+"""A model under a schedule of precisions: converted, put to each level as it comes, and saved beside the weights.
 
     dynamic = dsq.DynamicPrecision(model, config)                                 # converts the model
     dynamic.record(updates=1, tokens=n); dynamic.step(validation_loss)            # the level rises by itself
     torch.save({"model": model.state_dict(), "dsq": dynamic.state_dict()}, path)  # plain data, which JSON takes too
 
-accelerate: ``accelerator.register_for_checkpointing(dynamic)``. A loop that holds config and scheduler by itself has
-``dsq.state_dict`` and ``dsq.load_state_dict``.
+accelerate: ``accelerator.register_for_checkpointing(dynamic)``.
 """
 
 import logging
@@ -21,62 +20,15 @@ from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
-from dsq.scheduler import PrecisionScheduler, updates_left
+from dsq.scheduler import updates_left
 from dsq.stash.observation import Observation
 
 _KEYS = {"config", "scheduler"}
 _LOG = logging.getLogger("dsq")  #: what happens once
 
 
-def state_dict(config: DSQConfig, scheduler: PrecisionScheduler) -> dict[str, Any]:
-    """The config and where its schedule stands. Raises TypeError where they are something else."""
-    if not isinstance(config, DSQConfig) or not isinstance(scheduler, PrecisionScheduler):
-        raise TypeError(f"state_dict takes a DSQConfig and its scheduler, got {type(config)} and {type(scheduler)}")
-    return {"config": config.as_dict(), "scheduler": scheduler.state_dict()}
-
-
-def load_state_dict(
-    model: nn.Module, state: dict[str, Any], total_updates: int | None = None
-) -> tuple[DSQConfig, PrecisionScheduler]:
-    """Put ``model`` to the level of ``state``, converting it if it is not, and give the config and its scheduler.
-
-    ``total_updates``: of the run, where ``rise_at`` has fractions. Raises ValueError where ``state`` is none that
-    ``dsq.state_dict`` gave, or its model was converted in another way.
-    """
-    config = _config(state)
-    scheduler = config.scheduler(total_updates)
-    scheduler.load_state_dict(state["scheduler"])
-    _convert(model, config, "the state's config")
-    set_level(model, config, scheduler.level)
-    return config, scheduler
-
-
-def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
-    """Convert ``model``, in place, as ``state`` says, at its level: to evaluate. Raises as ``load_state_dict``."""
-    config, scheduler = _config(state), state["scheduler"]
-    _convert(model, config, "the state's config")
-    level: Any = scheduler.get("level") if isinstance(scheduler, dict) else None
-    set_level(model, config, level)
-
-
-def _config(state: dict[str, Any]) -> DSQConfig:
-    if not isinstance(state, dict) or set(state) != _KEYS:
-        got = sorted(state) if isinstance(state, dict) else repr(state)
-        raise ValueError(f"state must have the keys {sorted(_KEYS)}, as dsq.state_dict gives it, got {got}")
-    return DSQConfig.from_dict(state["config"])
-
-
-def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
-    if converted(model):
-        check_conversion(model, config, of)
-    else:
-        convert(model, config)
-        text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) says what was left"
-        _LOG.info(text, len(converted(model)), config.levels[0], config.stash)
-
-
 class DynamicPrecision:
-    """A model under the schedule of its config: converted, and put to each level as it comes.
+    """A model under the schedule of its config.
 
     Args:
         model: converted in place, if it is not.
@@ -111,7 +63,7 @@ class DynamicPrecision:
         """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then."""
         return self._set_level(self.scheduler.record(updates, tokens))
 
-    def step(self, loss: float) -> bool:
+    def step(self, loss: float | Tensor) -> bool:
         """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""
         rose = self._set_level(self.scheduler.step(loss))
         self._observation.begin()  # a forward between two validations is seen
@@ -192,17 +144,22 @@ class DynamicPrecision:
         return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``dsq.state_dict`` gives."""
-        return state_dict(self.config, self.scheduler)
+        """Return the config and where the schedule stands, as plain data."""
+        return {"config": self.config.as_dict(), "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, with its config; warns where that is another than this one's.
+        """Go on from ``state``, with its config; warn if that differs from this one's.
 
-        Raises ValueError as ``dsq.load_state_dict`` does.
+        Raises ValueError where ``state`` is none that ``state_dict`` gave, or its model was converted in another way.
         """
+        config = _config(state)
+        scheduler = config.scheduler(self._updates_with_dsq)
+        scheduler.load_state_dict(state["scheduler"])
+        check_conversion(self.model, config, "the state's config")
         asked = self.config.as_dict()
-        self.config, self.scheduler = load_state_dict(self.model, state, self._updates_with_dsq)
-        other = [f"{name}={value!r}" for name, value in self.config.as_dict().items() if value != asked[name]]
+        self.config, self.scheduler = config, scheduler
+        set_level(self.model, config, scheduler.level)
+        other = [f"{name}={value!r}" for name, value in config.as_dict().items() if value != asked[name]]
         if other:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
             warnings.warn(text, stacklevel=2)
@@ -214,3 +171,30 @@ class DynamicPrecision:
             if self.config.lr_at_rise == "restart" and not self._followed:
                 warnings.warn("lr_at_rise='restart' does nothing without follow(lr_scheduler)", stacklevel=3)
         return rose
+
+
+def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
+    """Convert ``model``, in place, as ``state`` of a DynamicPrecision says, at its level: to evaluate.
+
+    Raises ValueError where ``state`` is no such state, or ``model`` was converted in another way.
+    """
+    config, scheduler = _config(state), state["scheduler"]
+    _convert(model, config, "the state's config")
+    level: Any = scheduler.get("level") if isinstance(scheduler, dict) else None
+    set_level(model, config, level)
+
+
+def _config(state: dict[str, Any]) -> DSQConfig:
+    if not isinstance(state, dict) or set(state) != _KEYS:
+        got = sorted(state) if isinstance(state, dict) else repr(state)
+        raise ValueError(f"state must have the keys {sorted(_KEYS)}, as DynamicPrecision.state_dict gives, got {got}")
+    return DSQConfig.from_dict(state["config"])
+
+
+def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
+    if converted(model):
+        check_conversion(model, config, of)
+    else:
+        convert(model, config)
+        text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) says what was left"
+        _LOG.info(text, len(converted(model)), config.levels[0], config.stash)

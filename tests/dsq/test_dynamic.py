@@ -14,21 +14,27 @@ import dsq
 CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True)
 
 
-def test_a_config_and_its_scheduler_come_back_from_json():
-    scheduler = CONFIG.scheduler()
-    text = json.dumps(dsq.state_dict(CONFIG, scheduler), allow_nan=False)
-    scheduler.step(1.0)
-    scheduler.step(2.0)
-    scheduler.record(3, 40)
-    later = json.dumps(dsq.state_dict(CONFIG, scheduler), allow_nan=False)
+def test_a_run_comes_back_from_json():
+    def made():
+        return dsq.DynamicPrecision(nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 4)}), CONFIG)
+
+    dynamic = made()
+    text = json.dumps(dynamic.state_dict(), allow_nan=False)
+    dynamic.step(torch.tensor(1.0))
+    dynamic.step(2.0)
+    dynamic.record(3, 40)
+    later = json.dumps(dynamic.state_dict(), allow_nan=False)
     for written, level in ((text, 0), (later, 1)):
-        net = nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 4)})
-        config, again = dsq.load_state_dict(net, json.loads(written))
-        assert config == CONFIG
-        assert list(dsq.converted(net)) == ["body"]
-        assert net["body"].quantizers.precision == CONFIG.levels[level]
-        assert again.level == level
-        assert json.dumps(dsq.state_dict(config, again)) == written
+        again = made()
+        again.load_state_dict(json.loads(written))
+        assert again.config == CONFIG
+        assert list(dsq.converted(again.model)) == ["body"]
+        assert again.model["body"].quantizers.precision == CONFIG.levels[level]
+        assert again.scheduler.level == level
+        assert json.dumps(again.state_dict()) == written
+    for state in (None, {}, again.model.state_dict()):
+        with pytest.raises(ValueError, match=r"state must have the keys \['config', 'scheduler'\]"):
+            again.load_state_dict(state)
 
 
 def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
@@ -55,8 +61,6 @@ def test_a_config_that_the_conversion_did_not_follow_is_refused(option):
     model = dsq.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), dsq.DSQConfig())
     with pytest.raises(ValueError, match=f"config must have {next(iter(option))}=.*, as the model was converted, got"):
         dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
-    with pytest.raises(ValueError, match="as the model was converted"):
-        dsq.load_state_dict(model, dsq.state_dict(dsq.DSQConfig(**option), dsq.DSQConfig().scheduler()))
     dsq.unconvert(model)
     dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
 

@@ -1,7 +1,4 @@
-"""Attention for models of transformers, under the name "dsq" of its registry of attention functions.
-
-The products are quantised at the level of the module's own projections; where none is converted, it is "sdpa".
-"""
+"""Layers of transformers: GPT-2's Conv1D, and attention under the name "dsq" of its registry of attention functions."""
 
 from typing import Any
 
@@ -9,11 +6,25 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.pytorch_utils import Conv1D as PlainConv1D
 
-from dsq.linear import Quantised
-from dsq.ops.attention import attention
+from dsq.linear import multiply
+from dsq.ops.products import attention
+from dsq.quantizers import Quantised
 
 NAME = "dsq"
+
+
+class Conv1D(Quantised, PlainConv1D):
+    """transformers' ``Conv1D`` quantised as ``dsq.Linear`` is; same parameters, same state dict."""
+
+    plain = PlainConv1D
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply(self, x, self.weight.t(), self.bias)
+
+    def __repr__(self) -> str:  # that of transformers asks for no extra_repr
+        return f"{super().__repr__()[:-1]}, {self.extra_repr()})"
 
 
 def attention_forward(
@@ -28,7 +39,10 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """y (B, L, H, E) and the weights (B, H, L, S), as transformers' registry asks of an attention function."""
+    """Return y (B, L, H, E) and the weights (B, H, L, S), as transformers' registry asks of an attention function.
+
+    The products are quantised at the level of the module's own projections; if none is converted, it is "sdpa".
+    """
     projection = next((layer for layer in module.modules() if isinstance(layer, Quantised)), None)
     if projection is None or projection.evaluates_plain:
         result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(

@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from dsq.linear import Quantised
+from dsq.quantizers import Quantised
 
 #: matrices of these are tables or scales, no operands of a product
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -27,11 +27,11 @@ class Unquantised:
 
 def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
     """What of ``model`` is not quantised, in its order; a parameter counts once."""
-    seen = {id(p) for m in model.modules() if isinstance(m, Quantised) for p in matrices(m)}
+    seen = {id(p) for m in model.modules() if _quantises(m) for p in matrices(m)}
     tables = embedded(model)
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, (*_NO_PRODUCT, Quantised)):
+        if isinstance(module, _NO_PRODUCT) or _quantises(module):
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             found.append(Unquantised(name, type(module).__name__, 0, "lazy: convert after its first forward"))
@@ -42,6 +42,11 @@ def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
         tied = all(id(p) in tables for p in own)
         found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
+
+
+def _quantises(module: nn.Module) -> bool:
+    """Return whether ``module`` is converted, and was not seen to multiply by none of its matrices."""
+    return isinstance(module, Quantised) and not getattr(module, "idle", False)
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:
@@ -68,19 +73,19 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
         return "excluded, or added after the conversion"
     if isinstance(module, nn.Linear):
-        return f"a subclass of nn.Linear, {kind.__name__}, may multiply otherwise"
+        return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
     if isinstance(module, nn.MultiheadAttention):
         return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply otherwise"
     if isinstance(module, _CONVOLUTIONS):
         return "a convolution"
     if any(p.dim() == 3 for p in own):
-        return "parameters of three dimensions, multiplied by the module itself"
+        return "parameters of three dimensions, multiplied where dsq does not see them, or not at all"
     if hasattr(module, "top_k"):
         return "a router of experts: its few products decide which expert serves a token"
-    return f"{kind.__name__} holds matrices itself"
+    return f"{kind.__name__} holds matrices itself, and its forward multiplies by none"
 
 
 def quantised_parameters(model: nn.Module) -> int:
     """How many values the matrices hold that converted layers multiply; tied ones count once."""
-    found = {id(p): p.numel() for module in model.modules() if isinstance(module, Quantised) for p in matrices(module)}
+    found = {id(p): p.numel() for module in model.modules() if _quantises(module) for p in matrices(module)}
     return sum(found.values())
