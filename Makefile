@@ -6,6 +6,7 @@
 # make races   the same fuzzing under the sanitizer of data races (GCC, Linux)
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
+# make gpu-compile  every GPU kernel compiled for nine GPUs that need not be there: hours of a core; PART=hot, minutes
 # make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
 # make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
 # make docs    the documentation site, in site/
@@ -32,12 +33,13 @@ WHOLE := DSQ_WHOLE=1  # tests that skip for a missing package fail: this environ
 endif
 
 MINUTES ?= 1
+PART ?= all
 DATA ?= data
 TIER ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo evidence test soak sanitize races arm avx512 fuzz lint docs wheel first-hour env
+.PHONY: demo evidence test soak sanitize races arm avx512 gpu-compile fuzz lint docs wheel first-hour env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -76,6 +78,9 @@ arm: $(DEV)
 
 avx512: $(DEV)
 	.ci/avx512 $(PYTHON)
+
+gpu-compile: $(DEV)
+	$(PYTHON) -m analysis.gpu.compiled --part $(PART)
 
 fuzz: $(DEV)
 	$(PYTHON) -m tests.kernels.fuzz --minutes $(MINUTES)

@@ -4,7 +4,8 @@ evidence/     the suite of real tasks that judges every default and every figure
 experiments/  trainings to BLEU or accuracy, with what they cost
 stash/        the stash policies side by side
 memory/       the cost model's peak memory against the measured one
-step_time/    the cost model's time of a step against the measured one
+step_time.py  the cost model's time of a step against the measured one
+published.py  the cost model's throughput against trainings that others published; the fit of its constants
 bench/        times and memory on this CPU
 revisions.py  bits and times of this tree against another checkout's
 gpu/          the GPU kernels: agreement, bandwidth, steps

@@ -9,7 +9,7 @@ A table stands between two comments of a page, of which the first says what it i
                                                                    cost against score
     <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
                                                                    names (globs): a row a format, a column a box;
-                                                                   of several seeds the mean (lowest to highest)
+                                                                   of several seeds the mean (lowest..highest)
     <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
                                                                    scores: what each loses to fp32, there and here
     <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
@@ -90,9 +90,9 @@ def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: boo
 
 
 def _cell(differences: list[float]) -> str:
-    """The mean, and, of several seeds, the lowest, the highest and how many."""
-    mean, seeds = f"{fmean(differences):+.1f}", len(differences)
-    return mean if seeds == 1 else f"{mean} ({min(differences):+.1f} to {max(differences):+.1f}, {seeds} seeds)"
+    """The mean, and, of several seeds, the lowest..highest."""
+    mean = f"{fmean(differences):+.1f}"
+    return mean if len(differences) == 1 else f"{mean} ({min(differences):+.1f}..{max(differences):+.1f})"
 
 
 def _paper(file: str, recipe: str, published: str, draw: bool) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from costmodel.cli.format_options import template
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import Setup, template
 from costmodel.paper.run_cost import level_costs, run_cost
 from costmodel.workloads import workload_file
 from dsq.arguments import whole_number

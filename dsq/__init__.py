@@ -1,9 +1,10 @@
 """dsq: dynamic stashing quantization for PyTorch. Public names are in __init__.pyi and loaded when asked for: formats
 and precisions come without torch.
 
-What a user asks for   config.py, precision.py, scheduler.py (when the level rises), state.py (all of a run in one hand)
-A model                conversion/, layers/; coverage.py (how much of it is quantised)
-The operations         linear.py (the idea on one screen), functional.py, packing.py; below: ops/, kernels/, formats/
+What a user asks for   config.py, precision.py, scheduler.py (when the level rises), dynamic.py (a run in one hand)
+A model                conversion.py, layers/; left_plain.py, coverage.py and gradient_check.py (how much, how well)
+The operations         linear.py (the idea on one screen), functional.py, packing.py; below: quantizers.py, ops/,
+                       kernels/, formats/
 What autograd saves    stash/
 Around it              integrations/, workload/ and calibration/ (for dsq-cost), command/, arguments.py;
                        process_memory.py (freed memory goes back to the system)

@@ -2,14 +2,15 @@ from . import functional, stash, workload
 from .config import DSQConfig
 from .conversion import convert, converted, set_level, unconvert
 from .coverage import Coverage, report
+from .dynamic import DynamicPrecision
 from .formats import BFP, FixedPoint, Identity
 from .kernels.dispatch import fused_attention
-from .linear import Linear, Quantizers
+from .linear import Linear
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
 from .process_memory import give_memory_back
+from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
-from .state import DynamicPrecision, load_state_dict, state_dict
 
 __version__: str
 
@@ -30,14 +31,12 @@ __all__ = [
     "functional",
     "fused_attention",
     "give_memory_back",
-    "load_state_dict",
     "pack",
     "parse_levels",
     "quantize",
     "report",
     "set_level",
     "stash",
-    "state_dict",
     "unconvert",
     "workload",
 ]

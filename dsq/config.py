@@ -9,11 +9,10 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dsq import formats
 from dsq.arguments import choice, flag, pattern
-from dsq.damage import damage
-from dsq.formats.layout import BoxAxis
-from dsq.linear import Quantizers, Units
+from dsq.formats import BoxAxis
 from dsq.packing import Rounding
-from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, parse_levels, parse_rise_at
+from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, parse_levels, parse_rise_at
+from dsq.quantizers import Quantizers, Units
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]
@@ -55,10 +54,7 @@ class DSQConfig:
     """
 
     levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(
-        DEFAULT_LEVELS,
-        "the precision schedule, lowest level first, each level [q0,q1,q2,q3] in bits of 2..32: "
-        '"[4,3,3,8] [8,4,4,8]". One level is a static precision',
-        "LEVELS",
+        DEFAULT_LEVELS, 'precisions [q0,q1,q2,q3], lowest first, as "[4,3,3,8] [8,4,4,8]"; one is static', "LEVELS"
     )
     format: str = _option(
         formats.DEFAULT,
@@ -68,62 +64,44 @@ class DSQConfig:
     )
     box: int = _option(formats.BOX, "values that share a scale (all but fixed)", "N")
     fraction_bits: int | None = _option(
-        None,
-        "static binary point of format fixed: the step is 2^-N. Absent: placed by each tensor's largest value",
-        "N",
-        kind=int,
+        None, "static binary point of fixed: the step is 2^-N; absent: placed by each largest value", "N", kind=int
     )
     rounding: Rounding = _option("nearest", "rounding: nearest (ties to even) or stochastic", words=Rounding)
     box_axis: BoxAxis = _option(
         "contraction",
-        "axis of the boxes: contraction (that of the GEMM that reads the tensor) or last (the tensor's own last axis)",
+        "axis of boxes: contraction (that of the GEMM that reads them) or last (of the tensor)",
         words=BoxAxis,
     )
     units: Units = _option(
-        "exact",
-        "each GEMM on the fastest units that hold its products exactly (exact), or all in float32",
-        words=Units,
+        "exact", "each GEMM on the fastest units that hold its products exactly, or all in float32", words=Units
     )
     stash: Stash = _option(
         "linears",
-        "what is stashed at q1: the inputs of the linears, or all that other operations of dsq.stash's table keep too, "
-        "at 4 bits or more",
+        "stashed at q1: the layers' inputs, or all that operations of dsq.stash's table keep, at 4 bits or more",
         words=Stash,
     )
     attention: bool = _option(
-        False,
-        "quantise attention's two products too, of queries by keys and of weights by values: in nn.MultiheadAttention, "
-        "in models of transformers, and in modules that call F.scaled_dot_product_attention",
+        False, "quantise attention's two products too, of queries by keys and of weights by values"
     )
     adapters: bool = _option(False, "convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt")
     exclude: str | None = _option(
-        None,
-        "layers whose name it matches anywhere stay in floating point, as in output_projection",
-        "REGEX",
+        None, "layers whose name it matches anywhere stay in floating point, as in output_projection", "REGEX"
     )
     tied: bool = _option(
-        False,
-        "convert layers whose weight is an embedding's too, as a shared output_projection; absent: they stay in "
-        "floating point, as few bits there keep a model from learning",
+        False, "convert layers whose weight is an embedding's too: few bits there keep a model from learning"
     )
     patience: int = _option(
         5, "validations without a better validation loss before the next level (DSQ, section 6: N = 5)", "N"
     )
     threshold: float = _option(
-        0.0,
-        "a validation loss is better if it is lower than the best by more than this fraction of it",
-        "FRACTION",
+        0.0, "a validation loss is better if it is lower than the best by more than this fraction of it", "FRACTION"
     )
     rise_at: _Converted[RiseAt, tuple[float, ...]] = _option(
-        (),
-        "updates after which each level but the first begins, or fractions of the run, as in 0.8: the validation loss "
-        "then decides nothing. Absent: at plateaus",
-        "N",
+        (), "updates, or fractions of the run as 0.8, at which each later level begins; absent: at plateaus", "N"
     )
     lr_at_rise: LearningRate = _option(
         "keep",
-        "at a rise the schedule of the learning rate goes on (keep), or starts again in the updates that are left of "
-        "the run (restart)",
+        "at a rise the learning rate's schedule goes on, or starts again in the updates that are left (restart)",
         words=LearningRate,
     )
     eval_full_precision: bool = _option(False, "validate and generate in floating point, not at q0")

@@ -12,12 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsq.command import table
 from dsq.conversion import as_plain, converted
-from dsq.gradient_check import GradientCheck, compare
-from dsq.layers.unquantised import Unquantised, unquantised
+from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
+from dsq.left_plain import Unquantised, unquantised
 from dsq.process_memory import resident
 from dsq.stash.meter import measure, reachable
 from dsq.stash.policy import run_eagerly
-from dsq.undisturbed import undisturbed, without_gradients
 
 #: timed runs each way; the best counts, as what else runs on a machine only slows
 ROUNDS = 3
@@ -80,8 +79,8 @@ class Coverage:
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.forward.plain.get("aten.bmm"):
-            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True); where a module writes them")
-            lines.append("    with @ or bmm, F.scaled_dot_product_attention or dsq.functional.matmul in their place")
+            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
+            lines.append("    the place of @ and bmm in functions that no module's class holds")
         lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
         return "\n".join(lines)
 

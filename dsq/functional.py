@@ -2,12 +2,12 @@
 
 from torch import Tensor, nn
 
-from dsq.linear import Quantised, Quantizers, linear
-from dsq.ops.explanation import Explanation, explain_linear
-from dsq.ops.product import product
+from dsq.linear import linear
+from dsq.ops.products import product
 from dsq.precision import Precision
+from dsq.quantizers import Quantised, Quantizers
 
-__all__ = ["explain", "linear", "matmul"]
+__all__ = ["linear", "matmul"]
 
 
 def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -> Tensor:
@@ -33,13 +33,3 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
     else:
         quantizers = Quantizers.of(at)
     return product(a, b, quantizers.products, quantizers.seed())
-
-
-def explain(x_shape: tuple[int, ...], w_shape: tuple[int, int], precision: Precision | str | Quantizers) -> Explanation:
-    """How ``linear`` multiplies x of ``x_shape`` (..., K) by a weight of ``w_shape`` (N, K) here, and why: the times of
-    all kernels that could, for each of its three products. Raises ValueError for a malformed precision or shapes that
-    do not fit.
-    """
-    if len(w_shape) != 2 or not x_shape or x_shape[-1] != w_shape[1]:
-        raise ValueError(f"x_shape must be (..., K) and w_shape (N, K), got {x_shape} and {w_shape}")
-    return explain_linear(Quantizers.of(precision).matmuls, tuple(x_shape), (w_shape[0], w_shape[1]))

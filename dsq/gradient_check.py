@@ -8,19 +8,40 @@ random numbers.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dsq.conversion import converted
-from dsq.damage import FINE, FLOOR, USABLE, Limits
+from dsq.formats import WIDEST
+from dsq.stash.controller import APPLIED
 from dsq.stash.interception import suspended
-from dsq.undisturbed import at_32_bits, gradients
+from dsq.stash.policy import run_eagerly
 
 _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The furthest that a gradient may be moved (dsq/gradient_check.py has the equations)."""
+
+    error: float
+    of_stash: float
+    cosine: float  #: of a parameter
+    ratio: float  #: of a parameter's norms; the reciprocal is a limit too
+
+
+# From a transformer on Multi30k (docs/coverage.md), where bf16 autocast has error .01 to .04 and cosines from .998:
+#: [8,4,4,8] (error to .29, of the stash .05, cosine .80) trains as bf16 autocast does; stashes at .075 cost BLEU
+FINE = Limits(error=0.45, of_stash=0.06, cosine=0.6, ratio=3.0)
+#: [4,3,3,8] (error to .60, cosine .45) trains and loses a little; [2,2,2,2] (2.3, 0, ratio 8) does not
+USABLE = Limits(error=0.8, of_stash=0.8, cosine=0.3, ratio=10.0)
+#: share of the gradient under which a parameter is not judged: rounding noise, as in the bias of attention's keys
+FLOOR = 1e-4
 
 
 @dataclass(frozen=True)
@@ -144,3 +165,80 @@ def _figures(norm: float, gg: float, qq: float, gq: float, dd: float) -> tuple[f
 
 def _over(a: float, b: float, both_zero: float = 0.0) -> float:
     return a / b if b else (math.inf if a else both_zero)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore at the end: buffers, random numbers of PyTorch, and the states of stash policies."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    states = [
+        (module, name, controller.state_dict())
+        for module in model.modules()
+        for name, controller in module.__dict__.get(APPLIED, {}).items()
+    ]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for (
+            module,
+            name,
+            state,
+        ) in states:  # as_plain may have made the controller anew
+            module.__dict__[APPLIED][name].load_state_dict(state)
+
+
+@contextmanager
+def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let ``.grad`` begin at None, and restore it at the end. Hooks that follow it, as an optimizer's, do not run.
+
+    The counter of FLOPs cannot see torch.autograd.grad, which FSDP and reentrant checkpoints do not allow either.
+    """
+    gradients = [p.grad for p in parameters]
+    tables = [t for p in parameters if (t := p._post_accumulate_grad_hooks)]
+    hooks = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.clear()
+        for p in parameters:
+            p.grad = None
+        yield
+    finally:
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        for table, before in zip(tables, hooks, strict=True):
+            table.update(before)
+
+
+def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, Tensor]:
+    """The gradients of ``loss()`` by parameter. Compiled blocks run eagerly: compiled code draws another dropout."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with undisturbed(model), run_eagerly(), without_gradients(list(parameters.values())):
+        start = loss()
+        assert start is not None
+        start.backward()
+        given = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        return {name: g.clone() if g._is_view() else g for name, g in given.items()}  # views of DDP's buckets
+
+
+@contextmanager
+def at_32_bits(layers: list[Any], but_stash: bool = False) -> Iterator[None]:
+    """Let converted layers multiply exactly, on stashes as they are if ``but_stash``.
+
+    They go on drawing the seeds of their rounding, so that dropout stays the same.
+    """
+    before = [layer.quantizers for layer in layers]
+    try:
+        for layer, q in zip(layers, before, strict=True):
+            wide = replace(q, **{name: getattr(q, name).at(WIDEST) for name in ("q0", "q1", "q2", "q3")})
+            stashing = replace(wide, q1=q.q1)
+            matmuls = stashing.matmuls._replace(input_gradient=wide.matmuls.input_gradient)  # w is no stash
+            object.__setattr__(stashing, "matmuls", matmuls)
+            layer.quantizers = stashing if but_stash else wide
+        yield
+    finally:
+        for layer, q in zip(layers, before, strict=True):
+            layer.quantizers = q

@@ -92,10 +92,10 @@ class PrecisionScheduler:
 
     @property
     def updates(self) -> int:
-        """Those recorded, of all levels."""
+        """Updates recorded so far, over all levels."""
         return sum(work.updates for work in self.work)
 
-    def step(self, loss: float) -> bool:
+    def step(self, loss: float | Tensor) -> bool:
         """Take note of a validation loss; True if the level rose. NaN and infinities are no improvement.
 
         Where torch.distributed runs, every process must call it: the mean of their losses decides for all.

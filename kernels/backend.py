@@ -118,7 +118,7 @@ class MatMul:
         return a.format.box == 0 or (a.axis % 2, b.axis % 2) == self.contracted()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def parse_matmul(text: str) -> MatMul:
     """The product that ``MatMul.text`` wrote."""
     words = text.split()
@@ -150,7 +150,7 @@ class LinearMatMuls(NamedTuple):
         return _of_stored_transpose(self)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
     output, input_gradient, weight_gradient = matmuls
     output, input_gradient = (replace(it, b=it.b.stored_transposed()) for it in (output, input_gradient))

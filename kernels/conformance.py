@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, options
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt, options
 from dsq.kernels.backend import (
     AffineCodes,
     Backend,
@@ -40,6 +38,7 @@ def failures(backend: Backend, device: torch.device) -> Iterator[str]:
         if wrong:
             yield f"{case}: {' '.join(wrong)}"
     for trials in (
+        foreign_disagreements(backend, device),
         mask_disagreements(backend, device),
         affine_disagreements(backend, device),
         linear_disagreements(backend, device),
@@ -179,6 +178,21 @@ def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor 
         ("quantize", y, found_y),
         ("unpack", z, found_z),
     )
+
+
+def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Of codes and scales that no kernel packed, as hooks and damaged files give them: what was tried, and "unpack" if
+    ``backend`` makes other values of them than the reference."""
+    generator = torch.Generator().manual_seed(0)
+    for kind in sorted(backend.formats & {BFP, FixedPoint, SignedBFP, SignedNVInt}, key=lambda kind: kind.name):
+        for bits, dim in itertools.product((2, 4, 5, 8, 16), (0, 1)):
+            layout, fmt = Layout.of((19, 70), dim), kind(bits)
+            shapes = layout.code_shape(bits), fmt.scale_shape(layout)
+            for round in range(8):  # a tensor has one exponent
+                codes, scales = (torch.randint(256, s, generator=generator, dtype=torch.uint8) for s in shapes)
+                expected = REFERENCE.unpack(codes, scales, fmt, layout, torch.float32)
+                found = backend.unpack(codes.to(device), scales.to(device), fmt, layout, torch.float32)
+                yield f"foreign bytes {round} of {fmt} dim {dim}", " ".join(differing(("unpack", expected, found)))
 
 
 # ---- masks and affine codes

@@ -45,11 +45,15 @@ def backend_for(device: torch.device) -> Backend:
 
 def _load(device_type: str) -> Backend:
     backend = REFERENCE
-    if device_type in _MODULES:
-        try:
+    if device_type == "mps":
+        raise RuntimeError("dsq has no kernels for 'mps', which lacks the reference's float64: use device 'cpu'")
+    try:
+        if device_type in _MODULES:
             backend = import_module(_MODULES[device_type]).load()
-        except ImportError as error:
-            warnings.warn(f"dsq: the much slower reference serves {device_type!r}: {error}", stacklevel=3)
+        elif device_type != "meta":
+            raise ImportError("there are no kernels for it")
+    except ImportError as error:
+        warnings.warn(f"dsq: the much slower reference serves {device_type!r}: {error}", stacklevel=3)
     return _backends.setdefault(device_type, backend)
 
 

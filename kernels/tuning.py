@@ -64,7 +64,11 @@ def fastest(
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}; of {names}"
     if dtype is not torch.float32:
         key += f"; {dtype}"
+    if (precision := torch.get_float32_matmul_precision()) != "highest":  # PyTorch's own products may take TF32
+        key += f"; {precision} precision of float32"
     known = _known(gemms, key)
+    if known is None and backend.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return gemms[0]  # to measure would wait for the device
     if known is None:
         best = preferred(timed(gemms, matmul, dtype, shape, backend))
         _keep(key, best.name)

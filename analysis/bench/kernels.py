@@ -16,8 +16,8 @@ from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.kernels.tuning import prepared
-from dsq.linear import Quantizers
 from dsq.packing import quantize
+from dsq.quantizers import Quantizers
 
 COLUMNS, LARGE, BOX = 4096, 1 << 24, 16
 SIZES = (1 << 18, 1 << 20, 1 << 22)  #: values of layers, in cache and beyond

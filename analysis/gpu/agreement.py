@@ -1,93 +1,104 @@
 """Whether the GPU kernels are what a backend must be: every bit of codecs and masks, and exact products."""
 
-import multiprocessing
-import os
-from collections.abc import Iterable, Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
 
-from analysis.gpu.machine import Machine, this_machine
+from analysis.gpu.machine import Machine, Trial
 from dsq.command import Record
-from dsq.formats import BFP, FixedPoint, Layout
+from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
 from dsq.kernels.conformance import (
     Case,
     Product,
+    affine_disagreements,
     cases,
     disagreements,
+    foreign_disagreements,
     mask_disagreements,
     product_disagreements,
     products,
 )
+from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One case of the conformance suite."""
+def agreement(machine: Machine) -> Iterator[Trial]:
+    """A row a case: what differs from the reference, by name ("" if nothing does). What a step needs comes first."""
+    device, every = machine.device, list(cases(TRITON.formats))
+    by_power = {BFP, FixedPoint}  # other formats differ from these in their Grid alone
+    if not machine.is_gpu:  # through the slow interpreter, what shows every branch of the kernels
+        rare = [case for case in every if type(case.format) not in by_power]
+        every = [case for case in every if type(case.format) in by_power] + rare[::5]
+    yield Trial("a seed on the device", partial(_seed_on_device, device))
+    for wide in (False, True):
+        yield Trial(f"masks{_offsets(wide)}", partial(_all, partial(mask_disagreements, TRITON, device), wide))
+    yield Trial("bytes that no kernel packed", partial(_all, partial(foreign_disagreements, TRITON, device)))
+    for case in every:
+        yield Trial(str(case), partial(_case, case, device))
+    for product in _products(machine):
+        yield Trial(str(product), partial(_product, product, device))
+    for case in every[:: 7 if machine.is_gpu else 17]:
+        yield Trial(f"{case}{_offsets(True)}", partial(_case, case, device, wide=True))
+    if machine.is_gpu:
+        for case in cases(TRITON.formats, rows=200, columns=1100):
+            yield Trial(str(case), partial(_case, case, device))
+        yield Trial("beyond 32 bits", _beyond_32_bits)
+        yield Trial("affine codes", partial(_all, partial(affine_disagreements, TRITON, device)))
 
-    of: Case | Product
-    wide: bool = False  #: with 64-bit offsets
 
-
-def agreement(machine: Machine) -> Iterator[Record]:
-    """A row a case: what differs from the reference, by name ("" where nothing does)."""
-    yield from _masks("", machine)
-    with _wide_offsets():
-        yield from _masks("64-bit offsets: ", machine)
-    trials = list(_trials(machine.is_gpu))
-    if not machine.is_gpu:
-        yield from map(_tried, trials)
+def _products(machine: Machine) -> Iterator[Product]:
+    """Through the interpreter a few of those that a kernel in Triton takes."""
+    if machine.is_gpu:
+        yield from products()
         return
-    # nearly all of the time goes into compiling, for which a process has one thread
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        yield from pool.imap_unordered(_tried, trials, chunksize=4)
-    yield _beyond_32_bits()
+    taken = [
+        product
+        for product in products()
+        if product.spread and any(gemm.packed and gemm.fits(product.matmul, torch.float32) for gemm in TRITON.gemms)
+    ]
+    yield from taken[::14]
 
 
-def _trials(on_gpu: bool) -> Iterator[Trial]:
-    """All of the suite on a GPU; of it, through the slow interpreter, what shows every branch of the kernels."""
-    every = list(cases(TRITON.formats))
-    if on_gpu:
-        yield from map(Trial, every)
-        yield from map(Trial, cases(TRITON.formats, rows=200, columns=1100))
-        yield from map(Trial, products())
-    else:
-        by_power = {BFP, FixedPoint}  # other formats differ from these in their Grid alone
-        yield from (Trial(case) for case in every if type(case.format) in by_power)
-        yield from map(Trial, [case for case in every if type(case.format) not in by_power][::5])
-        yield from map(Trial, [product for product in products() if product.spread and _has_kernel(product)][::14])
-    yield from (Trial(case, wide=True) for case in every[:: 7 if on_gpu else 17])
+def _offsets(wide: bool) -> str:
+    return ", 64-bit offsets" if wide else ""
 
 
-def _has_kernel(product: Product) -> bool:
-    """Whether a GEMM in Triton takes the product; the others are PyTorch's, for a GPU."""
-    return any(gemm.packed and gemm.fits(product.matmul, torch.float32) for gemm in TRITON.gemms)
+def _case(case: Case, device: torch.device, wide: bool = False) -> Record:
+    with _wide_offsets(wide):
+        return {"disagree": " ".join(disagreements(TRITON, case, device))}
 
 
-def _tried(trial: Trial) -> Record:
-    device = this_machine().device
-    if isinstance(trial.of, Product):
-        return {"case": str(trial.of), "disagree": " ".join(product_disagreements(TRITON, trial.of, device))}
-    if not trial.wide:
-        return {"case": str(trial.of), "disagree": " ".join(disagreements(TRITON, trial.of, device))}
-    with _wide_offsets():
-        wrong = disagreements(TRITON, trial.of, device)
-    return {"case": f"64-bit offsets: {trial.of}", "disagree": " ".join(wrong)}
+def _product(product: Product, device: torch.device) -> Record:
+    return {"disagree": " ".join(product_disagreements(TRITON, product, device))}
 
 
-def _masks(prefix: str, machine: Machine) -> Iterable[Record]:
-    for case, wrong in mask_disagreements(TRITON, machine.device):
-        yield {"case": f"{prefix}{case}", "disagree": wrong}
+def _all(tried: Callable[[], Iterator[tuple[str, str]]], wide: bool = False) -> Record:
+    with _wide_offsets(wide):
+        return {"disagree": "; ".join(f"{what}: {differs}" for what, differs in tried() if differs)}
+
+
+def _seed_on_device(device: torch.device) -> Record:
+    x, seed, wrong = torch.randn(40, 256), 2**40 + 7, []
+    for fmt in (BFP(4), SignedNVInt(3)):
+        layout = Layout.of(x.shape, -1)
+        expected = REFERENCE.quantize(x, fmt, layout, seed, torch.float32)
+        found = codec.quantize(x.to(device), fmt, layout, torch.tensor([seed], device=device), torch.float32)
+        wrong += [] if torch.equal(found.cpu(), expected) else [str(fmt)]
+    return {"disagree": " ".join(wrong)}
 
 
 @contextmanager
-def _wide_offsets() -> Iterator[None]:
+def _wide_offsets(wide: bool) -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    before, codec.WIDE = codec.WIDE, 0
+    before = codec.WIDE
+    codec.WIDE = 0 if wide else before
     codec.launch_for.cache_clear()
     try:
         yield
@@ -113,4 +124,31 @@ def _beyond_32_bits() -> Record:
         )
         names = ("codes", "scales", "unpack")
         wrong += [f"{name} (boxes along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
-    return {"case": f"{rows}x{columns} values, bfloat16", "disagree": " ".join(wrong)}
+    return {"disagree": " ".join(wrong)}
+
+
+_SAMPLE = """
+import torch
+from dsq.formats import BFP, Layout
+from dsq.kernels.triton.backend import TRITON
+x = torch.randn(37, 300, device="cuda")
+for dim in (0, 1):
+    layout = Layout.of(x.shape, dim)
+    TRITON.unpack(*TRITON.pack(x, BFP(4), layout, 1), BFP(4), layout, torch.bfloat16)
+TRITON.apply_mask(TRITON.pack_mask(x.view(-1), 0.0, 1.0, True), x.view(-1))
+torch.cuda.synchronize()
+"""
+
+
+def sanitizer(machine: Machine) -> Iterator[Trial]:
+    """A sample of the codecs and masks under compute-sanitizer, if the machine has it."""
+    tool = shutil.which("compute-sanitizer")
+    for check in ("memcheck", "racecheck") if tool and machine.is_gpu else ():
+        command = [str(tool), "--tool", check, "--error-exitcode", "9", sys.executable, "-c", _SAMPLE]
+        yield Trial(check, partial(_clean, command))
+
+
+def _clean(command: list[str]) -> Record:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    last = [line for line in chain(done.stdout.splitlines(), done.stderr.splitlines()) if "=====" in line][-1:]
+    return {"disagree": "" if done.returncode == 0 else f"status {done.returncode}", "said": " ".join(last)}

@@ -1,83 +1,247 @@
-"""Hold the GPU kernels against the reference, and time them against their ceilings.
+"""Hold the GPU kernels against the reference, and time them against their ceilings, within minutes.
 
-    python -m analysis.gpu.check [--part PART]... [--out DIR]
+    python -m analysis.gpu.check [--minutes 10] [--part PART]... [--out DIR]
 
-runs from a checkout with torch, triton, numpy and tabulate, all parts on a GPU well within ten minutes:
+Parts run in the order of their worth, each in a process of its own with a share of the minutes:
 
     agreement   every kernel against the reference on the CPU, bit for bit, over shapes and values full of edges
-    products    every way to multiply quantised operands, beside PyTorch's float32 (TF32 off) and bfloat16
-    steps       six transformer blocks, forward and backward, of each format and level: time, and the allocator's peak
-    compiled    two such blocks under torch.compile
+    steps       a GPT of 124M parameters: tokens a second and peak memory of fp32, bf16, recomputed, float8, dsq
     bandwidth   every kernel against a device-to-device copy that moves the same bytes
+    products    every way to multiply quantised operands, beside PyTorch's float32, bfloat16, fp8 and torchao's int8
+    graphs      whether a step waits for the device; the step as a CUDA graph
+    learning    a small GPT trained to the loss that the CPU reaches
+    sanitizer   a sample of the kernels under compute-sanitizer
+    batches     the largest batch that fits the card
+    devices     two processes over NCCL
+
+A row is written to DIR/PART.jsonl as soon as it is known; one that raises has its error; one that ends its process or
+outlasts its part is marked, and the part goes on behind it. The same command with the same DIR goes on where the last
+one stopped. DIR/report.md is one page with all of it. Exits 1 if a kernel disagrees, or a row failed.
 
 Without a GPU the same parts run through Triton's interpreter on tiny tensors, which proves that they agree and run; of
-times, which then mean nothing, none is shown. With --out, each part's table is written to DIR/gpu_PART.csv when it is
-done. Exits 1 where a kernel disagrees.
+times, which then mean nothing, none is shown.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from dsq.command import OneLineParser, Record, as_csv, fail, guarded, make_folder, table, write_text
+from dsq.command import OneLineParser, Record, fail, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.gpu.check"
-#: by name, the module and the function of each part: (machine) -> rows
+
+
+class Part(NamedTuple):
+    module: str
+    function: str  #: (machine) -> its trials
+    share: float  #: of the minutes
+    processes: int = 1  #: on a GPU, each with a part of the trials: compiling takes most of their time
+
+
+#: in the order of their worth
 PARTS = {
-    "agreement": ("agreement", "agreement"),
-    "products": ("products", "multiply"),
-    "steps": ("step", "steps"),
-    "compiled": ("step", "compiled_steps"),
-    "bandwidth": ("bandwidth", "bandwidth"),
+    "agreement": Part("agreement", "agreement", 0.25, processes=6),
+    "steps": Part("training", "steps", 0.2),
+    "bandwidth": Part("speed", "bandwidth", 0.15),
+    "products": Part("speed", "multiply", 0.1),
+    "graphs": Part("training", "graphs", 0.1),
+    "learning": Part("training", "learning", 0.05),
+    "sanitizer": Part("agreement", "sanitizer", 0.05),
+    "batches": Part("training", "largest_batches", 0.05),
+    "devices": Part("training", "two_devices", 0.05),
 }
+#: what says nothing without a GPU
+TIMES = ("ms", "us", "copy us", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantising ms", "MB moved")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__)
-    parser.add_argument(
-        "--part", action="append", choices=PARTS, help="only this part (may be given again); default: all"
-    )
-    parser.add_argument("--out", type=Path, help="folder for the tables, as CSV")
+    parser.add_argument("--minutes", type=float, default=10.0, help="that all parts together may take")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this (may be given again); default: all")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu_check"), help="folder for the results")
+    parser.add_argument("--trials", type=int, help="only so many of each part (for a rehearsal)")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # a process of a part: which of them
     args = parser.parse_args(argv)
     if importlib.util.find_spec("triton") is None:
         fail(PROG, "triton is not installed")
-    if args.out and (refused := guarded(PROG, lambda: make_folder(args.out))):
+    if refused := guarded(PROG, lambda: make_folder(args.out)):
         return refused
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which no module has done yet
+    if args.worker is not None:
+        _work(args.part[0], args.out, args.worker, args.trials)
+        return 0
+    end = time.monotonic() + 60 * args.minutes
+    left = 1.0
+    for name in args.part or PARTS:
+        seconds = (end - time.monotonic()) * min(PARTS[name].share / left, 1.0) if left > 0 else 0.0
+        left -= PARTS[name].share
+        done = _run(name, args.out, max(seconds, 0.0), args.trials)
+        print(f"{name}: {len(_rows(args.out, name))} rows{'' if done else ', not finished'}", flush=True)
+        write_text(args.out / "report.md", report(args.out))
+    print(report(args.out))
+    return int(any(row.get("disagree") or "error" in row for name in PARTS for row in _rows(args.out, name)))
+
+
+# ---- a part: its processes, and what they write
+
+
+def _run(name: str, out: Path, seconds: float, trials: int | None) -> bool:
+    """Run the processes of a part until they are done or the seconds are over, and return whether all are done.
+
+    A process that ends before is begun again, behind the trial that ended it."""
+    end = time.monotonic() + seconds
+    waiting = {worker for worker in range(_workers(name)) if not _is_done(_file(out, name, worker))}
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    while waiting and time.monotonic() < end:
+        for worker in list(waiting):
+            process = running.get(worker)
+            if process is None:
+                running[worker] = _started(name, out, worker, trials)
+            elif process.poll() is not None:
+                del running[worker]
+                if _is_done(_file(out, name, worker)):
+                    waiting.discard(worker)
+                elif not _close(_file(out, name, worker), f"ended the process with status {process.returncode}"):
+                    waiting.discard(worker)  # it did not come as far as a trial: nor would it again
+                    _append(_file(out, name, worker), {"name": name, "error": f"no trial: status {process.returncode}"})
+        time.sleep(0.05)
+    for worker, process in running.items():
+        process.kill()
+        process.wait()
+        _close(_file(out, name, worker), "was running when the time of its part was over")
+    return not waiting
+
+
+def _workers(name: str) -> int:
+    return min(PARTS[name].processes, os.cpu_count() or 1) if torch.cuda.is_available() else 1
+
+
+def _started(name: str, out: Path, worker: int, trials: int | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "analysis.gpu.check", "--part", name, "--out", str(out), "--worker", str(worker)]
+    with (out / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command + (["--trials", str(trials)] if trials else []), stdout=log, stderr=log)
+
+
+def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
+    """The trials of one process that have no row yet."""
     from analysis.gpu.machine import this_machine
 
-    machine = this_machine()
-    print(f"machine: {machine.name}; torch {torch.__version__}, triton {importlib.metadata.version('triton')}")
-    wrong = False
-    for part in args.part or PARTS:
-        begun = time.perf_counter()
-        module, function = PARTS[part]
-        measure: Callable[..., Iterable[Record]] = getattr(import_module(f"analysis.gpu.{module}"), function)
-        rows = [{**row, "machine": machine.name} for row in measure(machine)]
-        print(f"\n{part}: {len(rows)} rows in {time.perf_counter() - begun:.0f} s", flush=True)
-        if part == "agreement":
-            disagreeing = [row for row in rows if row["disagree"]]
-            wrong = bool(disagreeing)
-            print(f"{len(disagreeing)} disagree with the reference")
-            _show(disagreeing)
-        elif machine.is_gpu:
-            _show(rows)
-        if args.out and (machine.is_gpu or part == "agreement"):
-            write_text(args.out / f"gpu_{part}.csv", as_csv(rows))
-    return int(wrong)
+    torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
+    file, machine = _file(out, name, worker), this_machine()
+    known = {row["name"] for row in _lines(file) if "name" in row}
+    made: Callable[..., Iterator[Any]] = getattr(
+        import_module(f"analysis.gpu.{PARTS[name].module}"), PARTS[name].function
+    )
+    for number, trial in enumerate(made(machine)):
+        if number % _workers(name) != worker or trial.name in known:
+            continue
+        if trials is not None and number >= trials:
+            break
+        _append(file, {"begun": trial.name})
+        begun, row = time.perf_counter(), {"name": trial.name, "machine": machine.name}
+        try:
+            _rehearsed_failure(name, number, out)
+            row |= trial.call()
+        except Exception as error:  # whatever a row dies of, the next ones are wanted
+            said = str(error).strip().splitlines() or [""]
+            row["error"] = f"{type(error).__name__}: {said[0]}"[:300]
+        if not machine.is_gpu:
+            row = {key: value for key, value in row.items() if key not in TIMES}
+        _append(file, row | {"seconds": round(time.perf_counter() - begun, 2)})
+        if "CUDA error" in str(row.get("error")):
+            os._exit(1)  # whose context is lost; another process goes on
+    _append(file, {"done": True})
 
 
-def _show(rows: Sequence[Record]) -> None:
-    if rows:
-        print(table([{name: value for name, value in row.items() if name != "machine"} for row in rows]), flush=True)
+def _rehearsed_failure(name: str, number: int, out: Path) -> None:
+    """For a test: DSQ_CHECK_FAILS="raise", "kill" or "hang" befalls the second trial of each part."""
+    how = os.environ.get("DSQ_CHECK_FAILS")
+    if not how or number != 1:
+        return
+    if how == "raise":
+        raise RuntimeError(f"rehearsed in {name}")
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+    time.sleep(3600)
+
+
+def _file(out: Path, name: str, worker: int) -> Path:
+    return out / (f"{name}.{worker}.jsonl" if worker else f"{name}.jsonl")
+
+
+def _append(path: Path, line: Record) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _lines(path: Path) -> list[Record]:
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # the last of a process that was killed
+            continue
+    return found
+
+
+def _is_done(path: Path) -> bool:
+    return any("done" in line for line in _lines(path))
+
+
+def _close(path: Path, error: str) -> bool:
+    """Give the trial that was begun last a row with ``error``, if it has none; whether it had none."""
+    lines = _lines(path)
+    if not lines or "begun" not in lines[-1]:
+        return False
+    _append(path, {"name": lines[-1]["begun"], "error": error})
+    return True
+
+
+def _rows(out: Path, name: str) -> list[Record]:
+    return [
+        line for worker in range(PARTS[name].processes) for line in _lines(_file(out, name, worker)) if "name" in line
+    ]
+
+
+# ---- the page
+
+
+def report(out: Path) -> str:
+    """One page of all results, dated, with the device's name."""
+    machines = sorted({row["machine"] for name in PARTS for row in _rows(out, name) if "machine" in row})
+    versions = f"torch {torch.__version__}, triton {importlib.metadata.version('triton')}"
+    page = [f"# GPU check, {date.today().isoformat()}", "", f"{'; '.join(machines) or 'nothing ran'}; {versions}"]
+    for name in PARTS:
+        rows = _rows(out, name)
+        if not rows:
+            page += ["", f"## {name}: not run"]
+            continue
+        failed = [row for row in rows if "error" in row or row.get("disagree")]
+        done = all(_is_done(_file(out, name, w)) for w in range(PARTS[name].processes) if _file(out, name, w).exists())
+        page += ["", f"## {name}: {len(rows)} rows, {len(failed)} failed{'' if done else ', not finished'}", ""]
+        shown = failed if all("disagree" in row or "error" in row for row in rows) else rows
+        page += [table(_columns(shown))] if shown else []
+    return "\n".join(page) + "\n"
+
+
+def _columns(rows: Sequence[Record]) -> list[Record]:
+    names = dict.fromkeys(key for row in rows for key in row if key not in ("machine", "seconds"))
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 if __name__ == "__main__":

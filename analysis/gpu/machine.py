@@ -1,12 +1,21 @@
 """What the checks run on: a GPU, or Triton's interpreter on the CPU, which proves results and says nothing of time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 from analysis.timing import Call, gpu_clock, in_turns, wall_clock
+from dsq.command import Record
+
+
+class Trial(NamedTuple):
+    """One thing to be tried, which gives a row of the part's table."""
+
+    name: str
+    call: Callable[[], Record]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
-        """Else sizes are to be tiny."""
+        """Whether sizes are to be full; else tiny."""
         return self.device.type == "cuda"
 
     def milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
@@ -31,7 +40,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The GPU where there is one."""
+    """The GPU if there is one."""
     if torch.cuda.is_available():
         return Machine(torch.cuda.get_device_name(), torch.device("cuda"), rounds=9, repeats=5)
     name = "not run on a GPU (Triton's interpreter on the CPU)"

@@ -1,6 +1,7 @@
 """How many Python calls in files of dsq a warm step makes: python -m analysis.stash.calls
 
-Linear, LayerNorm, GELU, Linear of width 128, the third step, forward and backward, counted by sys.setprofile.
+The third step, forward and backward, of one Linear, and of Linear, LayerNorm, GELU, Linear, all of width 128, counted
+by sys.setprofile.
 """
 
 import sys
@@ -16,16 +17,23 @@ from torch import nn
 import dsq
 from dsq.command import table
 
-SETUPS = {
+SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("", {}),
     "linears": ("[8,4,4,8]", {"stash": "linears"}),
     "whole": ("[8,4,4,8]", {"stash": "all"}),
 }
 
 
-def calls(levels: str, options: dict[str, Any]) -> Counter[str]:
-    """Calls of a step, by file."""
-    model = nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 128))
+def one_linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(128, 128))
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 128))
+
+
+def calls(model: nn.Module, levels: str, options: dict[str, Any]) -> Counter[str]:
+    """Return the calls of a step, by file."""
     if levels:
         dsq.convert(model, dsq.DSQConfig(levels=levels, **options))
     x, found = torch.randn(8, 64, 128), Counter[str]()
@@ -48,10 +56,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.autograd.set_multithreading_enabled(False)  # the backward in this thread, which the profile sees
     rows = []
-    for name, (levels, options) in SETUPS.items():
-        found = calls(levels, options)
-        rows.append({"setup": name, "calls": found.total(), "files": len(found)})
-    print(table(rows, {"setup": "", "calls": "d", "files": "d"}))
+    for made in (one_linear, block):
+        for name, (levels, options) in SETUPS.items():
+            found = calls(made(), levels, options)
+            rows.append({"model": made.__name__, "setup": name, "calls": found.total(), "files": len(found)})
+    print(table(rows, {"model": "", "setup": "", "calls": "d", "files": "d"}))
 
 
 if __name__ == "__main__":

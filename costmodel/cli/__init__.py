@@ -2,6 +2,5 @@
 
 main.py               the command line; one import for the command that was asked for
 query.py              what the arguments of every command describe: workload, hardware, precisions
-format_options.py     the options of formats, from their registry
-run_history.py         what a run wrote down
+run_history.py        what a run wrote down
 """

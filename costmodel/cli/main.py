@@ -1,4 +1,4 @@
-"""dsq-cost: what a precision configuration costs. This file parses; commands/NAME.py answers.
+"""dsq-cost: what training costs, in memory, time and traffic. This file parses; commands/NAME.py answers.
 
 Nothing here needs numpy, for --help to be quick.
 """
@@ -10,39 +10,40 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TypeAlias, get_args
 
-from costmodel.cli import format_options
-from costmodel.hardware.shipped import DEFAULT_HARDWARE, profile_names
+from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
+from costmodel.model.quantisation import format_names, sizes
+from costmodel.workloads.asked import ADAPTED, DEFAULT_MODEL
 from costmodel.workloads.named import names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text
-from dsq.formats import DEFAULT
-from dsq.formats.layout import BoxAxis
+from dsq.formats import DEFAULT, BoxAxis
 
 #: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
 EXAMPLES = {
+    "plan": (
+        "llama-3-8b --hardware rtx-4090 --lora 16 --tokens 2048",
+        "path/to/config.json --sequences 8 --fit 24GB",
+        "llama-2-7b --hardware h100 --devices 8 --zero 3 --json",
+        'opt_1.3b "[4,4,4,8]" "[16,4,4,16]" --hardware a100-80gb',
+    ),
     "estimate": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
-        '"[16,4,4,16]" --workload opt_1.3b --hardware h100',
-        '"[8,4,4,16]" --workload config.json --sequences 8 --target-length 1024 --json',
-        '"[4,4,4,16]" "[16,4,4,16]" --rise-at 0.8 --profile paper',
+        '"[4,3,3,8] [8,4,4,8]" --rise-at 0.8 --profile paper',
+        '"[8,4,4,16]" --workload config.json --sequences 8 --tokens 1024 --json',
         "--history run/dsq_history.json --profile paper",
-    ),
-    "plan": (
-        "--workload opt_1.3b --hardware h100",
-        "--workload path/to/config.json --sequences 8 --fit 24GB",
-        "--workload opt_1.3b --devices 8 --zero 3 --json",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
     "roofline": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',
         "float:[16,16,16,16] --workload opt_1.3b --hardware h200 --picture opt.svg",
     ),
-    "calibrate": ("mine.toml",),
     "explain": (
         '"[16,4,4,16]" --workload opt_1.3b',
         '"[16,4,4,16]" --operation fc1',
         '"[2,2,2,16]" --profile paper --csv',
     ),
+    "calibrate": ("mine.toml",),
+    "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
 #: what the paper's tables are relative to
 FIXED_32 = "fixed:[32,32,32,32]"
@@ -51,6 +52,7 @@ BF16 = "float:[16,16,16,16]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
+Group: TypeAlias = "argparse._ActionsContainer"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,15 +84,35 @@ def answer(arguments: argparse.Namespace) -> None:
 def parser() -> OneLineParser:
     top = OneLineParser(
         prog="dsq-cost",
-        description="What a training precision [q0,q1,q2,q3] costs: DRAM traffic, arithmetic, roofline.",
+        description="What a training step costs: memory, time, DRAM traffic, arithmetic, roofline.",
+        allow_abbrev=False,
     )
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-
-    for add in (_estimate, _table, _plan, _roofline, _calibrate, _explain):
+    for add in (_plan, _estimate, _table, _roofline, _explain, _calibrate, _trace):
         add(commands)
     return top
+
+
+def _plan(commands: Commands) -> None:
+    summary = "does it fit, how fast is it, what bounds it, and what would help"
+    command = _command(commands, "plan", summary)
+    text = "the model, as --workload has it; and precisions, instead of the usual methods: " + PRECISION_HELP
+    command.add_argument("words", nargs="*", metavar="MODEL|PRECISION", help=text)
+    group = command.add_argument_group("devices and training")
+    _int(group, "devices", 1, "data-parallel devices, each with its own batch (default: 1)")
+    text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO, FSDP; default: 0, nothing)"
+    group.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
+    _int(group, "tensor", 1, "devices that share each layer (tensor and sequence parallel)")
+    _int(group, "pipeline", 1, "devices in a pipeline of layers (1F1B)")
+    _int(group, "accumulate", 1, "batches of a step on each device")
+    text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
+    group.add_argument("--fit", metavar="SIZE", help=text)
+    _int(group, "qlora", None, "as --lora, over weights of 4 bits (NF4, with scales quantised too)")
+    text = "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adafactor (factored), sgd"
+    group.add_argument("--optimiser", "--optimizer", default="adam", metavar="NAME", help=text)
+    command.add_argument("--picture", metavar="FILE", help="memory over the step of the best method, as .png or .svg")
 
 
 def _estimate(commands: Commands) -> None:
@@ -101,7 +123,8 @@ def _estimate(commands: Commands) -> None:
     command.add_argument("--history", metavar="FILE", help=text)
     text = "the precisions are the levels of a run, each but the first from such a fraction of it on: 0.8, or '0.2 0.8'"
     command.add_argument("--rise-at", metavar="FRACTIONS", help=text)
-    _relative(command)
+    text = f"what figures are relative to, e.g. {BF16} (default: {FIXED_32})"
+    command.add_argument("--relative-to", default=FIXED_32, metavar="PRECISION", help=text)
     _profile(command)
 
 
@@ -110,21 +133,6 @@ def _table(commands: Commands) -> None:
     command = _command(commands, "table", summary, workload=False)
     command.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
     _hardware(command, "for table 7")
-
-
-def _plan(commands: Commands) -> None:
-    summary = "does it fit, how fast is it, what bounds it: memory, time, largest batch, by method of training"
-    command = _command(commands, "plan", summary)
-    text = "instead of the usual methods: " + PRECISION_HELP
-    command.add_argument("precision", nargs="*", help=text)
-    text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
-    command.add_argument("--fit", metavar="SIZE", help=text)
-    text = "devices, each with its own batch (default: 1)"
-    command.add_argument("--devices", type=int, default=1, metavar="N", help=text)
-    text = "memory over the step of bf16, or of the first precision, as .png or .svg"
-    command.add_argument("--picture", metavar="FILE", help=text)
-    text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO; default: 0, nothing)"
-    command.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
 
 
 def _roofline(commands: Commands) -> None:
@@ -136,13 +144,6 @@ def _roofline(commands: Commands) -> None:
     command.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
 
-def _calibrate(commands: Commands) -> None:
-    summary = "measure this machine, in under two minutes, as a hardware file for --hardware"
-    command = _command(commands, "calibrate", summary, workload=False)
-    command.add_argument("file", help="the .toml file to write")
-    command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-
-
 def _explain(commands: Commands) -> None:
     command = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
     command.add_argument("precision", help=PRECISION_HELP)
@@ -150,8 +151,25 @@ def _explain(commands: Commands) -> None:
     _profile(command)
 
 
+def _calibrate(commands: Commands) -> None:
+    summary = "measure this machine, in under two minutes, as a hardware file for --hardware"
+    command = _command(commands, "calibrate", summary, workload=False)
+    command.add_argument("file", help="the .toml file to write")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+
+
+def _trace(commands: Commands) -> None:
+    summary = "run a model of transformers without data, once, and write its step as a workload file"
+    command = _command(commands, "trace", summary, workload=False)
+    command.add_argument("model", help="a config.json, or a folder that has one")
+    command.add_argument("file", help="the .json file to write, for --workload")
+    _int(command, "sequences", 1, "sequences a batch (default: 1)")
+    _int(command, "tokens", 512, "tokens of a sequence (default: 512)")
+
+
 def _command(commands: Commands, name: str, summary: str, workload: bool = True) -> OneLineParser:
-    command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    description = summary[0].upper() + summary[1:] + "."
+    command = commands.add_parser(name, help=summary, description=description, allow_abbrev=False)
     _examples(command, [f"{name} {example}" for example in EXAMPLES[name]])
     command.set_defaults(parser=command)
     if workload:
@@ -170,9 +188,8 @@ def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
 
 
-def _relative(command: argparse.ArgumentParser, default: str = FIXED_32) -> None:
-    text = f"what figures are relative to, e.g. {BF16} (default: {default})"
-    command.add_argument("--relative-to", default=default, metavar="PRECISION", help=text)
+def _int(group: Group, name: str, default: int | None, text: str) -> None:
+    group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
 
 
 def _profile(command: argparse.ArgumentParser) -> None:
@@ -181,7 +198,7 @@ def _profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", choices=profiles, default=profiles[0], help=text)
 
 
-def _hardware(group: "argparse._ActionsContainer", purpose: str) -> None:
+def _hardware(group: Group, purpose: str) -> None:
     text = f"{purpose} (default: {DEFAULT_HARDWARE})"
     group.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=text)
     text = "datasheet rates: every efficiency of the hardware file counts as 1"
@@ -189,34 +206,46 @@ def _hardware(group: "argparse._ActionsContainer", purpose: str) -> None:
 
 
 def _workload(command: argparse.ArgumentParser) -> None:
+    """The fields of workloads.asked.AskedStep."""
     group = command.add_argument_group("workload and hardware")
-    known, default = ", ".join(names()), names()[0]
-    text = f"{known}; or a Hugging Face config.json; or a workload file of dsq.workload.trace (default: {default})"
-    group.add_argument("--workload", default=default, metavar="NAME|FILE", help=text)
-    group.add_argument("--sequences", type=int, metavar="N", help="sequences a batch (default: the workload's)")
-    group.add_argument("--source-length", type=int, metavar="N", help="encoder tokens a sequence")
-    group.add_argument("--target-length", type=int, metavar="N", help="decoder tokens a sequence")
+    text = f"{', '.join(names())}; or a Hugging Face config.json; or a workload file of dsq-cost trace or "
+    text += f"dsq.workload.trace (default: {DEFAULT_MODEL})"
+    group.add_argument("--workload", default=DEFAULT_MODEL, metavar="NAME|FILE", help=text)
+    _int(group, "sequences", None, "sequences a batch (default: the workload's)")
+    _int(group, "tokens", None, "tokens a sequence (default: the workload's)")
+    _int(group, "source-length", None, "encoder tokens a sequence, where both sides differ")
+    _int(group, "target-length", None, "decoder tokens a sequence")
     _hardware(group, f"{', '.join(profile_names())}, or a .toml file")
-    text = "leave out softmax, norms, activations, embeddings, loss and optimiser"
-    group.add_argument("--gemms-only", action="store_true", help=text)
-    group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
+    _int(group, "lora", None, "train adapters of this rank alone (LoRA), over frozen 16-bit weights")
+    text = "the layers that have adapters (default: all linear layers of all blocks)"
+    group.add_argument("--lora-layers", default=ADAPTED, metavar="REGEX", help=text)
     group.add_argument("--freeze", metavar="REGEX", help="layers whose parameters are not trained")
-    group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
-    text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
-    group.add_argument("--container", type=int, choices=(16, 32), help=text)
+    text = "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
+    group.add_argument("--chunked-loss", action="store_true", help=text)
     attention = group.add_mutually_exclusive_group()
     text = "attention's scores stay on chip and are made again (default for models of transformers)"
     attention.add_argument("--fused-attention", action="store_true", help=text)
     text = "attention's scores are stored (default for fairseq's models)"
     attention.add_argument("--eager-attention", action="store_true", help=text)
+    text = "leave out softmax, norms, activations, embeddings, loss and optimiser"
+    group.add_argument("--gemms-only", action="store_true", help=text)
 
 
 def _format(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("format")
     text = f"of precisions that name none (default: {DEFAULT})"
-    group.add_argument("--format", default=DEFAULT, choices=format_options.names(), help=text)
-    for field, defaults in format_options.all_sizes().items():
-        flag, stated = field.replace("_", "-"), ", ".join(f"{default} in {name}" for name, default in defaults.items())
-        group.add_argument(f"--{flag}", type=int, metavar="N", help=f"{flag.replace('-', ' ')} (default: {stated})")
+    group.add_argument("--format", default=DEFAULT, choices=format_names(), help=text)
+    defaults: dict[str, list[str]] = {}
+    for name in format_names():
+        for field, default in sizes(name).items():
+            defaults.setdefault(field.replace("_", "-"), []).append(f"{default} in {name}")
+    for flag, stated in defaults.items():
+        _int(group, flag, None, f"{flag.replace('-', ' ')} (default: {', '.join(stated)})")
     text = "axis of the boxes (default: contraction)"
     group.add_argument("--box-axis", default="contraction", choices=get_args(BoxAxis), help=text)
+    group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
+    text = "convert an output projection that shares its weight with a table too"
+    group.add_argument("--tied", action="store_true", help=text)
+    group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
+    text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
+    group.add_argument("--container", type=int, choices=(16, 32), help=text)

@@ -1,10 +1,7 @@
 """What a command answers: a table for people, JSON or CSV."""
 
-import csv
-import io
 import json
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,30 +27,25 @@ class Section:
 
 @dataclass(frozen=True)
 class Answer:
-    """A command's answer. CSV holds `columns` where given, else the first section's records; JSON every section."""
+    """A command's answer. CSV holds the first section's records; JSON every section."""
 
     sections: list[Section]
     notes: list[str] = field(default_factory=list)
     facts: Record = field(default_factory=dict)  #: what was costed: workload, hardware, options
-    columns: Mapping[str, Any] | None = None  #: name -> array, where CSV holds more rows than people are shown
+    lead: str = ""  #: what people read first
 
     def table(self) -> str:
         parts = [f"{textwrap.fill(s.title, NOTE_WIDTH)}\n\n{_narrow(s) or '(nothing)'}" for s in self.sections]
         notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
-        return "\n\n".join(parts + ["\n".join(notes)] * bool(notes)) + "\n"
+        lead = [textwrap.fill(self.lead, NOTE_WIDTH)] if self.lead else []
+        return "\n\n".join(lead + parts + ["\n".join(notes)] * bool(notes)) + "\n"
 
     def json(self) -> str:
         data = {**self.facts, **{section.key: section.records for section in self.sections}, "notes": self.notes}
         return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
     def csv(self) -> str:
-        if not self.columns:
-            return as_csv(self.sections[0].records, "")
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
-        return text.getvalue()
+        return as_csv(self.sections[0].records, "")
 
 
 def _wrapped(cell: object) -> object:

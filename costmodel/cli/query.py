@@ -1,57 +1,35 @@
-"""What the arguments of every command describe: a workload, hardware, formats and precisions."""
+"""What the arguments of every command describe: a workload, hardware, precisions; and facts of them for answers."""
 
 import argparse
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from costmodel.cli.format_options import template
 from costmodel.cli.output import Record
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Setup
+from costmodel.model.quantisation import Setup, parse_setups
 from costmodel.model.roofline import Floor
-from costmodel.workloads.named import load_workload
-from dsq.precision import Precision, parse_named_precision
+from costmodel.workloads.asked import asked
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
-    fused = False if arguments.eager_attention or arguments.quantise_attention else arguments.fused_attention or None
-    sizes = arguments.sequences, arguments.source_length, arguments.target_length
-    workload = load_workload(arguments.workload, *sizes, fused)
-    if arguments.quantise_attention:
-        workload = _changed(workload, workload.quantising_attention(), "--quantise-attention")
-    if arguments.exclude:
-        whole, workload = workload, workload.excluding(arguments.exclude)
-        if workload == whole:
-            raise ValueError(f"exclude {arguments.exclude!r} matches none of the workload's converted layers")
-    if arguments.freeze:
-        workload = _changed(workload, workload.freezing(arguments.freeze), "--freeze")
-    return workload.gemms_only() if arguments.gemms_only else workload
-
-
-def _changed(before: Workload, after: Workload, option: str) -> Workload:
-    """``after``. Raises ValueError where the option did nothing."""
-    if after == before:
-        raise ValueError(f"{option} does nothing for {before.name}: leave it out")
-    return after
+    return asked(**vars(arguments)).build()
 
 
 def hardware_of(arguments: argparse.Namespace) -> Hardware:
     return load_hardware(arguments.hardware, arguments.datasheet)
 
 
-def setup_of(arguments: argparse.Namespace, precision: str | Precision) -> Setup:
-    """The precision in its own format, or in that of the options."""
-    name = None
-    if isinstance(precision, str):
-        name, precision = parse_named_precision(precision)
-    return described_setup({**vars(arguments), "format": name or arguments.format}, precision)
+def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup]:
+    """The precisions, each in its own format, or in that of the options. Raises ValueError."""
+    return [setup for text in texts for setup in parse_setups(text, vars(arguments))]
 
 
-def described_setup(described: Mapping[str, Any], precision: Precision) -> Setup:
-    """The precision in the format, sizes, axis of boxes and container that `described` has, by the options' names."""
-    fmt = template(described["format"], described)
-    return Setup(fmt, precision, described["box_axis"], described.get("container") or 0)
+def setup_of(arguments: argparse.Namespace, text: str) -> Setup:
+    """The one precision of the text. Raises ValueError."""
+    setups = setups_of(arguments, [text])
+    if len(setups) > 1:
+        raise ValueError(f"precision must be one here, as in [16,4,4,16], got {text!r}")
+    return setups[0]
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
@@ -80,26 +58,18 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 
 def floor_record(floor: Floor) -> Record:
     return {
-        "gflop": float(floor.flops) / 1e9,
-        "flop_per_byte": float(floor.intensity),
-        "ridge": float(floor.ridge) if floor.compute_seconds else None,
+        "gflop": floor.flops / 1e9,
+        "flop_per_byte": floor.intensity,
+        "ridge": floor.ridge if floor.compute_seconds else None,
         "bound": "memory" if floor.memory_bound else "compute",
-        "floor_ms": float(floor.seconds) * 1e3,
+        "floor_ms": floor.seconds * 1e3,
     }
 
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
 IGNORED_BY_PAPER = (
-    "hardware",
-    "gemms_only",
-    "exclude",
-    "freeze",
-    "quantise_attention",
-    "fused_attention",
-    "eager_attention",
-    "box_axis",
-    "container",
-    "datasheet",
+    *("hardware", "datasheet", "gemms_only", "exclude", "freeze", "tied", "quantise_attention", "fused_attention"),
+    *("eager_attention", "chunked_loss", "box_axis", "container"),
 )
 
 

@@ -5,9 +5,10 @@
     [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
     [memory]      gb = 80            source = "..."     DRAM; may be left out
     [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
-    [on_chip]     mb = 40            source = "..."     memory the tile model may use
+    [network]     gb_per_s = 200  devices = 8  source = "..."  between nodes of so many devices; may be left out
+    [attention]   efficiency = 0.37 efficiency_source = "..."  of a product's rate, in fused kernels; may be left out
+    [on_chip]     mb = 40            source = "..."     of products' tiles; left out: caches serve what is read again
     [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
-    [energy]      dram_pj_per_byte = 39  source = "..." may be left out, as may `pj_per_mac` of a peak
     [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
     [[pass]]      kind = "softmax"  bits = 32  phase = "forward"  ns_per_value = 0.5  us_per_call = 3    measured only
 
@@ -23,16 +24,18 @@ and widths above 16 bits, which are kept as floats, are not split. A measured pe
 of those that hold a product the first counts.
 """
 
-import tomllib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from costmodel.hardware.shipped import profile_names, profile_text
-from costmodel.names import suggestion
+from costmodel.hardware.efficiency import IDEAL, MEASURED, TYPICAL, Efficiency
+from costmodel.names import completed
 from dsq.command import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
+DEFAULT_HARDWARE = "a100-80gb"
+_PROFILES = Path(__file__).with_name("profiles")
 NANO, MICRO = 1e-9, 1e-6
 #: of a figure, above which sums overflow
 LARGEST = 1e100
@@ -50,7 +53,11 @@ class Peak:
     stated: float = 0  #: operations a second as the datasheet has them; 0: measured
     per_value: float = 0  #: seconds for each value of the operands and the result
     per_call: float = 0  #: seconds for each product
-    pj_per_mac: float = 0  #: energy of a multiply-accumulate; 0: not stated
+
+    @property
+    def multiplies_floats(self) -> bool:
+        """Whether its units take floats of 16 bits, as which codes are multiplied; else they take codes."""
+        return self.holds.get(Identity.name, (0, 0))[0] >= 16
 
     def passes(self, first: Format, second: Format) -> int:
         """In how many exact passes it multiplies such operands; 0: it cannot."""
@@ -110,7 +117,7 @@ class Pass:
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
-    on_chip_bytes: float
+    on_chip_bytes: float  #: of products' tiles; infinite: each operand is read once
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
@@ -118,9 +125,16 @@ class Hardware:
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
     measured: str = ""  #: when and how; empty: the figures are stated by others
     stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
-    dram_pj_per_byte: float = 0  #: 0: not stated
+    network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
+    node: int = 0  #: devices of a node, between which the link runs; 0: all
+    attention: float = 1  #: rate of a fused attention kernel, as a share of a product's best rate by itself
+    efficiency: Efficiency = IDEAL  #: what steps reach of the rates
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def moving(self, nbytes: float) -> float:
+        """Seconds that a step's kernels take to move so many bytes."""
+        return nbytes / (self.bandwidth * self.efficiency.memory)
 
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
@@ -141,22 +155,28 @@ class Hardware:
         """What its times stand on, in words."""
         if self.measured:
             return f"measured ({self.measured})"
-        if all(peak.flops == peak.stated for peak in self.peaks) and self.bandwidth == self.stated_bandwidth:
+        if self.efficiency == IDEAL:
             return "estimated, at datasheet rates: real steps take longer"
         parts = [f"{peak.datatype} {peak.flops / peak.stated:.2f}" for peak in self.peaks]
         parts.append(f"DRAM {self.bandwidth / self.stated_bandwidth:.2f}")
+        parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
         return f"estimated: datasheet rates x efficiency ({', '.join(parts)})"
+
+
+def profile_names() -> list[str]:
+    """The names of the profiles that come with the package."""
+    return sorted(path.stem for path in _PROFILES.glob("*.toml"))
 
 
 def load_hardware(name: str, datasheet: bool = False) -> Hardware:
     """A named profile, or the TOML file at a path; `datasheet`: every efficiency is 1.
 
     Raises ValueError that names a missing or mistyped field."""
-    known, path = profile_names(), Path(name)
-    if name not in known and path.suffix != ".toml":
-        accepted = f"profiles are {', '.join(known)}, or a .toml file"
-        raise ValueError(f"unknown hardware {name!r}: {suggestion(name, known)}{accepted}")
-    data = tomllib.loads(profile_text(name)) if name in known else read_toml(path, f"hardware file {name}")
+    path = Path(name)
+    if path.suffix != ".toml":
+        name = completed("hardware", name, profile_names(), ", or a .toml file")
+        path = _PROFILES / f"{name}.toml"
+    data = read_toml(path, f"hardware file {name}")
     try:
         return _hardware(data, datasheet)
     except ValueError as error:
@@ -167,22 +187,32 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = ["bandwidth", "on_chip", "vector", *(part for part in ("memory", "link", "energy") if part in data)]
+    parts = ["bandwidth", "vector", *(part for part in ("on_chip", "memory", "link", "network") if part in data)]
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
-    bandwidth = 1e9 * _number(data, "bandwidth.gb_per_s")
+
+    def reached(part: str) -> float:
+        """Bytes a second; 0: not stated."""
+        return 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part, datasheet) if part in data else 0
+
+    _field(data, "bandwidth", dict)
     return Hardware(
         name=_field(data, "name", str),
-        bandwidth=bandwidth * _efficiency(data, "bandwidth", datasheet),
-        on_chip_bytes=1e6 * _number(data, "on_chip.mb"),
+        bandwidth=reached("bandwidth"),
+        on_chip_bytes=1e6 * _number(data, "on_chip.mb") if "on_chip" in data else math.inf,
         vector_flops=1e12 * _number(data, "vector.tflops"),
         peaks=tuple(_peak(entry, f"peak[{index}]", datasheet, bool(measured)) for index, entry in enumerate(peaks)),
         sources={part: _source(data, part) for part in parts},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
-        link=1e9 * _number(data, "link.gb_per_s") * _efficiency(data, "link", datasheet) if "link" in data else 0,
+        link=reached("link"),
+        network=1e9 * _number(data, "network.gb_per_s") * _efficiency(data, "network", datasheet)
+        if "network" in data
+        else 0,
+        node=int(_number(data, "network.devices")) if "network" in data else 0,
+        attention=_efficiency(data, "attention", datasheet) if "attention" in data else 1,
+        efficiency=MEASURED if measured else IDEAL if datasheet else TYPICAL,
         measured=measured,
-        stated_bandwidth=0 if measured else bandwidth,
-        dram_pj_per_byte=_number(data, "energy.dram_pj_per_byte") if "energy" in data else 0,
+        stated_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
         passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
     )
 
@@ -201,7 +231,6 @@ def _peak(entry: Any, label: str, datasheet: bool, measured: bool) -> Peak:
         stated=0 if measured else flops,
         per_value=optional("ns_per_value", NANO),
         per_call=optional("us_per_call", MICRO),
-        pj_per_mac=optional("pj_per_mac", 1),
     )
 
 

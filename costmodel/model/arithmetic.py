@@ -35,6 +35,14 @@ class CostedMatMul:
         return op.batch * (op.M * op.K + op.weights * op.N * op.K + op.M * op.N)
 
     @property
+    def operand_values(self) -> int:
+        """Values in the two operands of one operation of the group."""
+        op = self.group.operation
+        assert isinstance(op, Gemm)
+        x, w, y = op.M * op.K, op.weights * op.N * op.K, op.M * op.N
+        return op.batch * {"dx": y + w, "dw": y + x}.get(self.name, x + w)
+
+    @property
     def operands(self) -> tuple[int, int]:
         """What the multiplier sees of the two widths: all of a code, the significand of a float."""
         first, second = (at_width(self.format, bits) for bits in (self.m1, self.m2))

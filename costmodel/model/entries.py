@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
-from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
+from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
@@ -18,7 +18,7 @@ EXACT_WIDTHS = ("mask", "ids")
 #: values up to which a tensor stays exact
 FEW = 256
 #: values that are packed at a time
-CHUNK = 2**20
+PACKED = 2**20
 #: scale and index of a sampled row
 ROW_BYTES = 4 + 8
 
@@ -52,7 +52,7 @@ class Stash:
 
     def packing_bytes(self, values: float) -> float:
         """What packing so many values holds besides the tensor."""
-        return self.packing * 4 * min(values, CHUNK)
+        return self.packing * 4 * min(values, PACKED)
 
 
 #: name -> the policies that a plan compares
@@ -136,6 +136,11 @@ def in_layer(op: Operation) -> bool:
     return bool(_layer(op.name))
 
 
+def layer_of(op: Operation) -> str:
+    """The name of its layer, as "decoder.layers.3."; empty: it is in none."""
+    return _layer(op.name)
+
+
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def entries_of(
     workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False
@@ -208,6 +213,8 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
     added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
     made = _made(tensors) + sum(tensor.plain for tensor in packed)
     temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
+    if isinstance(op, Pointwise) and op.kind == "chunked loss":
+        made += sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
     if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
         made, temporary = made + entering + temporary, 0.0
     packing = max((policy.packing_bytes(tensor.values) for tensor in packed), default=0.0) if policy else 0.0
@@ -263,8 +270,10 @@ def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
-    """A frozen layer needs its weight alone."""
-    return not (isinstance(op, Gemm) and stored.name == "x" and not (op.w_grad or op.on_chip))
+    """Whether the backward needs the tensor: of a frozen layer the weight alone, of a frozen norm no normalised x."""
+    if isinstance(op, Gemm):
+        return stored.name != "x" or op.w_grad or bool(op.on_chip)
+    return stored.name != "normalised" or op.trained
 
 
 def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:

@@ -258,6 +258,19 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
     # cross-entropy over (rows, vocabulary) keeps the log-probabilities
     "loss": (_PX, Stored("log p", "values", "r", FORWARD, (Read(BACKWARD),), kept=True), _PDX),
     "loss of fp32": (_PX, Stored("log p", "values", "state", FORWARD, (Read(BACKWARD),), kept=True), _PDX),
+    # logits made in chunks, each with its gradient at once (Liger-Kernel): all in the forward, nothing kept
+    "chunked loss": (
+        Stored("logits", "values", "a", FORWARD, (Read(FORWARD),)),
+        Stored("p", "values", "state", FORWARD, (Read(FORWARD),)),
+        Stored("d logits", "values", "a", FORWARD, (Read(FORWARD),) * 2),
+    ),
+    "adapter": (  # y + scale B A x (LoRA): the scaled product is a tensor of its own
+        Stored("y, B A x", "values", "a", BEFORE, (Read(FORWARD),), times=2),
+        Stored("scaled", "values", "a", FORWARD, (Read(FORWARD),)),
+        _PY,
+        _PDY,
+        Stored("d B A x", "values", "a", BACKWARD),
+    ),
     "adam": (  # a row a parameter
         Stored("w", "values", "state", UPDATE, (Read(UPDATE),)),
         Stored("dw", "values", "state", BEFORE, (Read(UPDATE),)),

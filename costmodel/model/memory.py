@@ -12,15 +12,34 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of
+from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of, layer_of
 from costmodel.model.ledger import STATE_BITS
-from costmodel.model.operations import ENCODER_OUT, Gemm, Workload
-from costmodel.model.quantisation import Setup
+from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
+from costmodel.model.quantisation import BF16, Setup
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
-MOMENTS = 2
 Rows = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """What an optimiser keeps and moves."""
+
+    state: float  #: bytes a parameter
+    traffic: float = 1  #: bytes that its update moves, as a share of Adam's
+    master: bool = True  #: it updates fp32 weights; else 16-bit weights, by 16-bit gradients
+
+
+#: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
+#: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
+OPTIMISERS = {
+    "adam": Optimiser(8),
+    "adam-8bit": Optimiser(2 + 2 * 4 / 256, 18 / 30),
+    "adam-16bit": Optimiser(4, 14 / 30, master=False),
+    "adafactor": Optimiser(0, 18 / 30),
+    "sgd": Optimiser(0, 14 / 30),
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,9 @@ class Method:
     zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
     devices: int = 1
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
+    optimiser: str = "adam"  #: a key of OPTIMISERS
+    base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
+    trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
     def shared_by(self, stage: int) -> int:
         """How many devices share out what ZeRO does from this stage on: 1 the optimiser's state and its update, 2 the
@@ -83,11 +105,39 @@ class Memory:
 
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
-    names, rows, left = _alone(workload, replace(method, name="", in_flight=1, zero=0, devices=1))
+    shards = method.zero == 3 and method.devices > 1
+    run = (
+        replace(method, setup=BF16) if shards and method.setup.autocast else method
+    )  # FSDP's mixed precision casts all
+    alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimiser="adam", trusted=True)
+    names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
-    rows[:, Category.GRADIENTS] /= method.shared_by(2)
+    rows[:, Category.GRADIENTS] /= method.shared_by(2) * (1 if has_master(method) else 2)
+    if shards:
+        weights, gradients = _gathered(workload, run)
+        rows[:-1, Category.PARAMETERS] += weights
+        rows[len(names) : -1, Category.TEMPORARY] += gradients
     return Memory(names, rows, float(left.sum()))
+
+
+def has_master(method: Method) -> bool:
+    """Whether the weights that are updated are fp32."""
+    return OPTIMISERS[method.optimiser].master or method.setup.container_bits == WIDEST or method.setup.autocast
+
+
+def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
+    """Bytes of weights that FSDP has gathered, and of gradients that it has not scattered yet: the layer at hand, the
+    weights of the next one, and what belongs to no layer."""
+    layers: dict[str, list[float]] = defaultdict(lambda: [0, 0])
+    for op in workload.operations:
+        if not op.parameters:
+            continue
+        word = (method.base_bits if is_base(op, method) else method.setup.container_bits) / 8
+        layers[layer_of(op)][0] += op.parameters * word
+        layers[layer_of(op)][1] += op.parameters * word * op.trains
+    root, listed = layers.pop("", [0, 0]), sorted(layers.values(), reverse=True)
+    return root[0] + sum(weights for weights, _ in listed[:2]), max((gradients for _, gradients in listed), default=0)
 
 
 @lru_cache(maxsize=256)
@@ -108,8 +158,10 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
     backward = left[starts] + held[1:] - held[starts]
     rows = np.concatenate([left[1:], backward[::-1], none])
     gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
+    wide = np.array([_widened(entry, method) for entry in entries])
     extra = [(gradients, entry.alike.made) for entry in entries] + _beside(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
+    rows[:-1, Category.TEMPORARY] += np.concatenate([wide, wide[::-1]])
     return tuple(entry.op.name for entry in entries), rows, left[-1]
 
 
@@ -144,17 +196,27 @@ def saved_bytes(workload: Workload, setup: Setup) -> float:
     return sum(sum(entry.kept) for entry in entries_of(workload, setup))
 
 
+def _widened(entry: LedgerEntry, method: Method) -> float:
+    """Bytes of the 16-bit copy that a weight of few bits is multiplied as."""
+    return entry.op.parameters * 2.0 if is_base(entry.op, method) else 0.0
+
+
+def is_base(op: Operation, method: Method) -> bool:
+    """Whether it is a frozen layer whose weight has few bits."""
+    return bool(method.base_bits and isinstance(op, Gemm) and op.weight and not op.w_grad and layer_of(op))
+
+
 def state(workload: Workload, method: Method) -> Rows:
     """Bytes that are there all the time, by category."""
-    container = float(method.setup.container_bits)
-    word = STATE_BITS / 8
+    container, word, optimiser = float(method.setup.container_bits), STATE_BITS / 8, OPTIMISERS[method.optimiser]
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
+    base = sum(op.parameters for op in workload.operations if is_base(op, method))
+    frozen = (workload.parameters - workload.trained - base) * (working or word) + base * method.base_bits / 8
     # the master weights go with the optimiser's state, where there is a working copy
-    master = workload.trained * word / method.shared_by(1 if working else 3)
-    rest = workload.trained * working + (workload.parameters - workload.trained) * (working or word)
+    master = workload.trained * word * has_master(method) / method.shared_by(1 if working else 3)
     held = np.zeros(len(CATEGORIES))
-    held[Category.PARAMETERS] = master + rest / method.shared_by(3)
-    held[Category.OPTIMISER] = workload.trained * MOMENTS * word / method.shared_by(1)
+    held[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
+    held[Category.OPTIMISER] = workload.trained * optimiser.state / method.shared_by(1)
     return held
 
 

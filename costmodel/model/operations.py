@@ -9,7 +9,8 @@ from dsq.arguments import pattern
 
 #: operation classes of the roofline (paper, table 7)
 CLASSES = ("attention", "fc", "other")
-MAX_COUNT = 2**56
+#: tokens whose logits are there at once, where the loss is made in chunks
+CHUNK = 1024
 #: input of the layers that read the encoder
 ENCODER_OUT = "encoder.out"
 #: ends an input that comes in fp32 under autocast, though its maker's output does not
@@ -132,13 +133,6 @@ class Workload:
         """Multiply-accumulates of a training step, forward and backward; FLOPs are twice this."""
         return sum(g.macs * g.matmuls for g in self.gemms)
 
-    def check_size(self) -> None:
-        """Raises ValueError where a count would not fit in the 64 bits that sums over operations are made in."""
-        largest = max(op.macs if isinstance(op, Gemm) else op.rows * op.width for op in self.operations)
-        if largest * len(self.operations) >= MAX_COUNT:
-            counted = f"{largest:.1e} multiply-accumulates in one operation"
-            raise ValueError(f"workload {self.name!r} is absurdly large: {counted}")
-
     def excluding(self, exclude: str) -> "Workload":
         """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
         regex = pattern("exclude", exclude)
@@ -151,23 +145,53 @@ class Workload:
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
-        nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError."""
+        nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError,
+        also where nothing is left to train."""
         regex = pattern("freeze", frozen)
+        changed = self._training(tuple(_frozen(op) if regex.search(op.name) else op for op in self.operations))
+        if not changed.trained:
+            raise ValueError(f"freeze {frozen!r} leaves nothing to train: give a narrower expression")
+        return changed
 
-        def freeze(op: Operation) -> Operation:
-            if isinstance(op, Gemm) and op.weight and regex.search(op.name):
-                return replace(op, w_grad=False)
-            if isinstance(op, Pointwise) and op.parameters and regex.search(op.name):
-                return replace(op, trained=False)
-            return op
+    def adapting(self, rank: int, layers: str, copies: bool = False) -> "Workload":
+        """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex
+        adds B_NR A_RK x, scaled, to its result.
 
-        operations = _from_the_first_that_trains(tuple(map(freeze, self.operations)))
-        changed = replace(self, operations=operations)
+        copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read (under
+        autocast in 16 bits). Raises ValueError where no layer matches.
+        """
+        regex, operations = pattern("lora_layers", layers), []
+        for op in self.operations:
+            operations.append(_frozen(op))
+            if isinstance(op, Gemm) and op.weight and op.weights == 1 and regex.search(op.name):
+                own, adapter = f"{op.name}.lora", dict[str, Any](quantised=False)
+                source = f"{own}.x" if copies else op.input
+                operations.append(Gemm(f"{own}_A", op.M, op.K, rank, input=source, **adapter))
+                operations.append(Gemm(f"{own}_B", op.M, rank, op.N, input=f"{own}_A", **adapter))
+                operations.append(Pointwise(own, "adapter", op.M, op.N))
+        if len(operations) == len(self.operations):
+            raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}")
+        return self._training(tuple(operations))
+
+    def _training(self, operations: tuple[Operation, ...]) -> "Workload":
+        """The operations as a workload whose optimiser updates what trains, and whose backward ends there."""
+        changed = replace(self, operations=_from_the_first_that_trains(operations))
         updated = (
             replace(op, rows=changed.trained) if isinstance(op, Pointwise) and op.kind == "adam" else op
-            for op in operations
+            for op in changed.operations
         )
         return replace(self, operations=tuple(op for op in updated if isinstance(op, Gemm) or op.rows))
+
+    def chunking_loss(self) -> "Workload":
+        """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel): they are
+        never there as a whole."""
+
+        def chunk(op: Operation) -> Operation:
+            if isinstance(op, Pointwise):
+                return replace(op, kind="chunked loss") if op.kind in ("loss", "loss of fp32") else op
+            return replace(op, on_chip="y") if op.name == "output_projection" else op
+
+        return replace(self, operations=tuple(map(chunk, self.operations)))
 
     def quantising_attention(self) -> "Workload":
         """The workload with attention's two products quantised like linear layers. Fused ones come apart, as dsq's do:
@@ -229,6 +253,12 @@ class Workload:
                     inputs.add((op.input, op.M, op.K))
             found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
         return [Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()]
+
+
+def _frozen(op: Operation) -> Operation:
+    if isinstance(op, Gemm):
+        return replace(op, w_grad=False) if op.weight else op
+    return replace(op, trained=False) if op.parameters else op
 
 
 def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:

@@ -1,28 +1,30 @@
 """Roofline (Williams et al., 2009): intensity, ridge point, bound and time floor, per operation class and in total.
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
-matrix products run the fastest way their operands multiply exactly (Hardware.rate), pointwise passes at the vector rate
-with one operation a value moved. On hardware that was measured, a kernel takes what such a product or pass was measured
-to take, its memory included. A class's floor is the sum over its kernels; it is memory-bound if its bytes alone take
-longer than its operations.
+matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
+rate, pointwise passes at the vector rate with one operation a value moved. In a real step a kernel takes longer: it
+reaches a share of the bandwidth, computes little while it moves, and is no shorter than a launch
+(hardware/efficiency.py; not with --datasheet). On hardware that was measured, it takes what such a product or pass was
+measured to take, its memory included. A class's time is the sum over its kernels; it is memory-bound if its bytes alone
+take longer than its operations.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import CostedMatMul
-from costmodel.model.operations import CLASSES, Gemm, Group, Pointwise
-from costmodel.model.quantisation import Bits, at_width, by_width
+from costmodel.model.operations import CLASSES, Gemm, Group
+from costmodel.model.quantisation import at_width
 from costmodel.model.traffic import Transfer
 from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2
 #: widest codes whose forward product has a kernel of its own; a backward with 16 bits at q3 is PyTorch's
 CODED_FORWARD = 8
+#: width of the floats that codes are multiplied as
+COPY_BITS = 16
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
 TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused zero bias"), "scale")
@@ -31,37 +33,37 @@ TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 @dataclass(frozen=True)
 class Floor:
-    """Totals of a set of kernels; every field may be an array with one entry a configuration."""
+    """Totals of a set of kernels."""
 
-    flops: Bits
-    bytes: Bits
-    compute_seconds: Bits
-    memory_seconds: Bits
-    seconds: Bits  #: sum over kernels of the larger of the two, or of what was measured
+    flops: float
+    bytes: float
+    compute_seconds: float
+    memory_seconds: float
+    seconds: float  #: sum over kernels, as Efficiency puts the two together, or as was measured
 
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
 
-    def __truediv__(self, devices: int) -> "Floor":
-        """Of each of the devices that share it."""
+    def __truediv__(self, devices: float) -> "Floor":
+        """The totals of each of the devices that share these kernels."""
         return Floor(*(whole / devices for whole in vars(self).values()))
 
     @property
-    def intensity(self) -> Bits:
+    def intensity(self) -> float:
         """Operations a DRAM byte."""
         return self.flops / self.bytes
 
     @property
-    def ridge(self) -> Bits:
+    def ridge(self) -> float:
         """The intensity above which this mix of datatypes is compute-bound: its mean peak over the bandwidth."""
         return self.intensity * self.memory_seconds / self.compute_seconds
 
     @property
-    def memory_bound(self) -> Bits:
+    def memory_bound(self) -> bool:
         return self.memory_seconds >= self.compute_seconds
 
     @property
-    def flops_per_second(self) -> Bits:
+    def flops_per_second(self) -> float:
         """Rate attained if every kernel runs at its floor."""
         return self.flops / self.seconds
 
@@ -82,11 +84,7 @@ def rates(
     listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
 ) -> list[Rate]:
     """How the matrix products of a class run, for one configuration: each way once."""
-    used = [
-        hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
-        for matmul in listed
-        if key(matmul.group) == name
-    ]
+    used = [_rate(matmul, hardware) for matmul in listed if key(matmul.group) == name]
     return list({str(rate): rate for rate in used}.values())
 
 
@@ -101,15 +99,15 @@ def floors(
     moved: list[Transfer],
     listed: list[CostedMatMul],
     hardware: Hardware,
-    container: Bits,
+    container: int,
     key: Callable[[Group], str] = operation_class,
 ) -> dict[str, Floor]:
     """Floor of each class of operations that has a kernel; `container`: bits of what passes between operations."""
     Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
     groups: dict[int, Group] = {}
-    nbytes: dict[Kernel, Bits] = defaultdict(float)
-    flops: dict[Kernel, Bits] = defaultdict(float)
-    seconds: dict[Kernel, Bits] = defaultdict(float)
+    nbytes: dict[Kernel, float] = defaultdict(float)
+    flops: dict[Kernel, float] = defaultdict(float)
+    seconds: dict[Kernel, float] = defaultdict(float)
     for transfer in moved:
         kernel = (id(transfer.group), transfer.phase)
         groups[kernel[0]] = transfer.group
@@ -118,68 +116,72 @@ def floors(
             values = float(transfer.values)
             flops[kernel] += values
             seconds[kernel] += values / hardware.vector_flops
+    launches: dict[Kernel, int] = defaultdict(int)
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
+        op = matmul.group.operation
+        assert isinstance(op, Gemm)
+        launches[kernel] += op.weight or not op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
-        seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware)
+        seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
+    reached = hardware.efficiency
     totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
-        memory, compute = size / hardware.bandwidth, seconds[kernel]
-        measured = bool(hardware.measured)
-        if isinstance(group.operation, Pointwise):
-            measured = _is_measured(group.operation, phase, hardware, container)
-            compute = _pass_seconds(group, phase, hardware, container) if measured else compute
-        longest = compute if measured else np.maximum(memory, compute)
+        memory, compute = hardware.moving(size), seconds[kernel]
+        found = _measured_pass(group, phase, hardware, container)
+        if found is not None:
+            compute = found
+        if found is not None or (hardware.measured and isinstance(group.operation, Gemm)):
+            taken = compute
+        else:
+            both = max(memory, compute) + reached.serial * min(memory, compute)
+            taken = max(both, group.count * max(1, launches[kernel]) * reached.launch)
         name = key(group)
-        totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, longest)
-    return {cls: floor for cls, floor in totals.items() if np.any(floor.bytes)}
+        totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, taken)
+    return {cls: floor for cls, floor in totals.items() if floor.bytes}
 
 
-def step_floor(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: Bits) -> Floor:
+def step_floor(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: int) -> Floor:
     """That of the whole step."""
     return sum(floors(moved, listed, hardware, container).values(), start=ZERO)
 
 
-def _is_measured(op: Pointwise, phase: str, hardware: Hardware, container: Bits) -> bool:
-    kind = TIMED_AS.get(op.kind, op.kind)
-    return bool(np.all(by_width(container, lambda bits: (kind, bits, phase) in hardware.passes)))
-
-
-def _pass_seconds(group: Group, phase: str, hardware: Hardware, container: Bits) -> Bits:
+def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int) -> float | None:
+    """Seconds that such passes were measured to take; None: they were not, or it is a product."""
     op = group.operation
-    assert isinstance(op, Pointwise)
-
-    def of(bits: int) -> float:
-        found = hardware.passes[TIMED_AS.get(op.kind, op.kind), bits, phase]
-        return group.count * found.seconds(op.rows * op.width)
-
-    return by_width(container, of)
+    if isinstance(op, Gemm) or (TIMED_AS.get(op.kind, op.kind), container, phase) not in hardware.passes:
+        return None
+    return group.count * hardware.passes[TIMED_AS.get(op.kind, op.kind), container, phase].seconds(op.rows * op.width)
 
 
-def _beside(matmul: CostedMatMul, hardware: Hardware) -> Bits:
-    """Time of what a layer does beside a product, where that was measured: its bias's gradient sums dy. A converted
-    layer's weight that is stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
+def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
+    """Time of what a layer does beside a product. Quantising reads both operands and writes the floats that are
+    multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
+    (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op = matmul.group.operation
     assert isinstance(op, Gemm)
-    found: Bits = 0.0
+    found = 0.0
     summed, turned = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
         found = summed.seconds(op.M * op.N)
-    if turned and op.transposed and not isinstance(matmul.format, Identity):
-        narrow = CODED_FORWARD if matmul.name == "forward" else 0
-        found = found + by_width(matmul.m1, lambda m: m > narrow) * turned.seconds(op.K * op.N)
+    if isinstance(matmul.format, Identity):
+        return matmul.group.count * found
+    if turned and op.transposed and matmul.m1 > (CODED_FORWARD if matmul.name == "forward" else 0):
+        found += turned.seconds(op.K * op.N)
+    if _rate(matmul, hardware).peak.multiplies_floats:
+        copied = matmul.operand_values * (container + COPY_BITS) / 8
+        found += hardware.efficiency.copies * hardware.moving(copied)
     return matmul.group.count * found
 
 
-def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> Bits:
+def _rate(matmul: CostedMatMul, hardware: Hardware) -> Rate:
+    return hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
+
+
+def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     """Time of the group's products, run the fastest exact way for the two widths."""
-    count, flops = matmul.group.count, float(FLOPS_PER_MAC * matmul.total_macs)
-    values = float(matmul.values * count)
-
-    def of(pair: int) -> float:
-        m1, m2 = divmod(pair, WIDEST + 1)
-        rate = hardware.rate(at_width(matmul.format, m1), at_width(matmul.format, m2))
-        return rate.seconds(flops, values, count)
-
-    return by_width(matmul.m1 * (WIDEST + 1) + matmul.m2, of)
+    op, count = matmul.group.operation, matmul.group.count
+    assert isinstance(op, Gemm)
+    share = hardware.attention if op.on_chip and not op.weight else 1
+    return _rate(matmul, hardware).seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)

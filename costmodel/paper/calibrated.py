@@ -39,11 +39,6 @@ TENSORS = (
     PaperTensor("dx", "backward", "write", "MK", "q3", "section 3: dx_l is always flushed to DRAM"),
 )
 
-#: left out of TENSORS: with it the GLUE rows fit better and the DSQ rows worse (see `dsq-cost table`)
-WEIGHT_GRADIENT = PaperTensor(
-    "dw", "backward", "write", "NK", "q3", "figure 2 computes dw but does not say that it is flushed"
-)
-
 
 @dataclass(frozen=True)
 class PaperMatMul:
@@ -101,21 +96,21 @@ def stored_bits(bits: int, template: Format) -> float:
     return words * WORD_BITS / template.box
 
 
-def tensor_totals(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> list[TensorTotal]:
+def tensor_totals(workload: Workload, setup: Setup) -> list[TensorTotal]:
     """What the linear layers of the workload move in one step. Raises ValueError if there is nothing to cost."""
     if isinstance(setup.format, Identity):
         raise ValueError("the paper profile costs no float, only quantised formats: use --profile first-principles")
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
-    values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in tensors]
-    stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in tensors]
-    return [TensorTotal(*total) for total in zip(tensors, values, stored, strict=True)]
+    values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in TENSORS]
+    stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in TENSORS]
+    return [TensorTotal(*total) for total in zip(TENSORS, values, stored, strict=True)]
 
 
-def dram(workload: Workload, setup: Setup, tensors: tuple[PaperTensor, ...] = TENSORS) -> float:
+def dram(workload: Workload, setup: Setup) -> float:
     """DRAM traffic relative to fixed-point 32."""
-    totals = tensor_totals(workload, setup, tensors)
+    totals = tensor_totals(workload, setup)
     return sum((total.bytes for total in totals), start=0.0) / (sum(total.values for total in totals) * WIDEST / 8)
 
 

@@ -132,6 +132,15 @@ class Bound:
     published_share: float
     published_bound: str
 
+    @property
+    def residual(self) -> float:
+        return self.share - self.published_share
+
+    @property
+    def relative(self) -> float:
+        """Residual as a share of the published figure."""
+        return self.residual / self.published_share
+
 
 def table_7(hardware: Hardware) -> list[Bound]:
     """OPT-1.3B trained in 16-bit floating point: bound and share of the time floor of attention, FC layers and the

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from costmodel.hardware.hardware import Hardware
+from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.arithmetic import matmuls
-from costmodel.model.entries import in_layer
+from costmodel.model.entries import in_layer, layer_of
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import Method, packed_values
+from costmodel.model.memory import OPTIMISERS, Method, is_base, packed_values
 from costmodel.model.operations import Workload
+from costmodel.model.quantisation import BF16
 from costmodel.model.roofline import step_floor
 from costmodel.model.traffic import transfers
 
@@ -17,43 +18,88 @@ class Step:
     """A step's least time on each device, in seconds."""
 
     compute: float  #: of forward and backward: the roofline's floor, recomputation included
-    packing: float  #: and unpacking of what a policy keeps; 0: none, or never measured
+    packing: float  #: and unpacking of what a policy keeps; 0: none is packed
     update: float  #: of the optimiser: the device's share, where ZeRO shares it out
-    communication: float
+    communication: float  #: of sending, by itself
+    exposed: float  #: the part of it that the step waits for
     bound: str
+    low: float = 1  #: eight of ten such steps take between low and high times `seconds`
+    high: float = 1
 
     @property
     def seconds(self) -> float:
-        """Nothing overlapped."""
-        return self.compute + self.packing + self.update + self.communication
+        """The time that is expected."""
+        return self.compute + self.packing + self.update + self.exposed
 
 
-def step_time(workload: Workload, method: Method, hardware: Hardware) -> Step:
-    """Raises ValueError where several devices have no link."""
+def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> Step:
+    """Time of a step of so many batches on each device. Raises ValueError where several devices have no link."""
+    setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
+    method = replace(method, setup=setup)
     moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / method.shared_by(1)
-    seconds = float(passes.seconds)
+    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimiser].traffic)
+    seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
     bound = "memory" if (passes + update).memory_bound else "compute"
-    communicated = communication_bytes(workload, method)
-    if communicated and not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
-    talking = communicated / hardware.link if communicated else 0.0
-    packing = packing_seconds(workload, method, hardware) or 0.0
+    sending, reached = sending_seconds(workload, method, hardware, micro_batches), hardware.efficiency
+    seconds *= micro_batches
+    packing = micro_batches * packing_seconds(workload, method, hardware)
+    exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + float(update.seconds)
-    return Step(seconds, packing, float(update.seconds), talking, "link" if talking > alone else bound)
+    bound = "link" if sending > alone else bound
+    return Step(seconds, packing, float(update.seconds), sending, exposed, bound, reached.low, reached.high)
 
 
-def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float | None:
-    """Of packing what the method's policy keeps, and unpacking it; None: the hardware file does not know."""
+def sending_seconds(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> float:
+    """Time of what data-parallel devices send in a step, by itself: rings of all devices, a message a layer. Its bytes
+    take the slower of the link inside a node and the network between nodes; its hops take a latency each."""
+    if method.devices == 1:
+        return 0.0
+    if not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
+    sent = communication_bytes(workload, method, micro_batches)
+    nodes = -(-method.devices // hardware.node) if hardware.node else 1
+    slowest = min(hardware.link, hardware.network) if nodes > 1 else hardware.link
+    layers = len({layer for op in workload.operations if (layer := layer_of(op))}) + 1
+    messages = (3 if method.zero == 3 else 2) * layers  # two gathers and a scatter; or a scatter and a gather
+    messages *= micro_batches if method.zero >= 2 else 1
+    between = messages * (nodes - 1)
+    inside = messages * (method.devices - 1) - between
+    return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
+
+
+def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Time of packing what the method's policy keeps, and of unpacking it: as measured, else what their bytes take."""
     if not method.stash:
         return 0.0
-    found = [hardware.passes.get(("pack", method.stash.codes, phase)) for phase in (FORWARD, BACKWARD)]
-    values = packed_values(workload, method)
-    return sum(pack.seconds(size) for pack in found if pack for size in values) if all(found) or not values else None
+    values, measured = packed_values(workload, method), _packing(method, hardware)
+    if measured:
+        return sum(pack.seconds(size) for pack in measured for size in values)
+    container = float(method.setup.container_bits)
+    moved = sum(values) * (container + min(container, method.stash.bits)) / 8
+    return 2 * max(hardware.moving(moved), len(values) * hardware.efficiency.launch)
+
+
+def packing_is_measured(method: Method, hardware: Hardware) -> bool:
+    """Whether the hardware file knows what packing takes, or the method packs nothing."""
+    return not method.stash or bool(_packing(method, hardware))
+
+
+def _packing(method: Method, hardware: Hardware) -> list[Pass]:
+    """What packing and unpacking were measured to take; empty: they were not."""
+    codes = method.stash.codes if method.stash else 0
+    found = [hardware.passes.get(("pack", codes, phase)) for phase in (FORWARD, BACKWARD)]
+    return [pack for pack in found if pack] if all(found) else []
+
+
+def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Time of making 16-bit weights of those of few bits, for the forward (again where layers are recomputed) and the
+    backward: what their bytes take."""
+    values = sum(op.parameters for op in workload.operations if is_base(op, method))
+    return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -68,13 +114,15 @@ def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> f
 def communication_bytes(workload: Workload, method: Method, micro_batches: int = 1) -> float:
     """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
     updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
-    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast they are fp32. What no device has whole
-    is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3."""
+    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast weights are fp32 up to ZeRO-2; FSDP's
+    mixed precision, ZeRO-3, gathers 16 bits. What no device has whole is sent for each micro-batch: gradients under
+    ZeRO-2 and 3, weights under ZeRO-3."""
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:
         return 2 * part * gradients
-    word = (STATE_BITS if method.setup.autocast else float(method.setup.container_bits)) / 8
+    whole = method.setup.autocast and method.zero < 3  # FSDP's mixed precision gathers what it casts
+    word = (STATE_BITS if whole else float(method.setup.container_bits)) / 8
     gradients *= micro_batches if method.zero >= 2 else 1
     weights = 2 * workload.parameters * micro_batches if method.zero == 3 else workload.trained
     return part * (gradients + word * weights)

@@ -11,6 +11,7 @@ from typing import Any
 
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
+from dsq.command import read_json
 
 VERSION = 1
 MAX_SIZE = 2**48
@@ -23,6 +24,11 @@ _MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias")
 
 def is_workload(data: Any) -> bool:
     return isinstance(data, dict) and "costmodel" in data
+
+
+def states_its_sizes(name: str) -> bool:
+    """Whether the workload of this name is a workload file, whose batch cannot be changed."""
+    return name.endswith(".json") and is_workload(read_json(name))
 
 
 def dump(workload: Workload) -> dict[str, Any]:

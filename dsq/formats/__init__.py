@@ -1,12 +1,9 @@
-"""Number formats: a file a format. They know numbers of bits, neither tensors nor torch: the cost model has them too.
+"""Number formats: they know numbers of bits, neither tensors nor torch, so that the cost model has them too.
 
-base.py         what every format states; the registry
-layout.py       how a packed tensor lies in memory
-bfp.py, ...     a format each; every file of this folder is imported here, so that a new one needs no other line
+base.py         what every format states; the registry; how a packed tensor lies in memory
+blocks.py       formats whose boxes share a scale
+fixed_point.py  formats without boxes
 """
-
-from importlib import import_module
-from pkgutil import iter_modules
 
 from dsq.formats.base import (
     BOX,
@@ -15,21 +12,19 @@ from dsq.formats.base import (
     MAX_PACKED_BITS,
     NARROWEST,
     WIDEST,
+    BoxAxis,
     Format,
     Law,
+    Layout,
     check_stored,
     format_class,
     named,
     options,
     parse_format,
+    register,
 )
-from dsq.formats.bfp import BFP
-from dsq.formats.fixed_point import FixedPoint
-from dsq.formats.identity import Identity
-from dsq.formats.layout import Layout
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+from dsq.formats.blocks import BFP, SignedBFP, SignedNVInt
+from dsq.formats.fixed_point import FixedPoint, Identity
 
 __all__ = [
     "BFP",
@@ -39,14 +34,18 @@ __all__ = [
     "MAX_PACKED_BITS",
     "NARROWEST",
     "WIDEST",
+    "BoxAxis",
     "FixedPoint",
     "Format",
     "Identity",
     "Law",
     "Layout",
+    "SignedBFP",
+    "SignedNVInt",
     "check_stored",
     "format_class",
     "named",
     "options",
     "parse_format",
+    "register",
 ]

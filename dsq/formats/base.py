@@ -1,14 +1,15 @@
-"""What every number format states about itself: bits, grid, what it stores, what it costs. No tensors, no torch.
+"""What every number format states about itself: bits, grid, what it stores, what it costs; and how a tensor lies in
+memory. No tensors, no torch.
 
-Adding a format takes two files: a dataclass here, entered by ``@register``, and its codec in kernels/reference.
+To add a format, write a dataclass with ``@register`` (blocks.py), and its codec in kernels/reference/formats.py.
 """
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from math import prod
+from typing import Any, ClassVar, Literal, TypeVar
 
 from dsq.arguments import whole_number
-from dsq.formats.layout import Layout
 
 #: widest code that packs; a wider format keeps the value in floating point
 MAX_PACKED_BITS = 16
@@ -22,6 +23,56 @@ SCALE_BITS = 8
 #: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
 #: bits, at the same bytes (docs/formats.md)
 DEFAULT = "snvint"
+
+
+#: along which axis boxes run: the contraction axis of the GEMM that consumes the tensor, or the tensor's last axis
+BoxAxis = Literal["contraction", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A contiguous tensor as the kernels see it: ``outer`` x ``rows`` x ``columns`` values and the axis of its boxes.
+
+    Boxes run along the columns where the box axis is the last one (then ``outer`` is 1), else along the rows.
+    Codes keep the tensor's own order: each of the outer * rows rows is one little-endian bitstream of two's-complement
+    codes, padded to a byte. Nothing is stored for the values that a short last box lacks.
+    """
+
+    outer: int
+    rows: int
+    columns: int
+    along_rows: bool
+
+    @staticmethod
+    def of(shape: tuple[int, ...], dim: int) -> "Layout":
+        """The layout of a tensor of ``shape`` with boxes along ``dim`` (negative counts from the end)."""
+        rank = max(len(shape), 1)
+        if not -rank <= dim < rank:
+            raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for a tensor of shape {tuple(shape)}, got {dim}")
+        dim %= rank
+        if dim == rank - 1:
+            columns = shape[-1] if shape else 1
+            return Layout(1, prod(shape[:-1]), columns, along_rows=False)
+        return Layout(prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :]), along_rows=True)
+
+    def code_shape(self, bits: int) -> tuple[int, int]:
+        """Shape of the bitstreams, in bytes."""
+        return (self.outer * self.rows, -(-self.columns * bits // 8))
+
+    def code_bytes(self, bits: int) -> int:
+        rows, row_bytes = self.code_shape(bits)
+        return rows * row_bytes
+
+    def box_shape(self, box: int) -> tuple[int, ...]:
+        """The boxes of ``box`` values, in the tensor's order; (1,) where one holds the whole tensor (0)."""
+        if box == 0:
+            return (1,)
+        if self.along_rows:
+            return (self.outer, -(-self.rows // box), self.columns)
+        return (self.outer * self.rows, -(-self.columns // box))
+
+    def boxes(self, box: int) -> int:
+        return prod(self.box_shape(box))
 
 
 @dataclass(frozen=True, slots=True)

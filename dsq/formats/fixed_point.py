@@ -1,10 +1,10 @@
-"""Fixed point, the paper's baseline."""
+"""Formats without boxes: fixed point, the paper's baseline, and no quantisation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dsq.arguments import whole_number
-from dsq.formats.base import Format, Law, register
+from dsq.formats.base import WIDEST, Format, Law, register
 
 #: the exponent of a value's step is stored in 8 bits, biased by this, so it spans -BIAS .. 254 - BIAS
 BIAS = 127
@@ -40,3 +40,25 @@ class FixedPoint(Format):
     def static_exponent(self) -> int | None:
         """The exponent E of the largest values, where it does not follow them."""
         return None if self.fraction_bits is None else self.bits - 2 - self.fraction_bits
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(Format):
+    """Values as they are, in a floating type of ``bits`` bits."""
+
+    name: ClassVar[str] = "float"
+    law: ClassVar[Law] = FixedPoint.law  #: of the significands
+
+    bits: int = field(default=WIDEST, repr=False)  #: 16 or 32, as of the types float16 and float32
+
+    @property
+    def packs(self) -> bool:
+        return False
+
+    @property
+    def significand_bits(self) -> int:
+        return 24 if self.bits > 16 else min(self.bits, 11)
+
+    @property
+    def multiplier_bits(self) -> int:
+        return self.significand_bits

@@ -26,7 +26,7 @@ from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
 from dsq.conversion import convert, converted
-from dsq.state import DynamicPrecision, convert_at
+from dsq.dynamic import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
 #: the key of config.json

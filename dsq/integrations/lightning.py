@@ -18,8 +18,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from dsq.config import DSQConfig
+from dsq.dynamic import DynamicPrecision, convert_at
 from dsq.stash.interception import under_policies
-from dsq.state import DynamicPrecision, convert_at
 
 
 class PrecisionCallback(Callback):

@@ -1,11 +1,40 @@
-"""The quantised selves of layers other than nn.Linear, a file a layer; the last two need transformers.
+"""The quantised selves of layers other than nn.Linear.
 
-multihead.py            nn.MultiheadAttention
-own_attention.py        modules that call F.scaled_dot_product_attention
-patches.py              nn.Conv2d that cuts an image into patches
-unquantised.py          which modules stay as they are, and why
-mixed.py                classes made when a model is converted
-experts.py              transformers' experts, in parameters of three dimensions
-conv1d.py               GPT-2's linear layer
-attention_interface.py  the attention function of models of transformers
+attention.py            nn.MultiheadAttention
+own_products.py         modules that multiply by parameters of their own, or queries by keys, in their forward
+experts_and_patches.py  transformers' experts, in parameters of three dimensions; nn.Conv2d that cuts patches
+of_transformers.py      GPT-2's Conv1D; attention in models of transformers (imports transformers)
+
+Below: classes made of a mixin and of a class that is met only when a model is converted.
 """
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+
+class Mixed:
+    """A mixin whose mixed classes can be pickled and copied; ``plain`` is the other class."""
+
+    plain: ClassVar[type[nn.Module]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new, (self._mixin, self.plain), self.__dict__
+
+    _mixin: ClassVar[type["Mixed"]]
+
+
+_made: dict[tuple[type, type], type[nn.Module]] = {}
+
+
+def mixed(mixin: type[Mixed], plain: type[nn.Module]) -> type[nn.Module]:
+    """The class of modules of ``plain`` with ``mixin`` before it."""
+    key = mixin, plain
+    if key not in _made:
+        _made[key] = type(f"{mixin.__name__}{plain.__name__}", key, {"plain": plain, "_mixin": mixin})
+    return _made[key]
+
+
+def _new(mixin: type[Mixed], plain: type[nn.Module]) -> nn.Module:
+    kind = mixed(mixin, plain)
+    return kind.__new__(kind)

@@ -1,4 +1,3 @@
-"""Quantised operations: a file an operation, each made of matmul.multiply: "quantise, multiply, quantise".
-
-sharing.py: layers that read one input share its stash.
+"""Quantised operations: products.py (of matrices, of two activations, of attention), linear_passes.py (a linear layer's
+passes, planned once), tensor_parallel.py (layers whose weight is sharded).
 """

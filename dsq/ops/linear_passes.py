@@ -1,14 +1,19 @@
-"""The passes of a linear layer: each in one call of the backend where it has one, else product by product.
+"""The passes of a linear layer: one plan for a layer's formats, shapes and dtypes, made once, serves both passes.
 
-Shape suffixes as in dsq.linear: T tokens, K in-features, N out-features.
+A pass is one call of the backend where it has one for the plan, else product by product. Layers that read the same
+input (q, k and v of an attention, or a decoder's views of the encoder) share one stash. Compilers, dispatch modes and
+special tensors see products, which are registered operators (ops/products.py). Shape suffixes as in dsq.linear: T
+tokens, K in-features, N out-features.
 """
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from dsq.kernels.backend import (
     FLOATS,
@@ -19,164 +24,220 @@ from dsq.kernels.backend import (
     ForwardCall,
     LinearMatMuls,
     MatMul,
+    Operand,
     check_codes,
 )
 from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
-from dsq.ops.matmul import multiply, packed
-from dsq.ops.sharing import share, shared, stash_key
+from dsq.ops.products import autocast_dtype, function_transform, multiply, packed, refuse_transforms
 
-_any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
+_any_autocast = torch._C._is_any_autocast_enabled
+_KEPT_PLANS = 4096
+
+#: what is kept of x for the backward: nothing, x itself, or its codes and scales
+Stash = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """The calls of a backend that run whole passes of a layer, and what they are made for."""
+
+    backend: Backend
+    matmuls: LinearMatMuls  #: of the weight as it lies in memory
+    turned: bool  #: the weight lies in memory as (K, N)
+    stochastic: bool
+    x_shape: torch.Size
+    w_shape: torch.Size  #: as it lies in memory
+    stash: Any  #: shape and dtype of codes, and of scales
+    forward: ForwardCall | None
+    backward: dict[
+        tuple[bool, bool], BackwardCall | None
+    ]  #: by whether dx and dw are wanted; made when first asked for
+
+
+class Plan(NamedTuple):
+    """How a layer of given formats, shapes and dtypes runs."""
+
+    matmuls: LinearMatMuls
+    stash: Operand  #: how x is kept for the backward
+    dtypes: Dtypes
+    x_matrix: torch.Size  #: (T, K)
+    fused: Fused | None  #: None where a compiler, a mode or a special tensor is to see each product
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None) -> Plan:
+    """Return the plan of a layer: y (..., N) of x (..., K).
+
+    Under autocast operands are quantised from the tensors as they come, and y takes autocast's dtype. Raises what
+    ``dsq.functional.linear`` promises.
+    """
+    autocast = autocast_dtype(x) if _any_autocast() else None
+    dense = x.layout is w_NK.layout is torch.strided
+    if not dense or not plain(x, w_NK, bias_N):
+        _check(x, w_NK, bias_N, autocast is not None)
+        return Plan(matmuls, matmuls.stash, Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype), matrix(x).shape, None)
+    # stochastic rounding draws by the place in (N, K)
+    turned = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
+    bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
+    backend = backend_for(x.device)
+    of_tensors = (x.shape, x.dtype, x.device, w_NK.shape, w_NK.dtype, w_NK.device, turned, bias, autocast)
+    key = (matmuls, backend, seed is None, of_tensors)
+    found = _plans.get(key)
+    if found is None:
+        _check(x, w_NK, bias_N, autocast is not None)
+        dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
+        w_shape = w_NK.t().shape if turned else w_NK.shape
+        found = _keep(key, _made(matmuls, dtypes, x.shape, w_shape, turned, seed is not None, backend))
+    return found
+
+
+def other_formats(plan: Plan, matmuls: LinearMatMuls) -> Plan:
+    """Return the plan of the same layer with other products."""
+    fused = plan.fused
+    if fused is None:
+        return plan._replace(matmuls=matmuls, stash=matmuls.stash)
+    key = fused, matmuls
+    if key not in _plans:
+        shapes = fused.x_shape, fused.w_shape
+        _keep(key, _made(matmuls, plan.dtypes, *shapes, fused.turned, fused.stochastic, fused.backend))
+    return _plans[key]
 
 
 def forward(
-    matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
-) -> tuple[Tensor, Codes | Tensor | None]:
-    """y (..., N) of x (..., K), and what of x the backward needs (T, K), where ``stashing`` asks for it.
+    plan: Plan, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
+) -> tuple[Tensor, Stash]:
+    """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs.
 
-    Under autocast operands are quantised from the tensors as they come, and y takes autocast's dtype. Layers that are
-    given the same ``x`` share one stash. Raises what ``dsq.functional.linear`` promises.
+    Layers that are given the same ``x`` share one stash.
     """
-    autocast = autocast_dtype(x)
-    _check(x, w_NK, bias_N, autocast is not None)
-    dtype = autocast or x.dtype
-    if not stashing:
-        return _forward(matmuls, x, w_NK, bias_N, seed, dtype, packing=False)[0], None
-    if matmuls.stash.format is None:
-        return _forward(matmuls, x, w_NK, bias_N, seed, dtype, packing=False)[0], x.detach().to(dtype)
-    if not plain(x):  # a compiler finds by itself what is packed twice, and symbols have no place in a dict
-        return _forward(matmuls, x, w_NK, bias_N, seed, dtype, packing=True)
-    key = stash_key(x, matmuls.stash, seed)
-    stash = shared(x, key)
-    y, fresh = _forward(matmuls, x, w_NK, bias_N, seed, dtype, packing=stash is None)
-    if fresh is not None:
-        share(x, key, fresh)
-        stash = fresh
-    return y, stash
+    matmuls, fused = plan.matmuls, plan.fused
+    packing = stashing and plan.stash.format is not None
+    stash: Stash = (x.detach().to(plan.dtypes.y),) if stashing and not packing else ()
+    sharing = packing and fused is not None  # a compiler finds by itself what is packed twice
+    if sharing:
+        key = _stash_key(x, plan.stash, seed)
+        stash = _shared(x, key) if id(x) in _stashes else ()
+    fresh = packing and not stash
+    if fused is not None and fused.forward is not None:
+        y, codes = fused.forward(x, w_NK.t() if fused.turned else w_NK, bias_N, seed, fresh)
+    else:
+        x_TK = matrix(x)
+        y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
+        if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
+            y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
+        codes = packed(plan.stash, x_TK, seed) if fresh else None
+    if codes is None:
+        return y, stash
+    if sharing:
+        share(x, key, codes)
+    return y, codes[:2]
 
 
 def backward(
-    matmuls: LinearMatMuls,
-    dtypes: Dtypes,
-    dy: Tensor,
-    w_NK: Tensor | None,
-    x1: Codes | Tensor | None,
-    seed: int | None,
+    plan: Plan, dy: Tensor, w_NK: Tensor | None, stash: Stash, seed: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dx (..., K) of dy (..., N), where ``w_NK`` is given for it, and dw (N, K), where ``x1`` is: x, packed or not."""
-    if not isinstance(x1, Tensor) and plain(dy, w_NK):
-        if x1 is not None and matmuls.stash.format is not None:  # saved-tensor hooks may give back anything
-            check_codes(x1.codes, x1.scales, matmuls.stash.format, layout_of(x1.shape, matmuls.stash.axis))
-        stored, w = (matmuls, None) if w_NK is None else _as_stored(matmuls, w_NK, seed)
-        w_shape, x_shape = None if w is None else w.shape, None if x1 is None else x1.shape
-        call = _backward_call(backend_for(dy.device), stored, dtypes, dy.shape, w_shape, x_shape, seed is not None)
+    """Return dx (..., K) of dy (..., N) where ``w_NK`` is given for it, and dw (N, K) where ``stash`` is not empty."""
+    x1 = Codes(*stash, plan.x_matrix) if len(stash) == 2 else None
+    fused = plan.fused
+    if fused is not None and len(stash) != 1 and plain(dy, w_NK):
+        if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
+            _refuse_codes(plan, x1)  # saved-tensor hooks may give back anything
+        wanted = w_NK is not None, x1 is not None
+        if wanted not in fused.backward:
+            fused.backward[wanted] = _backward_call(plan, fused, *wanted)
+        call = fused.backward[wanted]
         if call is not None:
-            return call(dy, w, x1, seed)
-    dy_TN = matrix(dy)
-    dx = dw_NK = None
+            return call(dy, w_NK.t() if w_NK is not None and fused.turned else w_NK, x1, seed)
+    dy_TN, dx, dw_NK = matrix(dy), None, None
     if w_NK is not None:
-        dx = multiply(matmuls.input_gradient, dy_TN, w_NK, None, seed, dtypes.x).view(*dy.shape[:-1], w_NK.shape[1])
-    if x1 is not None:
-        x_TK = x1 if isinstance(x1, Codes) else matrix(x1)
-        dw_NK = multiply(matmuls.weight_gradient, dy_TN, x_TK, None, seed, dtypes.w)
+        dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
+        dx = dx.view(*dy.shape[:-1], w_NK.shape[1])
+    if stash:
+        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x1 or matrix(stash[0]), None, seed, plan.dtypes.w)
     return dx, dw_NK
 
 
 def matrix(x: Tensor) -> Tensor:
-    """(..., K) as (T, K)."""
+    """Return (..., K) as (T, K)."""
     dims = x.dim()
     return x if dims == 2 else x.flatten(0, -2) if dims > 2 else x[None]
 
 
-def _forward(
-    matmuls: LinearMatMuls,
-    x: Tensor,
-    w_NK: Tensor,
-    bias_N: Tensor | None,
-    seed: int | None,
-    dtype: torch.dtype,
-    packing: bool,
-) -> tuple[Tensor, Codes | None]:
-    if plain(x, w_NK, bias_N):
-        dtypes = Dtypes(x.dtype, w_NK.dtype, dtype)
-        stored, w = _as_stored(matmuls, w_NK, seed)
-        call = _forward_call(backend_for(x.device), stored, dtypes, x.shape, w.shape, seed is not None)
-        if call is not None:
-            return call(x, w, bias_N, seed, packing)
-    x_TK = matrix(x)
-    y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, dtype)
-    if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
-        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
-    return y, packed(matmuls.stash, x_TK, seed) if packing else None
+def check_callers(x: Any, weight: Any, bias: Any) -> None:
+    """Raise TypeError for what is no tensor, and RuntimeError under a transform of torch.func."""
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
+        given = ", ".join(type(it).__name__ for it in (x, weight, bias))
+        raise TypeError(f"x, weight and bias must be tensors, got {given}")
+    if function_transform() is not None:
+        refuse_transforms()
 
 
-def _as_stored(matmuls: LinearMatMuls, w_NK: Tensor, seed: int | None) -> tuple[LinearMatMuls, Tensor]:
-    """A weight that lies in memory as (K, N), and the products of that: quicker than to copy it. Stochastic rounding
-    draws by the place in (N, K)."""
-    if seed is None and not w_NK.is_contiguous() and w_NK.t().is_contiguous():
-        return matmuls.of_stored_transpose(), w_NK.t()
-    return matmuls, w_NK
-
-
-@lru_cache(maxsize=4096)
-def _forward_call(
-    backend: Backend,
+def _made(
     matmuls: LinearMatMuls,
     dtypes: Dtypes,
     x_shape: torch.Size,
     w_shape: torch.Size,
+    turned: bool,
     stochastic: bool,
-) -> ForwardCall | None:
-    """One call of the backend for the forward of layers of these shapes; None where it has none."""
-    matmul = matmuls.output
-    if backend.linear is None or torch.float64 in dtypes or 0 in (*x_shape, *w_shape):
-        return None
-    if not _knows(backend, matmul) or not _knows(backend, matmuls.weight_gradient):
-        return None
-    sizes = matmul.sizes(torch.Size((prod(x_shape[:-1]), x_shape[-1])), w_shape)
-    gemm = gemm_for(matmul, dtypes.y, sizes, backend).name
-    return backend.linear.forward(matmuls, gemm, dtypes, x_shape, w_shape, stochastic)
-
-
-@lru_cache(maxsize=4096)
-def _backward_call(
     backend: Backend,
-    matmuls: LinearMatMuls,
-    dtypes: Dtypes,
-    dy_shape: torch.Size,
-    w_shape: torch.Size | None,
-    x_shape: torch.Size | None,
-    stochastic: bool,
-) -> BackwardCall | None:
-    """The same for the backward."""
-    if backend.linear is None or torch.float64 in dtypes or 0 in (*dy_shape, *(w_shape or ()), *(x_shape or ())):
+) -> Plan:
+    shape_TK = torch.Size((prod(x_shape[:-1]), x_shape[-1]))
+    stored = matmuls.of_stored_transpose() if turned else matmuls
+    fmt, axis, stash = matmuls.stash.format, matmuls.stash.axis, None
+    if fmt is not None:
+        layout = layout_of(shape_TK, axis)
+        stash = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
+    call = None
+    if backend.linear is not None and _runs(
+        backend, dtypes, (*x_shape, *w_shape), stored.output, stored.weight_gradient
+    ):
+        gemm = gemm_for(stored.output, dtypes.y, stored.output.sizes(shape_TK, w_shape), backend).name
+        call = backend.linear.forward(stored, gemm, dtypes, x_shape, w_shape, stochastic)
+    fused = Fused(backend, stored, turned, stochastic, x_shape, w_shape, stash, call, {})
+    return Plan(matmuls, matmuls.stash, dtypes, shape_TK, fused)
+
+
+def _backward_call(plan: Plan, fused: Fused, dx_wanted: bool, dw_wanted: bool) -> BackwardCall | None:
+    """Return one call of the backend for what is wanted of the backward; None where it has none."""
+    matmuls, out_features = fused.matmuls, fused.w_shape[1 if fused.turned else 0]
+    dy_shape = torch.Size((*fused.x_shape[:-1], out_features))
+    dy_TN = torch.Size((plan.x_matrix[0], out_features))
+    w_shape, x_shape = fused.w_shape if dx_wanted else None, plan.x_matrix if dw_wanted else None
+    each = ((matmuls.input_gradient, w_shape), (matmuls.weight_gradient, x_shape))
+    wanted = [matmul for matmul, shape in each if shape is not None]
+    passes = fused.backend.linear
+    if passes is None or not _runs(
+        fused.backend, plan.dtypes, (*dy_shape, *(w_shape or ()), *(x_shape or ())), *wanted
+    ):
         return None
-    wanted = [m for m, shape in ((matmuls.input_gradient, w_shape), (matmuls.weight_gradient, x_shape)) if shape]
-    if not all(_knows(backend, matmul) for matmul in wanted):
-        return None
-    dy_TN = torch.Size((prod(dy_shape[:-1]), dy_shape[-1]))
     dx_gemm, dw_gemm = (
-        "" if shape is None else gemm_for(matmul, dtypes.y, matmul.sizes(dy_TN, shape), backend).name
-        for matmul, shape in ((matmuls.input_gradient, w_shape), (matmuls.weight_gradient, x_shape))
+        "" if shape is None else gemm_for(matmul, plan.dtypes.y, matmul.sizes(dy_TN, shape), fused.backend).name
+        for matmul, shape in each
     )
-    return backend.linear.backward(matmuls, (dx_gemm, dw_gemm), dtypes, dy_shape, w_shape, x_shape, stochastic)
+    return passes.backward(matmuls, (dx_gemm, dw_gemm), plan.dtypes, dy_shape, w_shape, x_shape, fused.stochastic)
 
 
-def _knows(backend: Backend, matmul: MatMul) -> bool:
-    """Whether both operands are packed, in formats of the backend, as the result is if it has one."""
-    formats = [matmul.a.format, matmul.b.format, *([matmul.result] if matmul.result else [])]
-    return all(type(format) in backend.formats for format in formats)
+def _runs(backend: Backend, dtypes: Dtypes, sizes: tuple[int, ...], *matmuls: MatMul) -> bool:
+    """Return whether the backend may have one call for these products: their operands, and results that have a format,
+    are packed in formats of its own."""
+    if torch.float64 in dtypes or 0 in sizes:
+        return False
+    given = [fmt for it in matmuls for fmt in (it.a.format, it.b.format, *([it.result] if it.result else []))]
+    return all(type(fmt) in backend.formats for fmt in given)
 
 
-def forward_mode() -> bool:
-    """Whether forward-mode differentiation (torch.func.jvp too) is on."""
-    return forward_ad._current_level >= 0
+def _keep(key: Any, plan: Plan) -> Plan:
+    if len(_plans) >= _KEPT_PLANS:
+        _plans.clear()
+    _plans[key] = plan
+    return plan
 
 
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype that autocast asks for, if it is on; it leaves float64 alone."""
-    if not _any_autocast() or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
-        return None
-    return torch.get_autocast_dtype(x.device.type)
+def _refuse_codes(plan: Plan, x1: Codes) -> None:
+    assert plan.stash.format is not None
+    check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> None:
@@ -195,3 +256,49 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> No
         raise TypeError(f"bias must have the dtype of x, {x.dtype}, got {bias.dtype}")
     if bias.shape != weight.shape[:1] or bias.device != x.device:
         raise ValueError(f"bias must be ({weight.shape[0]},) on {x.device}, got {tuple(bias.shape)} on {bias.device}")
+
+
+class _Shared(NamedTuple):
+    """The stash of a tensor, found while a graph keeps it. (Hooks may keep other tensors of the same storages.)"""
+
+    source: ref[Tensor]  #: never read: its callback forgets the stash with the tensor
+    key: Any
+    codes: ref[torch.UntypedStorage]
+    scales: ref[torch.UntypedStorage]
+    shapes: tuple[torch.Size, torch.Size]
+
+
+#: by the identity of the tensor that the layers were given
+_stashes: dict[int, _Shared] = {}
+
+
+def share(source: Tensor, key: Any, codes: Codes) -> None:
+    """Let later layers that are given ``source``, the tensor object itself, have its stash, while a graph keeps it."""
+    source_id = id(source)
+    storages = ref(codes.codes.untyped_storage()), ref(codes.scales.untyped_storage())
+    forget = partial(_stashes.pop, source_id)
+    _stashes[source_id] = _Shared(ref(source, forget), key, *storages, (codes.codes.shape, codes.scales.shape))
+
+
+def _stash_key(source: Tensor, stash: Operand, seed: int | None) -> Any:
+    """Return what two stashes of ``source`` have in common where one may serve as both.
+
+    Changes in place are noticed, and ``x.data = other`` where the other has memory of its own. Values written past
+    autograd (``x.data.copy_``, numpy) are not noticed while an earlier graph lives.
+    """
+    memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape, source.stride())
+    # a nearest layer must not take a stochastic one's codes
+    return (source._version, memory, stash.format, stash.axis, source.dtype, seed is None)
+
+
+def _shared(source: Tensor, key: Any) -> Stash:
+    """Return the stash of an earlier layer that was given ``source``; nothing where it is gone or differs."""
+    found = _stashes[id(source)]
+    codes, scales = found.codes(), found.scales()
+    if found.key != key or codes is None or scales is None:
+        return ()
+    return _bytes(codes, found.shapes[0]), _bytes(scales, found.shapes[1])
+
+
+def _bytes(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).view(shape)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from dsq.kernels.backend import LinearMatMuls, MatMul
 from dsq.kernels.dispatch import quantize
-from dsq.ops.matmul import offset_seed
+from dsq.ops.products import offset_seed
 
 Layer = Callable[[Tensor, Tensor, Tensor | None, LinearMatMuls, int | None], Tensor]
 

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
 from dsq.kernels.dispatch import pack
-from dsq.linear import Quantised
 from dsq.packing import Rounding
+from dsq.quantizers import Quantised
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.codes import Code, Kept, UnpackBoxes, What
 from dsq.stash.controller import Controller, check_keys

@@ -154,6 +154,7 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
     """
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
+    _boundaries(fmt).forget_dead()
     layout = _rank_and_width(next((x for x in args if isinstance(x, Tensor)), None))
     outer_pack, outer_unpack = innermost_hooks() or (_itself, _itself)
 
@@ -165,7 +166,7 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
         if not isinstance(kept, Form):
             return outer_unpack(kept)
         refuse_create_graph()
-        return kept.make(kept.tensors)
+        return kept.make(kept.tensors).detach()
 
     with saved_tensors_hooks(pack_one, unpack_one):
         return checkpoint(function, *args, **{"use_reentrant": False, **kwargs})

@@ -137,6 +137,12 @@ class Stash:
         self._made = self._outside = {}
         self._exact = {}
 
+    def forget_dead(self) -> None:
+        """Forget what no graph holds any more."""
+        for key in [key for key, made in self._made.items() if made.tensors() is None]:
+            del self._made[key]
+        self._exact = {}
+
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to what is outside of all (None).
 
@@ -152,23 +158,20 @@ class Stash:
         """The form of ``x`` in the policy's codes; exact where it is a weight, of few values, or no plain float."""
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
-        compiling = _compiling()
-        if compiling:
-            shape, found = x.shape, None
-            order, values = MemoryOrder(tuple(shape), tuple(range(x.dim())), shape), x.detach().contiguous()
-        else:
-            key, order, values = place(x)
-            made = self._made.get(key)
-            found = None if made is None else made.seen_as(order)
+        dtype, shape = x.dtype, x.shape
+        if _compiling():
+            order = MemoryOrder(tuple(shape), tuple(range(x.dim())), shape)
+            encoded = self.codec.encode(x.detach().contiguous(), order, kept)
+            return self.exact(x) if encoded is None else _traced(encoded, dtype, shape)
+        key, order, values = place(x)
+        made = self._made.get(key)
+        found = None if made is None else made.seen_as(order)
         if found is not None:
             return found
         encoded = self.codec.encode(values, order, kept)
         if encoded is None:
             return self.exact(x)
         tensors, decode = encoded
-        dtype = x.dtype
-        if compiling:
-            return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
         self._count(values.numel() * x.element_size(), tensors)
         return self._put(key, x, Form(tensors, _Decoded(decode, dtype, order)), order)
 
@@ -247,22 +250,10 @@ class Stash:
             self.raw_bytes += raw
             self.kept_bytes += sum([tensor.nbytes for tensor in kept])
 
-    def _put(
-        self,
-        key: tuple[object, ...],
-        x: Tensor,
-        form: Form,
-        order: MemoryOrder,
-        linear: tuple[Operand, int] | None = None,
-    ) -> Form:
+    def _put(self, key: tuple[object, ...], x: Tensor, form: Form, order: MemoryOrder, linear: Any = None) -> Form:
         hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
-        if len(self._made) >= _MOST:  # of packed_checkpoint, which no forward ends
-            self._made = {k: made for k, made in self._made.items() if made.tensors() is not None}
         self._made[key] = _Entry(tuple(map(hold, form.tensors)), form.make, order, weak(x), linear)
         return form
-
-
-_MOST = 4096  #: pieces of memory that are remembered, at which those without codes are forgotten
 
 
 def exact_form(x: Tensor) -> Form:
@@ -324,6 +315,11 @@ def _values(parts: Sequence[tuple[int, Any]], saved: Sequence[Tensor]) -> list[A
             values.append(make(saved[start : start + count]))
         start += count
     return values
+
+
+def _traced(code: Code, dtype: torch.dtype, shape: torch.Size) -> Form:
+    tensors, decode = code
+    return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
 
 
 def _first(tensors: Sequence[Tensor]) -> Tensor:

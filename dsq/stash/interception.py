@@ -76,13 +76,13 @@ class Interception(TorchFunctionMode):
         if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            self._follow_checkpoints()
+            top = innermost_hooks()
+            if top is not None or self.stash.segment is not None:
+                self._follow_checkpoint(None if top is None else top[0])
         return row(self.stash, *args, **kwargs)
 
-    def _follow_checkpoints(self) -> None:
+    def _follow_checkpoint(self, pack: Any) -> None:
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
-        top = innermost_hooks()
-        pack = None if top is None else top[0]
         segment = None
         if isinstance(pack, FunctionType) and pack.__code__ is _PACK:
             segment = pack.__closure__[0].cell_contents  # type: ignore[index]
@@ -123,7 +123,7 @@ class _Inputs:
             return item.unpack()
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], Form):
             form, wanted = item
-            return form.make(form.tensors).requires_grad_(wanted)
+            return form.make(form.tensors).detach().requires_grad_(wanted)
         return item
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
-from dsq.linear import Quantised
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
+from dsq.quantizers import Quantised
 from dsq.stash.memory import parameter_storages, weak
 from dsq.stash.meter import GraphMeter, next_node
 from dsq.stash.policy import applied

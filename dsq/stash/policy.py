@@ -203,7 +203,7 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         elif module._compiled_call_impl is not None:
             yield module, "_compiled_call_impl"
         else:
-            left += [child for child in module._modules.values() if child is not None]
+            left.extend(child for child in module._modules.values() if child is not None)
 
 
 @contextmanager

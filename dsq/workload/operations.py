@@ -59,7 +59,7 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None:
     """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward. Where they are
-    quantised it is dsq.ops.attention that runs, which stores the scores."""
+    quantised it is dsq.ops.products.attention that runs, which stores the scores."""
     q, k, v = args[:3]
     batch, heads, length, depth = q.shape
     groups, keys = k.shape[1], k.shape[2]

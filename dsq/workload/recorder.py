@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.conversion import converted, quantised_class
-from dsq.layers.unquantised import embedded
+from dsq.left_plain import embedded
 
 Entry = dict[str, Any]
 #: (recorder, name of the call, its arguments, its result): what enters the call

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, check_stored
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt, check_stored
 from dsq.formats.fixed_point import BIAS
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses

@@ -5,7 +5,6 @@ loaded. The instruction set is chosen at run time.
 """
 
 import os
-import struct
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -92,8 +91,6 @@ def load(path: Path, header: Path) -> Library:
     text = header.read_text(encoding="utf-8")
     ffi = abi.parse(text)
     try:
-        if not _is_whole(path):
-            raise OSError(f"{path} is truncated")
         c: Any = ffi.dlopen(str(path))
     except OSError as error:
         reason = str(error).partition(".  Additionally")[0]  # cffi looks for a file of that name elsewhere too
@@ -108,22 +105,6 @@ def is_older(path: Path, sources: Path) -> bool:
     compares that, and a wheel has nothing else."""
     built = path.stat().st_mtime
     return any(source.stat().st_mtime > built for source in sources.rglob("*.*") if source.name != "abi.h")
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether an ELF file has its table of sections, which linkers put last, to the end: of one that was cut off, or
-    whose end never reached the disk, it is missing or zeros.
-
-    The loader maps such a file all the same, and the process ends in SIGBUS or SIGSEGV.
-    """
-    with path.open("rb") as file:
-        head = file.read(64)
-        if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):  # 64 bits, little-endian
-            return True
-        offset, size, count = struct.unpack_from("<40xQ10xHH", head)
-        file.seek(offset)
-        table = file.read(size * count)
-    return len(table) == size * count and (any(table[-size:]) or not count)
 
 
 def _matches(ffi: FFI, c: Any, digest: str) -> bool:

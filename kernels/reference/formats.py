@@ -10,10 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, signed_bfp, signed_nvint
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
 
 
 class Codec(NamedTuple):
@@ -86,7 +84,7 @@ def _power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
     return torch.where(stored == NAN_EXPONENT, torch.nan, _power_of_two(stored - BIAS - (fmt.bits - 2)))
 
 
-# ---- a signed power of two a box: dsq.formats.signed_bfp
+# ---- a signed power of two a box: dsq.formats.SignedBFP
 #
 # The byte is E + 96, with 128 added if the step is negative (x_M is positive); 127 and 255 stand for NaN. A box of
 # zeros has 0.
@@ -95,7 +93,7 @@ SIGN, SIGNED_NAN = 128, 127
 
 
 def _signed_power_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    lowest, highest = signed_bfp.LOWEST_EXPONENT, signed_bfp.HIGHEST_EXPONENT
+    lowest, highest = SignedBFP.exponents
     largest, positive = _box_extremes(x_ORC, fmt, layout)
     finite = torch.isfinite(largest)
     # both factors are exact in float64, and a quotient next to a power of two is not rounded across it
@@ -106,11 +104,11 @@ def _signed_power_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 def _signed_power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
     exponent = (scales % SIGN).long()
-    step = _power_of_two(exponent + signed_bfp.LOWEST_EXPONENT - (fmt.bits - 2))
+    step = _power_of_two(exponent + SignedBFP.exponents[0] - (fmt.bits - 2))
     return torch.where(exponent == SIGNED_NAN, torch.nan, torch.where(scales >= SIGN, -step, step))
 
 
-# ---- a signed E4M3 number a box, a power of two a tensor: dsq.formats.signed_nvint
+# ---- a signed E4M3 number a box, a power of two a tensor: dsq.formats.SignedNVInt
 #
 # Every number is computed in float32, as every backend does: the quotient by the tensor's power of two is exact, a step
 # is a float32, and a value is multiplied by the rounded inverse of its step.
@@ -119,7 +117,7 @@ LARGEST_E4M3 = 448.0
 
 
 def _e4m3_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    lowest, highest = signed_nvint.LOWEST_EXPONENT, signed_nvint.HIGHEST_EXPONENT
+    lowest, highest = SignedNVInt.exponents
     largest, positive = _box_extremes(x_ORC, fmt, layout)
     top = largest.amax() if largest.numel() else x_ORC.new_zeros(())
     finite = torch.isfinite(top)
@@ -133,14 +131,16 @@ def _e4m3_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 
 def _e4m3_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    boxes, tensor = scales[:-1], scales[-1].long()
-    size = (boxes % SIGN).view(torch.float8_e4m3fn).double() * _unit(tensor - BIAS, fmt)
+    boxes, tensor = scales[:-1].long(), scales[-1].long()
+    field, mantissa = boxes % SIGN >> 3, boxes & 7  # 127, which no kernel writes, is 480 here, not OCP's NaN
+    size = torch.where(field == 0, 2 * mantissa, 8 + mantissa) * _power_of_two(field - 10)
+    size *= _unit((tensor - BIAS).clamp(*SignedNVInt.exponents), fmt)
     step = torch.where(boxes >= SIGN, -size, size)
     return torch.where(tensor == NAN_EXPONENT, torch.nan, step).view(layout.box_shape(fmt.box))
 
 
 def _unit(exponent: Tensor, fmt: Format) -> Tensor:
-    """T of dsq.formats.signed_nvint."""
+    """T of dsq.formats.SignedNVInt."""
     return _power_of_two(exponent - fmt.bits - 6)
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import HIGHEST_EXPONENT, LOWEST_EXPONENT, SignedNVInt
 from dsq.kernels.reference import stash as reference
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
@@ -39,7 +37,7 @@ WIDE = 1 << 30
 LOADED = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
+def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
     x = x.to(_float(x.dtype))
     y = torch.empty_like(x, dtype=_float(dtype))
@@ -48,7 +46,7 @@ def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: to
     return y.to(dtype)
 
 
-def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
+def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
     x = x.to(_float(x.dtype))
     codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
@@ -82,7 +80,7 @@ def grid_of(fmt: Format) -> dict[str, Any]:
 
 def _encode(
     x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, fmt: Format, layout: Layout,
-    seed: int | None,
+    seed: int | Tensor | None,
 ) -> None:  # fmt: skip
     """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
     box, else written with the codes."""
@@ -96,10 +94,19 @@ def _encode(
     with torch.cuda.device_of(x):
         encode[launch.programs](
             integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
-            scales, of_tensor, seed or 0, *launch.sizes, layout.columns, launch.row_bits // word,
+            scales, of_tensor, *_seeds(seed, x.device), *launch.sizes, layout.columns, launch.row_bits // word,
             **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
             **launch.options,
         )  # fmt: skip
+
+
+def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:
+    """A seed as the kernel takes it: a number, or in a CUDA graph a tensor, which each replay draws anew."""
+    if isinstance(seed, Tensor):
+        return 0, seed
+    if seed is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return 0, torch.randint(2**62, (1,), device=device)
+    return seed or 0, None
 
 
 def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
@@ -135,7 +142,7 @@ def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
     if isinstance(fmt, FixedPoint) and fmt.static_exponent is not None:
         return torch.where(stored == NAN_EXPONENT, stored, fmt.static_exponent + BIAS)
     if isinstance(fmt, SignedNVInt):
-        within = stored.clamp(LOWEST_EXPONENT + BIAS, HIGHEST_EXPONENT + BIAS)
+        within = stored.clamp(*(bound + BIAS for bound in SignedNVInt.exponents))
         return torch.where(stored == NAN_EXPONENT, stored, within)
     return stored
 
@@ -150,7 +157,7 @@ class Launch:
     options: dict[str, int | bool]  #: compile-time arguments
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
     """``counted``: stochastic rounding numbers the values by row and column."""
     inside = holds_boxes(fmt, layout)
@@ -172,6 +179,8 @@ def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
         "WIDE": layout.outer * layout.rows * layout.columns >= WIDE,
         **tile,
     }
+    if by_rows and counted and 16 % fmt.bits:  # codes that end within bytes: one warp would spill
+        options["num_warps"] = 2
     sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
     return Launch((programs,), sizes, 8 * layout.code_shape(fmt.bits)[1], options)
 

@@ -38,23 +38,25 @@ def _tile(
     BY_ROWS: tl.constexpr, FLAT: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """This program's tile: of each tile row, its row among the ``lines`` of the tensor, its first column, and whether
-    there is such a row. BY_ROWS also the number of its line of exponents, and its first column as a scalar."""
+    there is such a row; for BY_ROWS also the number of its line of exponents, and its first column as a scalar."""
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
     strips = (columns + C - 1) // C
-    if FLAT:
-        stretch_T = program * T + tl.arange(0, T)
-        return tl.zeros_like(stretch_T), stretch_T * C, stretch_T < strips, 0, 0
+    box, col0 = program // strips, program % strips * C
+    # one return: Triton compiles what follows one, and wants the same types there
     if BY_ROWS:
         boxes = (rows + T - 1) // T
-        box = program // strips
-        row_T = box % boxes * T + tl.arange(0, T)
-        col0 = program % strips * C
-        return box // boxes * rows + row_T, col0 + tl.zeros_like(row_T), row_T < rows, box, col0
-    stretch_T = program * T + tl.arange(0, T)
-    row_T = stretch_T // strips
-    return row_T, stretch_T % strips * C, row_T < lines, 0, 0
+        in_outer_T = box % boxes * T + tl.arange(0, T)
+        row_T = box // boxes * rows + in_outer_T
+        col0_T = col0 + tl.zeros_like(row_T)
+        valid_T = in_outer_T < rows
+    else:
+        stretch_T = program * T + tl.arange(0, T)
+        row_T = tl.zeros_like(stretch_T) if FLAT else stretch_T // strips
+        col0_T = stretch_T * C if FLAT else stretch_T % strips * C
+        valid_T = stretch_T < strips if FLAT else row_T < lines
+    return row_T, col0_T, valid_T, box, col0
 
 
 @triton.jit
@@ -76,25 +78,28 @@ def exponent_of_tensor(pointer, OF_TENSOR: tl.constexpr):
 def _gather_scales(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr):
     """The scale of each value, looked up one by one."""
     if BOX == 0:
-        return tl.zeros_like(col_TC).to(tl.int32) + tl.load(pointer).to(tl.int32)
-    if ALONG_ROWS:
+        scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tl.load(pointer).to(tl.int32)
+    elif ALONG_ROWS:
         boxes = (rows + BOX - 1) // BOX
         box_T = row_T // rows * boxes + row_T % rows // BOX
-        return tl.load(pointer + box_T[:, None] * columns + col_TC, mask_TC, other=0).to(tl.int32)
-    boxes = (columns + BOX - 1) // BOX
-    return tl.load(pointer + row_T[:, None] * boxes + col_TC // BOX, mask_TC, other=0).to(tl.int32)
+        scale_TC = tl.load(pointer + box_T[:, None] * columns + col_TC, mask_TC, other=0).to(tl.int32)
+    else:
+        boxes = (columns + BOX - 1) // BOX
+        scale_TC = tl.load(pointer + row_T[:, None] * boxes + col_TC // BOX, mask_TC, other=0).to(tl.int32)
+    return scale_TC
 
 
-@triton.jit(do_not_specialize=["seed", "lines", "rows", "width"])
+@triton.jit(do_not_specialize=["seed", "lines", "rows", "width"], do_not_specialize_on_alignment=["tensor_pointer"])
 def encode(
-    x_pointer, y_pointer, codes_pointer, scales_pointer, tensor_pointer, seed: tl.int64, lines, rows, columns, width,
-    row_words,
+    x_pointer, y_pointer, codes_pointer, scales_pointer, tensor_pointer, seed: tl.int64, seed_pointer, lines, rows,
+    columns, width, row_words,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr, BOX: tl.constexpr,
     ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PACK: tl.constexpr, WORD: tl.constexpr,
     T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a tile of ``x``: into ``y``, or (PACK) into codes and, if its boxes lie INSIDE, scales."""
+    """Quantise a tile of ``x``: into ``y``, or (PACK) into codes and, if its boxes lie INSIDE, scales. A seed on the
+    device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
     row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
@@ -117,6 +122,8 @@ def encode(
             at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
             mask_TB = valid_T[:, None] & (at_TB < boxes)
             tl.store(scales_pointer + row_T[:, None] * boxes + at_TB, scale_TB.to(tl.uint8), mask_TB)
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
     u_TC = uniform(seed, row_T, col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
     magic_TC = round_to_code(GRID.divide(x_TC, scale_TC, tensor, BITS), u_TC, BITS, SMALLEST, STOCHASTIC)
     if PACK:
@@ -128,7 +135,7 @@ def encode(
         store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
-@triton.jit(do_not_specialize=["lines", "rows"])
+@triton.jit(do_not_specialize=["lines", "rows"], do_not_specialize_on_alignment=["tensor_pointer"])
 def decode(
     codes_pointer, scales_pointer, tensor_pointer, y_pointer, lines, rows, columns, row_words,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
@@ -157,7 +164,7 @@ def decode(
     store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
-@triton.jit(do_not_specialize=["count", "rows"])
+@triton.jit(do_not_specialize=["count", "rows"], do_not_specialize_on_alignment=["tensor_pointer"])
 def box_scales(
     x_pointer, scales_pointer, tensor_pointer, count, rows, columns,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,

@@ -14,7 +14,7 @@ Shape suffixes: M rows, N columns, K the contraction.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -23,19 +23,25 @@ from torch import Tensor
 from dsq.formats import Format, Layout
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
 from dsq.kernels.reference.backend import TORCH
-from dsq.kernels.triton.codec import GRIDS, grid_of, words_of
+from dsq.kernels.triton.codec import GRIDS, LOADED, grid_of, words_of
 
 Fits = Callable[[Format | None], bool]
 
 
-def _exact(a: Fits, b: Fits) -> Callable[[MatMul, torch.dtype], bool]:
-    """Whether products are exact where the formats of both operands fit."""
+def _exact(a: Fits, b: Fits, dtypes: tuple[torch.dtype, ...]) -> Callable[[MatMul, torch.dtype], bool]:
+    """Whether products are exact if the formats of both operands fit."""
 
     def fits(matmul: MatMul, dtype: torch.dtype) -> bool:
-        wanted = matmul.exact and dtype == torch.float32 and a(matmul.a.format) and b(matmul.b.format)
+        wanted = matmul.exact and dtype in dtypes and a(matmul.a.format) and b(matmul.b.format)
         return wanted and torch.cuda.is_bf16_supported(including_emulation=False)
 
     return fits
+
+
+@cache
+def _has_int8() -> bool:
+    """Whether Triton multiplies int8 on this GPU: from compute capability 8.0 on, on all of AMD's, and interpreted."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
 
 
 def _narrow(fmt: Format | None) -> bool:
@@ -107,9 +113,9 @@ class _Vectors(NamedTuple):
 def _fits_int8(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Whether codes are exact as bytes and have boxes that the kernels take."""
     a, b = matmul.a.format, matmul.b.format
-    if not matmul.exact or dtype != torch.float32 or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
+    if not matmul.exact or dtype not in LOADED or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
         return False
-    return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match()
+    return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match() and _has_int8()
 
 
 def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
@@ -155,7 +161,7 @@ def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
     words, word = words_of(x.codes.contiguous(), fmt.bits, row_bits)
     scales = x.scales.contiguous()
     with torch.cuda.device_of(words):
-        expand[(out_vectors // EXPAND[across]["V"], out_depth // RUN)](
+        expand[(out_vectors // EXPAND[across]["V"] * (out_depth // RUN),)](
             words, scales, scales.view(-1)[-1:], *out, vectors, depth, boxes, row_bits // word, *strides, out_vectors,
             out_depth, **grid_of(fmt), BOX=box, SPARE=_spare(fmt) if sharing else -1, ACROSS=across, WORD=word, RUN=RUN,
             **EXPAND[across],
@@ -173,9 +179,9 @@ def _spare(fmt: Format) -> int:
 
 _BF16 = torch.bfloat16
 GEMMS = (
-    GemmKernel("bfloat16", _exact(_narrow, _narrow), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel("split a", _exact(_two_parts, _narrow), _in_parts_of_a, b_dtype=_BF16),
-    GemmKernel("split b", _exact(_narrow, _two_parts), _in_parts_of_b, a_dtype=_BF16),
+    GemmKernel("bfloat16", _exact(_narrow, _narrow, LOADED), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
+    GemmKernel("split a", _exact(_two_parts, _narrow, LOADED[:1]), _in_parts_of_a, b_dtype=_BF16),
+    GemmKernel("split b", _exact(_narrow, _two_parts, LOADED[:1]), _in_parts_of_b, a_dtype=_BF16),
     *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )

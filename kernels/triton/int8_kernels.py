@@ -14,7 +14,7 @@ from dsq.kernels.triton.codec_kernels import exponent_of_tensor
 from dsq.kernels.triton.tiles import load_words, split_words
 
 
-@triton.jit(do_not_specialize=["vectors", "depth", "boxes"])
+@triton.jit(do_not_specialize=["vectors", "depth", "boxes"], do_not_specialize_on_alignment=["tensor_pointer"])
 def expand(
     codes_pointer, scales_pointer, tensor_pointer, out_codes_pointer, out_steps_pointer, out_apart_pointer,
     vectors, depth, boxes, row_words, scales_to_vector, scales_to_box, out_vectors, out_depth,
@@ -24,7 +24,8 @@ def expand(
     """A run of V vectors: codes as bytes, a vector's side by side, and the steps of boxes, a box's side by side. Codes
     of BITS bits may be shifted by SPARE (-1: none is); ``out_apart`` counts the runs of a vector that this does not
     bring to one step. ACROSS: a row of packed codes holds one index of the contraction, else a vector."""
-    first, run = tl.program_id(0).to(tl.int64) * V, tl.program_id(1)
+    runs = out_depth // RUN  # in the one dimension of a grid that may pass 65,535
+    first, run = (tl.program_id(0) // runs).to(tl.int64) * V, tl.program_id(0) % runs
     vector_V = first + tl.arange(0, V)
     at_K = run * RUN + tl.arange(0, RUN)
     box_B = run * (RUN // BOX) + tl.arange(0, RUN // BOX)

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from dsq.formats import SignedBFP as _SignedBFP
+from dsq.formats import SignedNVInt as _SignedNVInt
 from dsq.formats.fixed_point import BIAS as _BIAS
-from dsq.formats.signed_bfp import HIGHEST_EXPONENT as _HIGHEST_EXPONENT
-from dsq.formats.signed_bfp import LOWEST_EXPONENT as _LOWEST_EXPONENT
 from dsq.kernels.reference import codec as _codec
 from dsq.kernels.reference import formats as _formats
 
@@ -173,10 +173,12 @@ def split_words(words, BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, 
 NAN_EXPONENT = tl.constexpr(_formats.NAN_EXPONENT)
 SIGN = tl.constexpr(_formats.SIGN)
 SIGNED_NAN = tl.constexpr(_formats.SIGNED_NAN)
-LOWEST_EXPONENT = tl.constexpr(_LOWEST_EXPONENT)
-HIGHEST_EXPONENT = tl.constexpr(_HIGHEST_EXPONENT)
+LOWEST_EXPONENT = tl.constexpr(_SignedBFP.exponents[0])
+HIGHEST_EXPONENT = tl.constexpr(_SignedBFP.exponents[1])
 INFINITY = tl.constexpr(0x7F800000)
 LARGEST_E4M3 = tl.constexpr(_formats.LARGEST_E4M3)
+LOWEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[0] + _BIAS)
+HIGHEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[1] + _BIAS)
 
 
 class Grid(NamedTuple):
@@ -308,6 +310,7 @@ def _e4m3_multiply(code, scale, tensor, BITS: tl.constexpr):
 @triton.jit
 def _e4m3_step(scale, tensor, BITS: tl.constexpr):
     size = scale & (SIGN - 1)
+    tensor = tl.minimum(tl.maximum(tensor, LOWEST_OF_TENSOR), HIGHEST_OF_TENSOR)  # foreign bytes too
     lowest = tensor - 7 - BITS - 6  # exponent of the step, biased, where that of the E4M3 number is stored as 0
     subnormal = size.to(tl.float32) * ((lowest - 2) << 23).to(tl.float32, bitcast=True)
     bits = tl.where(size < 8, subnormal.to(tl.int32, bitcast=True), (size << 20) + (lowest << 23))

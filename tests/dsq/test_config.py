@@ -4,7 +4,7 @@ import pytest
 
 import dsq
 from dsq.config import value_from_text
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import SignedNVInt
 
 
 def test_parse_and_print():

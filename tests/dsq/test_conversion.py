@@ -31,7 +31,7 @@ def test_conversion_is_in_place_and_changes_only_classes():
 def test_exclude_is_a_pattern_on_names():
     net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$", tied=True))
     assert list(dsq.converted(net)) == ["1"]
-    with pytest.warns(UserWarning, match="exclude='lm_head' matches no nn.Linear"):
+    with pytest.warns(UserWarning, match="exclude='lm_head' matches no layer"):
         assert list(dsq.converted(dsq.convert(model(), dsq.DSQConfig(exclude="lm_head", tied=True)))) == ["1", "3"]
 
 
@@ -70,7 +70,7 @@ def test_a_layer_takes_its_input_by_the_name_it_had():
 def test_twice_is_an_error_and_nothing_to_convert_says_so():
     with pytest.raises(ValueError, match="converted before"):
         dsq.convert(dsq.convert(model()))
-    with pytest.warns(UserWarning, match=r"no nn\.Linear"):
+    with pytest.warns(UserWarning, match="no product to convert"):
         dsq.convert(nn.ReLU())
     with pytest.raises(TypeError, match="Module and a DSQConfig"):
         dsq.convert(model(), "[2,2,2,16]")

@@ -26,12 +26,16 @@ class Odd(nn.Module):
     def forward(self, x):
         x = F.relu(self.drop(self.norm(self.called(x))))
         x = self.head(F.linear(x, self.bypassed.weight))
-        return {"loss": (x @ self.experts).square().mean(), "logits": x}
+        return {"loss": torch.tensordot(x, self.experts, ([1], [1])).square().mean(), "logits": x}
+
+
+def test_where_little_is_converted_it_warns():
+    with pytest.warns(UserWarning, match="only 25% of the parameters that are multiplied"):
+        dsq.convert(nn.ModuleList([nn.Linear(64, 64), nn.Conv1d(64, 64, 3)]), CONFIG)
 
 
 def test_what_is_quantised_is_counted_and_the_rest_named():
-    with pytest.warns(UserWarning, match="only 40% of the parameters that are multiplied"):
-        net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
+    net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
     net.called.weight.grad = gradient = torch.ones(64, 64)
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
     found = dsq.report(net, torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
@@ -53,7 +57,7 @@ def test_what_is_quantised_is_counted_and_the_rest_named():
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert net.called.weight.grad is gradient
     assert torch.equal(torch.get_rng_state(), state)
-    assert list(dsq.converted(net)) == ["called", "bypassed"]
+    assert list(dsq.converted(net)) == ["", "called", "bypassed"]
 
 
 def test_a_model_that_needs_no_gradient_and_one_that_is_plain():

@@ -26,7 +26,7 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
     checkpoints.save(saved, str(path))
     load = checkpoints.checked(lambda it: torch.load(it, weights_only=True))
     whole, refused = path.read_bytes(), 0
-    for bit in draw.sample(range(8 * len(whole)), 2000):
+    for bit in draw.sample(range(8 * len(whole)), 500):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
@@ -37,7 +37,7 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
         else:  # a bit of the padding, or of a date
             assert torch.equal(loaded["weights"], saved["weights"])
             assert {**loaded, "weights": None} == {**saved, "weights": None}
-    assert refused > 1000
+    assert refused > 250
 
 
 @pytest.mark.parametrize("damage", [lambda it: it[: len(it) // 2], lambda it: it[:5000] + bytes(64) + it[5064:]])

@@ -31,7 +31,7 @@ from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.linear import Quantizers
+from dsq.quantizers import Quantizers
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.0**-126, 2.0**-140, 3e38, 65504.0, 1e-8])

@@ -1,12 +1,15 @@
-"""Masks of one bit a value: every backend against numpy."""
+"""Masks of one bit a value: every backend against numpy. Affine codes: what is refused (the suite has their bits)."""
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
+from dsq.kernels.backend import Groups, Running
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
-from dsq.kernels.dispatch import apply_mask, pack_mask, relu, unpack_mask, use_backend
+from dsq.kernels.dispatch import affine_pack, apply_mask, pack_mask, relu, unpack_mask, use_backend
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
@@ -32,10 +35,9 @@ def _two_threads():
 
 @EACH_BACKEND
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("low", "high"), [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)])
-@pytest.mark.parametrize("nan_is_open", [True, False])
-def test_open_values_lie_between_the_limits(backend, dtype, low, high, nan_is_open):
-    for count in LENGTHS:
+def test_open_values_lie_between_the_limits(backend, dtype):
+    limits = [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)]
+    for (low, high), nan_is_open, count in itertools.product(limits, (True, False), LENGTHS):
         x = edges(count, dtype)
         wide = x.double().numpy() if dtype is torch.float64 else x.float().numpy()
         closed = (wide <= wide.dtype.type(low)) | (wide >= wide.dtype.type(high))
@@ -55,9 +57,8 @@ def test_a_bool_is_its_own_mask(backend):
 
 @EACH_BACKEND
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("closed", "open_"), [(0, 1), (0, 1 / 0.9), (INF, NAN), (-0.0, -3e-8)])
-def test_bits_become_the_two_values(backend, dtype, closed, open_):
-    for count in LENGTHS:
+def test_bits_become_the_two_values(backend, dtype):
+    for (closed, open_), count in itertools.product([(0, 1), (0, 1 / 0.9), (INF, NAN), (-0.0, -3e-8)], LENGTHS):
         bits = torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
         flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
         expected = torch.where(flags, torch.tensor(open_, dtype=dtype), torch.tensor(closed, dtype=dtype))
@@ -94,17 +95,6 @@ def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
             assert torch.equal(found, bits)
 
 
-@pytest.mark.parametrize("isa", library().instruction_sets())
-def test_subnormal_values_are_open_whatever_the_thread_has_set(isa):
-    x = torch.full((64,), 2.0**-24, dtype=torch.float16)
-    torch.set_flush_denormal(True)
-    try:
-        bits = cpu.backend(isa).pack_mask(x, 0.0, NAN, True)
-    finally:
-        torch.set_flush_denormal(False)
-    assert bits.tolist() == [255] * 8
-
-
 def test_masks_of_tensors_whose_memory_is_not_their_values():
     limits = (0.0, float("nan"), True)
     for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
@@ -119,3 +109,17 @@ def test_masks_of_tensors_whose_memory_is_not_their_values():
         unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
         apply_mask(bits, torch.zeros(257))
+
+
+def test_groups_and_ranges_that_do_not_fit_the_values_are_refused():
+    x = torch.randn(4, 32)
+    for bits, groups in ((9, Groups(16, 8)), (0, Groups(16, 8)), (4, Groups(0, 8)), (4, Groups(16, 0))):
+        with pytest.raises(ValueError, match="bits must be 1 to 8, and runs and groups at least 1, got"):
+            affine_pack(x, bits, groups)
+    with pytest.raises(ValueError, match="each of the 7 groups must be one run of 16 of 128 values"):
+        affine_pack(x, 4, Groups(16, 7))
+    for ranges in (torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")):
+        with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 on cpu, got"):
+            affine_pack(x, 4, Groups(16, 8), Running(ranges, 0.9))
+    with pytest.raises(ValueError, match=r"ranges must have the shape \(2, 8\), got \(2, 7\)"):
+        affine_pack(x, 4, Groups(16, 8), Running(torch.zeros(2, 7), 0.9))

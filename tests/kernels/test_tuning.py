@@ -133,15 +133,3 @@ def test_a_kernel_can_be_named(cache, monkeypatch):
     chosen = gemm_for(MATMULS.output, torch.float32, (40, 40, 40), replace(CPU))
     assert chosen.name == "torch"
     assert not cache.exists()
-
-
-def test_an_explanation_names_every_kernel_that_fits():
-    explanation = dsq.functional.explain((4, 16, 64), (32, 64), "[4,4,4,16]")
-    assert [p.product for p in explanation.products] == ["y", "dx", "dw"]
-    assert [p.sizes for p in explanation.products] == [(64, 32, 64), (64, 64, 32), (32, 64, 64)]
-    for product in explanation.products:
-        assert product.kernel in product.microseconds
-        assert product.microseconds["torch"] > 0
-    assert "dw" in str(explanation)
-    with pytest.raises(ValueError, match="x_shape must be"):
-        dsq.functional.explain((16, 65), (32, 64), "[4,4,4,16]")

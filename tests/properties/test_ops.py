@@ -9,7 +9,7 @@ from torch import Tensor
 
 import dsq
 from dsq.functional import linear
-from dsq.linear import Quantizers
+from dsq.quantizers import Quantizers
 from tests.properties.drawn import precisions
 
 sizes = st.integers(1, 40)

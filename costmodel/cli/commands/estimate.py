@@ -12,6 +12,7 @@ from costmodel.cli.query import (
     hardware_of,
     heading,
     setup_of,
+    setups_of,
     times_note,
     workload_of,
 )
@@ -27,8 +28,9 @@ from dsq.precision import parse_rise_at
 def run(arguments: argparse.Namespace) -> Answer:
     if bool(arguments.precision) == bool(arguments.history):
         raise ValueError("give one or more precisions, or --history FILE, and not both")
-    history, excluded, shares = None, "", _shares(arguments)
-    setups = [setup_of(arguments, text) for text in arguments.precision]
+    history, excluded = None, ""
+    setups = setups_of(arguments, arguments.precision)
+    shares = _shares(arguments, len(setups))
     if arguments.history:
         history = load_history(arguments.history, vars(arguments))
         shares = history.shares
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer([Section("estimates", title, records, shown)], notes, known)
 
 
-def _shares(arguments: argparse.Namespace) -> list[float]:
+def _shares(arguments: argparse.Namespace, levels: int) -> list[float]:
     """Each level's share of a run, as --rise-at says; none without it. Raises ValueError where it does not fit."""
     if not arguments.rise_at:
         return []
@@ -65,7 +67,7 @@ def _shares(arguments: argparse.Namespace) -> list[float]:
         moments = []
     if not moments or not all(0 < moment < 1 for moment in moments):
         raise ValueError(f"rise_at must be fractions of the run between 0 and 1, as in 0.8, got {arguments.rise_at!r}")
-    return shares_of(parse_rise_at(moments, len(arguments.precision)))
+    return shares_of(parse_rise_at(moments, levels))
 
 
 #: records, shown columns, title, notes and facts
@@ -91,10 +93,10 @@ def _first_principles(arguments: argparse.Namespace, workload: Workload, setups:
     reference = evaluate(workload, unit, hardware)
     records = [_record(setup, evaluate(workload, setup, hardware), reference) for setup in setups]
     shown = {"setup": "", "dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
-    shown |= {"multiplier_Tbit": ",.0f", "arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
+    shown |= {"arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
     notes = [
-        f"a training step; dram and arithmetic: relative to {unit}; multiplier: operand width x operand "
-        "width, summed over multiply-accumulates; linears stash: what the converted layers keep for the "
+        f"a training step; dram and arithmetic: relative to {unit}; linears "
+        "stash: what the converted layers keep for the "
         "backward; model saved: what the whole model keeps.",
         times_note(hardware),
     ]

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import facts, floor_record, hardware_of, heading, setup_of, times_note, workload_of
+from costmodel.cli.query import facts, floor_record, hardware_of, heading, setups_of, times_note, workload_of
 from costmodel.hardware.hardware import Hardware, Rate
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.operations import Group, Workload
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     key = operation_kind if arguments.per_operation else operation_class
     records: list[Record] = []
     notes = []
-    for setup in [setup_of(arguments, text) for text in arguments.precision]:
+    for setup in setups_of(arguments, arguments.precision):
         found, note = _classes(workload, setup, hardware, key)
         records += found
         notes.append(note)

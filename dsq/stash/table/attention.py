@@ -35,7 +35,7 @@ def torch_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | No
 
 
 def safe_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The softmax of dsq.ops.attention, whose rows without a key are zeros."""
+    """The softmax of dsq.ops.products.attention, whose rows without a key are zeros."""
     return Softmax.apply(stash, input, dim, dtype, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -56,7 +56,7 @@ class Softmax(torch.autograd.Function):
 def _rows_of_one(rounded: Tensor, dim: int) -> Tensor:
     positive = rounded.clamp(min=0)
     sums = positive.sum(dim, keepdim=True)
-    return positive / sums.clamp(min=torch.finfo(sums.dtype).tiny)  # a row without a key is zeros
+    return positive.div_(sums.clamp_(min=torch.finfo(sums.dtype).tiny))  # a row without a key is zeros
 
 
 def fused(

@@ -126,19 +126,19 @@ class Dropout(torch.autograd.Function):
         if x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
             mask = stash.bits(noise)
-            y = x * (noise / (1 - p))
+            y = x * noise.div_(1 - p)
         else:
             y, kept_values = torch.native_dropout(x, p, True)
             mask = stash.bits(kept_values)
         keep(ctx, mask)
-        stash.derive(y, (stash.find(x), mask), lambda x, mask: x * (mask.to(x.dtype) / (1 - p)))
+        stash.derive(y, (stash.find(x), mask), lambda x, mask: x * mask.to(x.dtype).div_(1 - p))
         ctx.p = p
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
         (mask,) = kept(ctx)
-        return None, dy * (mask.to(dy.dtype) / (1 - ctx.p)), None
+        return None, mask.to(dy.dtype).div_(1 - ctx.p).mul_(dy), None
 
 
 def _pairs(*options: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ class LayerNorm(torch.autograd.Function):
         dx, dw, db = aten.native_layer_norm_backward(
             dy, unit.to(dy.dtype), ctx.shape, *_standard(inverse), weight, weight, [dx_wanted, *parameters]
         )
-        return None, None if dx is None else dx * inverse, None, dw, db, None
+        return None, None if dx is None else dx.mul_(inverse), None, dw, db, None
 
 
 def _keep(
@@ -182,7 +182,7 @@ class BatchNorm(torch.autograd.Function):
         dx, dw, db = aten.native_batch_norm_backward(
             dy, unit, weight, None, None, *_standard(inverse.flatten()), True, 0.0, [dx_wanted, *parameters]
         )
-        return None, None if dx is None else dx * inverse, dw, db, *[None] * 4
+        return None, None if dx is None else dx.mul_(inverse), dw, db, *[None] * 4
 
 
 class FrozenBatchNorm(torch.autograd.Function):

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.backend import Codes, Dtypes, LinearMatMuls
+from dsq.kernels.backend import LinearMatMuls
 from dsq.kernels.dispatch import plain
-from dsq.linear import Quantizers, linear
+from dsq.linear import linear
 from dsq.ops import linear_passes
-from dsq.ops.matmul import packed
+from dsq.ops.products import packed
+from dsq.quantizers import Quantizers
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
 LINEAR = Kept("linear", "linear")
@@ -70,29 +71,26 @@ class QuantisedLinear(torch.autograd.Function):
     def forward(
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
     ) -> Tensor:
+        ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
         codes, form = stash.find_linear(x, matmuls.stash)
-        y, fresh = linear_passes.forward(matmuls, x, w_NK, bias, seed, stashing=codes is None and form is None)
+        y, fresh = linear_passes.forward(ctx.plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
-        ctx.shape = linear_passes.matrix(x).shape
-        if isinstance(fresh, Codes):
-            codes = (fresh.codes, fresh.scales)
+        if fresh:
+            codes = fresh
             stash.put_linear(x, matmuls.stash, codes)
         keep(ctx, w, form if codes is None else Form(codes, _both))
-        ctx.matmuls, ctx.seed, ctx.biased = matmuls, seed, bias is not None
-        ctx.dtypes = Dtypes(x.dtype, w_NK.dtype, y.dtype)
+        ctx.seed, ctx.biased = seed, bias is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         w_NK, x1 = kept(ctx)
-        matmuls = ctx.matmuls
-        if ctx.as_codes:
-            x1 = Codes(x1[0], x1[1], ctx.shape)
-        else:
-            matmuls = _read_wide(matmuls)
-            x1 = packed(matmuls.weight_gradient.b, linear_passes.matrix(x1), None)
-        dx, dw_NK = linear_passes.backward(matmuls, ctx.dtypes, dy, w_NK, x1, ctx.seed)
+        plan = ctx.plan
+        if not ctx.as_codes:
+            plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
+            x1 = packed(plan.matmuls.stash, linear_passes.matrix(x1), None)[:2]
+        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
 

@@ -12,14 +12,14 @@ What the paper leaves open, and our choice:
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
-from dsq.linear import Quantised
+from dsq.quantizers import Quantised
 from dsq.stash.controller import Summary, check_keys, check_parameters, parameter_shapes
 from dsq.stash.interception import ForwardPolicy, intercept
 from dsq.stash.policy import register
@@ -32,6 +32,7 @@ class WTACRS(ForwardPolicy):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
     sampler: RowSampler = field(kw_only=True)
+    latest: Tally = field(default_factory=Tally)
 
     def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
         """Which samples the coming forwards see: an integer for each, in batch order; None: unknown.
@@ -52,11 +53,12 @@ class WTACRS(ForwardPolicy):
             self.sampler.tally = Tally()
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After it: draws are shared within one forward."""
+        """After it: draws are shared within one forward. What a checkpoint draws again later is not counted."""
         self.sampler.close()
+        self.latest = replace(self.sampler.tally)
 
     def report(self) -> Summary:
-        tally, known = self.sampler.tally, len(self.sampler.cache.slot_of)
+        tally, known = self.latest, len(self.sampler.cache.slot_of)
         details = (
             f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {known} sample ids known",

@@ -7,7 +7,7 @@ import pytest
 import dsq
 from analysis import ROOT
 from analysis.experiments.ledger import Configuration, configurations, read_ledger
-from dsq.damage import NEEDED, STOCHASTIC
+from dsq.precision import NEEDED, STOCHASTIC
 
 
 def against_fp32() -> dict[str, tuple[Configuration, float]]:

@@ -9,8 +9,7 @@ from typing import ClassVar
 import pytest
 
 from costmodel.cli.main import main
-from dsq.formats import FORMATS, Format, Law
-from dsq.formats.base import register
+from dsq.formats import FORMATS, Format, Law, register
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,11 @@ from dsq.precision import Precision
 
 COMMANDS = {
     "estimate": ["estimate", "[16,4,4,16]", "fixed:[16,16,16,16]"],
+    "estimate, a schedule": ["estimate", "[4,3,3,8] [8,4,4,8]", "--rise-at", "0.8"],
     "estimate, paper": ["estimate", "[16,4,4,16]", "--profile", "paper"],
     "plan": ["plan"],
-    "plan, shared out": ["plan", "[16,4,4,16]", "float:[16,16,16,16]", "--devices", "8", "--zero", "3"],
+    "plan, adapters": ["plan", "--lora", "8", "--hardware", "rtx-3090", "--tokens", "512"],
+    "plan, shared out": ["plan", "[16,4,4,16]", "--devices", "8", "--zero", "3"],
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
@@ -127,11 +129,37 @@ def test_special_files_are_written_through(tmp_path):
 
 
 def test_every_error_names_the_command(capsys):
-    for command in ("estimate", "table", "roofline", "explain", "plan", "calibrate"):
-        needed = ["[16,4,4,16]"] if command in ("roofline", "explain", "calibrate") else []
+    for command in EXAMPLES:
+        needed = ["[16,4,4,16]"] * {"roofline": 1, "explain": 1, "calibrate": 1, "trace": 2}.get(command, 0)
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
+
+
+def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):
+    """One text, as fairseq's flags and DSQConfig have it, or a word a level."""
+    answers = [
+        run(capsys, "estimate", *words, "--json")[1] for words in (["[4,3,3,8] [8,4,4,8]"], ["[4,3,3,8]", "[8,4,4,8]"])
+    ]
+    assert answers[0] == answers[1]
+    assert [record["precision"] for record in json.loads(answers[0])["estimates"]] == ["[4,3,3,8]", "[8,4,4,8]"]
+
+
+def test_options_are_not_abbreviated(capsys, tmp_path):
+    """--out was once taken for --output, and a table of text written into a picture."""
+    path = tmp_path / "x.png"
+    with pytest.raises(SystemExit):
+        main(["roofline", "[16,4,4,16]", "--out", str(path)])
+    assert "unrecognized arguments: --out" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_frozen_model_is_refused(capsys):
+    status, _, errors = run(capsys, "plan", "gpt2", "--freeze", ".*")
+    assert (status, errors) == (
+        2,
+        "dsq-cost plan: error: freeze '.*' leaves nothing to train: give a narrower expression\n",
+    )
 
 
 def test_estimate_is_the_models(capsys):
@@ -156,9 +184,11 @@ def test_options_change_what_is_costed(capsys):
 
     base = dram()
     assert dram("--gemms-only") < base
-    assert dram("--fused-attention") < base
+    assert dram("--fused-attention") < base == dram("--eager-attention")
+    assert dram("--tied") < base
+    assert dram("--tokens", "16") < base
     assert dram("--quantise-attention") < base
-    assert dram("--exclude", "output_projection") > base
+    assert dram("--exclude", "fc2") > base
     assert dram("--box", "8") > base
     assert dram("--format", "bfp", "--exponent-bits", "4") < dram("--format", "bfp") < base  # snvint: a byte a tensor
     assert dram("--format", "fixed") < base
@@ -224,11 +254,7 @@ BAD = {
         "precision must be four whole numbers in 2..32, as in [16,4,4,16], got '[16,4,4]'",
     ),
     "no precision": (["estimate"], "give one or more precisions, or --history FILE"),
-    "workload": (["estimate", "[16,4,4,16]", "--workload", "opt-1.3b"], "nearest is 'opt_1.3b'"),
-    "no near workload": (
-        ["estimate", "[4,4,4,16]", "--workload", "llama-7b"],
-        "'llama-7b': workloads are transformer_",
-    ),
+    "workload": (["estimate", "[16,4,4,16]", "--workload", "llamma-3-8b"], "nearest is 'llama-3-8b'"),
     "negative": (["estimate", "[16,4,4,16]", "--sequences", "-2"], "sequences must be a whole number"),
     "not a number": (["estimate", "[16,4,4,16]", "--box", "x"], "argument --box: invalid int value"),
     "hardware": (["estimate", "[16,4,4,16]", "--hardware", "h300"], "unknown hardware 'h300'"),
@@ -293,13 +319,13 @@ def test_runs_are_costed_with_the_container_that_is_asked_for(container, capsys,
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("option", ["--quantise-attention", "--fused-attention"])
-def test_options_of_attention_need_some(option, capsys, tmp_path):
+def test_an_option_of_attention_needs_some(capsys, tmp_path):
     path = tmp_path / "one_layer.json"
     layer = {"op": "gemm", "name": "fc", "M": 8, "K": 8, "N": 8}
     path.write_text(json.dumps({"costmodel": 1, "name": "one layer", "tokens": 8, "operations": [layer]}))
-    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), option)
-    assert (status, errors) == (2, f"dsq-cost estimate: error: {option} does nothing for one layer: leave it out\n")
+    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), "--quantise-attention")
+    message = "dsq-cost estimate: error: --quantise-attention does nothing for one layer: leave it out\n"
+    assert (status, errors) == (2, message)
 
 
 def test_a_history_overrules_no_option_silently(capsys, tmp_path):

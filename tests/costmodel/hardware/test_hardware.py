@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from costmodel.hardware.hardware import load_hardware
-from costmodel.hardware.shipped import profile_names
+from costmodel.hardware.hardware import load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity
 
 MINE = """
@@ -186,7 +185,7 @@ def test_a_split_is_exact(bits):
             r"field bandwidth\.gb_per_s must be a positive number up to 1e\+100, not 'fast'",
         ),
         ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a positive number"),
-        ("gb_per_s = 100", "gb_per_s = nan", r"field bandwidth\.gb_per_s must be a positive number"),
+        ("gb_per_s = 100", "gb_per_s = nan", "is not TOML: numbers must be finite, got nan"),
         ("gb_per_s = 100", "gb_per_s = 1e300", r"field bandwidth\.gb_per_s must be a positive number up to 1e\+100"),
         ("mb = 8", "mb = true", r"field on_chip\.mb must be a positive number"),
         ("[vector]\ntflops = 0.1", "[vector]", r"field vector\.tflops is missing"),
@@ -210,7 +209,7 @@ def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path)
 
 
 def test_unknown_hardware_names_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match="nearest is 'a100-80gb'"):
+    with pytest.raises(ValueError, match="nearest is 'a100-40gb'"):
         load_hardware("A100")
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'none.toml'} cannot be read")):
         load_hardware(str(tmp_path / "none.toml"))

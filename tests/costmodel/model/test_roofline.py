@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.hardware.efficiency import TYPICAL
 from costmodel.hardware.hardware import Hardware, Pass, Peak
 from costmodel.model.arithmetic import matmuls
 from costmodel.model.operations import Gemm, Pointwise, Workload
@@ -23,8 +24,8 @@ def mine():
     return Hardware("mine", 100e9, 8e6, 0.1e12, peaks, {})
 
 
-def roofs(workload, precision, mine):
-    setup = Setup(BFP(32), precision)
+def roofs(workload, precision, mine, fmt=None):
+    setup = Setup(fmt or BFP(32), precision)
     return floors(transfers(workload, setup, mine.on_chip_bytes), matmuls(workload, setup), mine, setup.container_bits)
 
 
@@ -41,6 +42,28 @@ def test_floor_by_hand(mine):
     assert floor.seconds == pytest.approx(forward + backward)
     assert floor.intensity == pytest.approx(6 * n**3 / (forward_bytes + backward_bytes))
     assert floor.memory_bound == (floor.intensity < floor.ridge)
+
+
+def test_a_real_kernel_reaches_a_share_of_the_bandwidth_and_computes_or_moves(mine):
+    """A forward of 160^3 in 16 bits takes both of its times; no kernel is shorter than a launch."""
+    n = 160
+    workload = Workload("one", (Gemm("l", n, n, n, x_grad=False, w_grad=False),), tokens=n)
+    real = replace(mine, efficiency=replace(TYPICAL, memory=0.5, launch=0))
+    compute, memory = 2 * n**3 / 1e12, 3 * 2 * n * n / 50e9
+    assert roofs(workload, Precision(16, 16, 16, 16), real, Identity(32))["fc"].seconds == pytest.approx(
+        compute + memory
+    )
+    slow = replace(real, efficiency=replace(real.efficiency, launch=1.0))
+    assert roofs(workload, Precision(16, 16, 16, 16), slow, Identity(32))["fc"].seconds == 1
+
+
+def test_fused_attention_reaches_a_share_of_its_own(mine):
+    scores = Gemm("scores", 256, 64, 256, batch=64, cls="attention", weight=False, quantised=False, on_chip="y")
+    whole, half = (
+        roofs(Workload("one", (scores,), tokens=256), Precision(32, 32, 32, 32), replace(mine, attention=share))
+        for share in (1, 0.5)
+    )
+    assert half["attention"].compute_seconds == pytest.approx(2 * whole["attention"].compute_seconds)
 
 
 def test_bound_changes_at_the_ridge(mine):

@@ -48,6 +48,6 @@ def test_the_whole(sequences, theirs, printed):
     assert whole == pytest.approx(printed * 2**30, rel=0.002)
     workload = build(replace(WITH_MASKS, sequences=sequences))
     memory = peak_memory(workload, Method("bf16", BF16))
-    layers, logits = LAYERS * (THEIR_LAYER - 12 * SBH + 8 * SCORES), 2 * S * WORDS
+    layers, logits = LAYERS * (THEIR_LAYER - 12 * SBH + 8 * SCORES), 4 * S * WORDS
     assert memory.saved == pytest.approx(sequences * (layers + logits), rel=0.005)
     assert memory.totals[-1] == 18 * workload.parameters

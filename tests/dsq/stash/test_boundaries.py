@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dsq
-from dsq.formats.signed_nvint import SignedNVInt
+from dsq.formats import SignedNVInt
 from dsq.stash import packed_checkpoint
 
 BLOCKS, TOKENS, WIDTH = 4, 64, 32

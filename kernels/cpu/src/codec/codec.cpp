@@ -43,12 +43,6 @@ int32_t largest_exponent(const CodecJob& job, int threads) {
   return (int32_t)(most >> 23);
 }
 
-// The tensor's exponent as SIGNED_E4M3 stores it, whose steps and their inverses are to be normal numbers.
-int32_t clipped(int32_t exponent) {
-  constexpr int32_t lowest = 127 - 90, highest = 127 + 120;
-  return exponent == NAN_EXPONENT ? exponent : exponent < lowest ? lowest : exponent > highest ? highest : exponent;
-}
-
 // Where the tensor's own exponent lies among its scales, or null.
 uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
   if (p.box == 0) return (uint8_t*)scales;
@@ -219,7 +213,7 @@ void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* e
   CodecJob job{&p};
   job.out = out, job.codes = (uint8_t*)codes, job.exponents = (uint8_t*)exponents;
   choose_writing(job, p.dtype, threads);
-  if (const uint8_t* const own = tensor_scale(p, exponents)) job.tensor_exponent = *own;
+  if (const uint8_t* const own = tensor_scale(p, exponents)) job.tensor_exponent = p.scales == SIGNED_E4M3 ? clipped(*own) : *own;
   const auto unpack = isa_kernels(p.isa)->unpack;
   deal_out(p, decode_tasks(p), threads, [&](int64_t begin, int64_t end) { unpack(job, begin, end); });
 }

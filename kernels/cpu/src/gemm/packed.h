@@ -20,7 +20,7 @@ struct PackedVectors {
   int64_t to_next_vector() const { return one_exponent ? 0 : across ? 1 : ceil_div(depth, box); }
   int64_t to_next_box() const { return one_exponent ? 0 : across ? vectors : 1; }
   // The tensor's own exponent, which SIGNED_E4M3 stores after the boxes' scales.
-  int tensor_exponent() const { return kind == SIGNED_E4M3 ? exponents[vectors * ceil_div(depth, box)] : 0; }
+  int tensor_exponent() const { return kind == SIGNED_E4M3 ? clipped(exponents[vectors * ceil_div(depth, box)]) : 0; }
 };
 
 inline PackedVectors packed(const PackedOperand& x, int box, bool one_scale, int64_t vectors, int64_t depth) {

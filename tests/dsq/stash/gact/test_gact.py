@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 import dsq
 from dsq import stash
-from dsq.formats.signed_bfp import SignedBFP
-from dsq.formats.signed_nvint import SignedNVInt
-from dsq.stash.gact.codecs import CODE_FAMILIES, EXACT
-from dsq.stash.gact.plan import allocate
+from dsq.formats import SignedBFP, SignedNVInt
+from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, allocate
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
@@ -55,7 +53,7 @@ def test_block_formats_are_those_of_dsq_at_every_width() -> None:
 
 
 @pytest.mark.parametrize("format", ["affine", "snvint"])
-@pytest.mark.parametrize("bits", [2, 2.5, 4])
+@pytest.mark.parametrize("bits", [2, 2.5])
 @pytest.mark.parametrize("kind, x", [(Sensitive, rows()), (Encoder, tokens())])
 def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, format: str) -> None:
     model = make(kind)
@@ -105,9 +103,7 @@ def test_the_sensitive_tensor_gets_more_bits_than_its_like() -> None:
     assert bits[3] > 3 > max(bits[1:3])
 
 
-@pytest.mark.parametrize(
-    ("format", "widths"), [("affine", (4, 6)), ("bfp", (2, 7)), ("sbfp", (2, 7)), ("snvint", (2, 7))]
-)
+@pytest.mark.parametrize(("format", "widths"), [("affine", (4, 6)), ("snvint", (2, 7))])
 def test_sensitivities_predict_the_variance(format: str, widths: tuple[int, ...]) -> None:
     """Theorem 2: the variances of the tensors add up; c_l S(b) measured at one width holds at another."""
     model = make(Encoder)
@@ -145,26 +141,3 @@ def test_kept_bytes_of_an_encoder_with_dropout() -> None:
 
     # input; q (scaled), k, v; the map, from which dropout's result is made again; attention's output; two masks
     assert controller.report().kept_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
-
-
-def test_two_dropouts_keep_their_own_masks() -> None:
-    """The first mask's memory is free after it is packed, and is where the second mask then lies."""
-    model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout(0.5))
-    x = torch.randn(64, 64)
-
-    def run() -> Tensor:
-        torch.manual_seed(0)
-        z = x.clone().requires_grad_()
-        model(z * 1.0).sum().backward()
-        return z.grad
-
-    true = run()
-    stash.apply(model, "gact")
-    assert torch.equal(run(), true)
-
-
-def test_statistics_of_group_norm_stay_exact() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8))
-    controller = stash.apply(model, "gact")
-    model(torch.randn(64, 3, 9, 9)).sum().backward()
-    assert len([line for line in controller.report().details if "tensor" in line]) == 2  # input, conv's output

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.stash.wtacrs.sampling import NORM_FLOOR, budget, probabilities, sample_rows
+from dsq.stash.wtacrs.sampling import NORM_FLOOR, probabilities, sample_rows
 
 T, IN, OUT = 96, 8, 6
 
@@ -41,13 +41,8 @@ def estimates(h_TK, dz_TN, p_T, k, winners, draws) -> torch.Tensor:
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("tokens, ratio, k", [(2048, 0.3, 614), (10, 0.3, 3), (1, 0.3, 1), (3, 0.1, 1), (7, 1.0, 7)])
-def test_budget(tokens, ratio, k):
-    assert budget(tokens, ratio) == k
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.5, 3.0])
-@pytest.mark.parametrize("k", [1, 2, 29, 95])
+@pytest.mark.parametrize("k", [1, 29, 95])
 def test_winners_minimise_the_bound_of_theorem_2(spread, k):
     p_T = optimal(*product(1, spread))
     rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, dtype=torch.float64))
@@ -86,17 +81,6 @@ def test_the_variance_is_the_paper_s(winners):
     got = estimates(h_TK, dz_TN, p_T, k, winners, 4000)
     measured = (got - h_TK.T @ dz_TN).square().sum(dim=(1, 2)).mean().item()
     assert measured == pytest.approx(variance(h_TK, dz_TN, p_T, k, winners), rel=0.1)
-
-
-@pytest.mark.parametrize("spread, k", [(0.3, 48), (1.0, 29), (1.0, 48), (2.0, 10), (2.0, 29)])
-def test_variance_below_crs_wherever_theorem_2_says_so(spread, k):
-    h_TK, dz_TN = product(5, spread)
-    p_T = optimal(h_TK, dz_TN)
-    p = np.sort(p_T.numpy())[::-1]
-    applies = [c for c in range(1, k) if p[:c].sum() > c / k]
-    assert applies, "the case is chosen so that equation 7 holds somewhere"
-    crs = variance(h_TK, dz_TN, p_T, k, 0)
-    assert all(variance(h_TK, dz_TN, p_T, k, c) < crs for c in applies)
 
 
 def test_rows_that_carry_everything_make_it_exact():

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 import dsq.stash
 from tests.dsq.stash.wtacrs.sampled import Checkpointed, check_unbiased, gradients, saved, tokens
 
+FORMS = [("self", True), ("cross", False), ("widths", True), ("first", False), ("unbatched", False)]
 
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("form", ["self", "cross", "widths", "first", "unbatched"])
+
+@pytest.mark.parametrize(("form", "need_weights"), FORMS)
 def test_multihead_attention(form, need_weights):
     widths = {"kdim": 12, "vdim": 20} if form == "widths" else {}
     model = nn.MultiheadAttention(16, 4, batch_first=form == "first", **widths)
@@ -51,18 +52,6 @@ def test_multihead_attention(form, need_weights):
     assert (f"{draws} draws used cached" in str(controller.report())) == (form != "unbatched")
 
 
-def test_a_transformer_encoder_layer():
-    model = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-    x = tokens()
-    exact = gradients(model, x)
-    controller = dsq.stash.apply(model, "wtacrs")
-    assert set(controller.attached) == {"self_attn", "linear1", "linear2"}
-    torch.testing.assert_close(gradients(model, x)["input"], exact["input"], rtol=1e-4, atol=1e-4)
-    assert "4 draws, read by 4 linears" in str(controller.report())
-    with torch.no_grad():
-        torch.testing.assert_close(model.eval()(x), model.train()(x))
-
-
 class Products(nn.Module):
     """Attention of 4 heads in matmuls."""
 
@@ -101,25 +90,3 @@ def test_products_inside_a_checkpoint_stay_exact():
     exact = gradients(model, x)
     dsq.stash.apply(model, "wtacrs", products=True)
     torch.testing.assert_close(gradients(model, x)["input"], exact["input"])
-
-
-def test_a_product_with_one_constant_operand_or_broadcast_stays_exact():
-    class Mixing(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ones(8, 12, 12) @ x @ self.weight.T
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix, self.out = Mixing(16, 16), nn.Linear(16, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.mix(x))
-
-    torch.manual_seed(0)
-    model, x = Model(), tokens()
-    exact = gradients(model, x)
-    controller = dsq.stash.apply(model, "wtacrs", products=True)
-    sampled = gradients(model, x)
-    assert "0 operands of other products" in str(controller.report())
-    torch.testing.assert_close(sampled["mix.weight"], exact["mix.weight"])

@@ -1,0 +1,363 @@
+"""Compile every GPU kernel that dispatch can launch, for GPUs that are not there: make gpu-compile
+
+    python -m analysis.gpu.compiled [--target sm_90]... [--part hot|edges|all] [--out FILE.jsonl]
+
+Triton's compiler needs no device. Every variant of the kernels is compiled: of the hot launches, of the edges of each
+size class, of the conformance cases; for every target below, in a process of its own. Nothing runs. The table has the
+registers of a thread, spilled bytes, shared memory and the instructions that matter. It exits 1 if a kernel does not
+compile, takes more shared memory than the target has, or flushes subnormals, or if a hot one spills.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from dsq.command import OneLineParser, Record, table
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
+from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
+from dsq.kernels.conformance import DTYPES, cases, products
+from dsq.kernels.triton import codec, codec_kernels, int8_kernels
+from dsq.kernels.triton.backend import TRITON
+
+PROG = "python -m analysis.gpu.compiled"
+#: bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities; CDNA: LDS)
+TARGETS = {
+    "sm_75": 64 << 10,
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+    "gfx90a": 64 << 10,
+    "gfx942": 64 << 10,
+}
+#: where Triton does not compile products of int8: kernels/triton/gemm.py asks for 8.0
+WITHOUT_INT8 = ("sm_75",)
+PARTS = ("hot", "edges", "all")
+LARGE = (4096, 4096)
+#: sizes at which another variant begins: one value, one column, one row, offsets of 64 bits
+EDGES = ((1,), (4096, 1), (1, 4096), (codec.WIDE // 4096 - 1, 4096), (codec.WIDE // 4096, 4096), (codec.WIDE + 1,))
+
+
+class Launch(NamedTuple):
+    """One call of the backend that launches kernels."""
+
+    what: str
+    call: Callable[[], object]
+    part: str = "all"  #: of PARTS
+
+    @property
+    def hot(self) -> bool:
+        return self.part == "hot"
+
+
+def launches() -> Iterator[Launch]:
+    """Every launch that is compiled: hot ones first, then the edges of sizes, then the conformance cases."""
+    for fmt, dtype, dim in ((f, t, d) for f in _hot_formats() for t in DTYPES[:2] for d in (-1, 0)):
+        yield from _codec(fmt, LARGE, dim, dtype, dtype, None, part="hot")
+        yield from _codec(fmt, LARGE, dim, dtype, dtype, 1, part="hot")
+    yield from _masks()
+    for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
+        for transposed in ((False, True), (False, False), (True, False)):
+            a, b = (
+                Operand(fmt, 0 if moved == first else 1, transposed=moved)
+                for moved, first in zip(transposed, (True, False), strict=True)
+            )
+            yield from _products(MatMul(a, b), *LARGE, 4096, part="hot")
+    for shape in EDGES:
+        for fmt in (BFP(4), BFP(5, 12), SignedNVInt(3), FixedPoint(4)):
+            for dim in range(-len(shape), 0):
+                for seed in (None, 1):
+                    yield from _codec(fmt, shape, dim, torch.float32, torch.bfloat16, seed, "edges")
+    for case in cases(TRITON.formats):
+        yield from _codec(case.format, case.shape, case.dim, case.dtype, case.out, case.seed)
+    for product in products():
+        yield from _products(product.matmul, product.rows, product.depth, product.columns)
+
+
+def _hot_formats() -> list[Format]:
+    """Of the levels [8,4,4,8] and [4,3,3,8], and the paper's own format."""
+    return [SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4)]
+
+
+def _codec(
+    fmt: Format,
+    shape: tuple[int, ...],
+    dim: int,
+    dtype: torch.dtype,
+    out: torch.dtype,
+    seed: int | None,
+    part: str = "all",
+) -> Iterator[Launch]:
+    layout, x = Layout.of(shape, dim), torch.empty(shape, dtype=dtype, device="meta")
+    codes, scales = (
+        torch.empty(s, dtype=torch.uint8, device="meta") for s in (layout.code_shape(fmt.bits), fmt.scale_shape(layout))
+    )
+    what = f"{fmt}, boxes along {'rows' if layout.along_rows else 'columns'}, {_short(dtype)}"
+    rounding = "" if seed is None else ", stochastic"
+    yield Launch(f"pack {what}{rounding}", lambda: codec.pack(x, fmt, layout, seed), part)
+    yield Launch(f"quantize {what}{rounding}", lambda: codec.quantize(x, fmt, layout, seed, out), part)
+    if seed is None or part != "hot":
+        yield Launch(f"unpack {what}", lambda: codec.unpack(codes, scales, fmt, layout, out), part)
+
+
+def _masks() -> Iterator[Launch]:
+    for dtype in (*DTYPES, torch.bool):
+        for count in (1, 1 << 20, codec.WIDE):
+            x, part = torch.empty(count, dtype=dtype, device="meta"), "hot" if count == 1 << 20 else "edges"
+            bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="meta")
+            for nan in (False, True):
+                what = f"mask of {_short(dtype)}"
+                yield Launch(f"pack {what}", partial(codec.pack_mask, x, 0.0, 1.0, nan), part)
+            yield Launch(f"unpack {what}", partial(codec.unpack_mask, bits, count, 0.0, 1.0, dtype), part)
+            if dtype is not torch.bool:
+                yield Launch(f"apply {what}", partial(codec.apply_mask, bits, x), part)
+
+
+def _products(matmul: MatMul, rows: int, depth: int, columns: int, part: str = "all") -> Iterator[Launch]:
+    bias = torch.empty(columns, device="meta")
+    a, b = (
+        _codes(operand, tuple(reversed(shape)) if operand.transposed else shape)
+        for operand, shape in ((matmul.a, (rows, depth)), (matmul.b, (depth, columns)))
+    )
+    for gemm in TRITON.gemms:
+        if gemm.packed and gemm.fits(matmul, torch.float32):
+            yield Launch(f"{gemm.name} {_told(matmul)}", partial(_run, gemm, matmul, a, b, bias), part)
+
+
+def _run(gemm: GemmKernel, matmul: MatMul, a: Codes, b: Codes, bias: torch.Tensor) -> None:
+    for offset in (None, bias):
+        gemm.run(matmul, a, b, offset)
+
+
+def _codes(operand: Operand, shape: tuple[int, ...]) -> Codes:
+    assert operand.format is not None
+    layout = Layout.of(shape, operand.axis)
+    shapes = layout.code_shape(operand.format.bits), operand.format.scale_shape(layout)
+    codes, scales = (torch.empty(s, dtype=torch.uint8, device="meta") for s in shapes)
+    return Codes(codes, scales, torch.Size(shape))
+
+
+def _told(matmul: MatMul) -> str:
+    return " by ".join(f"{operand.format}{' transposed' * operand.transposed}" for operand in (matmul.a, matmul.b))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- compiling without a device, and what the compiler made
+
+
+class _AbsentDevice:
+    """As much of a Triton driver as compiling asks for."""
+
+    def __init__(self, target: str) -> None:
+        self.target = (
+            GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
+        )
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+
+#: that was compiled for last
+_target: list[str] = []
+
+
+@contextmanager
+def compiling(target: str) -> Iterator[list[Any]]:
+    """Inside, a launch of a Triton kernel compiles it for ``target``, adds it to the list and runs nothing."""
+    compiled: list[Any] = []
+    run, before = JITFunction.run, driver._active
+    for kernel in (*vars(codec_kernels).values(), *vars(int8_kernels).values()):
+        if isinstance(kernel, JITFunction) and _target != [target]:
+            kernel.device_caches.clear()  # by the device's number, whatever the target was
+    _target[:] = [target]
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        compiled.append(kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    driver.set_active(_AbsentDevice(target))
+    try:
+        yield compiled
+    finally:
+        JITFunction.run = run
+        driver.set_active(before)
+
+
+def read(kernel: Any) -> Record:
+    """What one kernel became: a thread's registers and spilled bytes, a block's shared memory, the bytes of its widest
+    access to global memory, its matrix instructions and asynchronous copies."""
+    asm = kernel.asm
+    made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
+    return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **made}
+
+
+def _read_nvidia(asm: Any) -> Record:
+    ptx = asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def widest(kind: str) -> int:
+        found = re.findall(rf"\b{kind}\.global[a-z0-9_:.]*?(?:\.v(\d))?\.b(\d+)", ptx)
+        return max((int(count or 1) * int(bits) // 8 for count, bits in found), default=0)
+
+    return {
+        "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
+        "spilled": int(re.findall(r"STACK:(\d+)", usage)[0]),
+        "load": widest("ld"),
+        "store": widest("st"),
+        "matrix": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx)),
+        "async": len(re.findall(r"\bcp\.async\.(?:cg|ca|bulk)", ptx)),
+        "flushes": bool(re.search(r"\b(add|sub|mul|fma)\.[a-z.]*ftz", ptx)),
+    }
+
+
+def _read_amd(asm: str) -> Record:
+    def number(name: str) -> int:
+        return int(re.findall(rf"\.{name}:\s+(\d+)", asm)[0])
+
+    def widest(kind: str) -> int:
+        widths = {"byte": 1, "ubyte": 1, "sbyte": 1, "short": 2, "ushort": 2, "sshort": 2, "dword": 4}
+        names = re.findall(rf"(?:global|buffer|flat)_{kind}_(\w+)", asm)
+        return max((4 * int(it[6:]) if re.fullmatch(r"dwordx\d", it) else widths.get(it, 0) for it in names), default=0)
+
+    return {
+        "registers": number("vgpr_count"),
+        "spilled": 4 * number("vgpr_spill_count"),
+        "load": widest("load"),
+        "store": widest("store"),
+        "matrix": len(re.findall(r"^\s+v_mfma", asm, re.MULTILINE)),
+        "async": 0,
+        "flushes": ".amdhsa_float_denorm_mode_32 0" in asm,
+    }
+
+
+# ---- the command
+
+
+def compiled_rows(target: str, wanted: Iterable[Launch]) -> Iterator[Record]:
+    """A row for each kernel that is new, and for each launch that fails."""
+    seen: set[str] = set()
+    for launch in wanted:
+        row = {"target": target, "launch": launch.what, "hot": launch.hot}
+        with compiling(target) as kernels:
+            try:
+                launch.call()
+            except Exception as error:  # any of the compiler's: a failure is what is looked for
+                last = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+                yield {**row, "error": last[-1][:200]}
+        for kernel in kernels:
+            if kernel.hash not in seen:
+                seen.add(kernel.hash)
+                yield {**row, **read(kernel)}
+
+
+def faults(rows: Iterable[Record]) -> list[str]:
+    """What must not be: kernels that do not compile, do not fit the target or flush, and hot ones that spill."""
+    found = []
+    for row in rows:
+        what = f"{row['target']}: {row['launch']}"
+        if "error" in row:
+            found.append(f"{what}: {row['error']}")
+        elif row["shared"] > TARGETS[row["target"]]:
+            found.append(f"{what}: {row['kernel']} takes {row['shared']:,} bytes of shared memory")
+        elif row["hot"] and row["spilled"]:
+            found.append(f"{what}: {row['kernel']} spills {row['spilled']} bytes")
+        elif row["flushes"]:
+            found.append(f"{what}: {row['kernel']} flushes subnormals")
+    return found
+
+
+def summary(rows: list[Record]) -> list[Record]:
+    """A line a target and kernel."""
+    lines: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        if "error" not in row:
+            lines.setdefault((row["kernel"], row["target"]), []).append(row)
+    found: list[Record] = []
+    for (kernel, target), of_kernel in sorted(lines.items()):
+        hot = [row for row in of_kernel if row["hot"]] or of_kernel
+        found.append(
+            {
+                "kernel": kernel,
+                "target": target,
+                "variants": len(of_kernel),
+                "registers": max(row["registers"] for row in hot),
+                "spilled, hot": max(row["spilled"] for row in hot),
+                "spilled, any": max(row["spilled"] for row in of_kernel),
+                "shared KiB": round(max(row["shared"] for row in of_kernel) / 1024, 1),
+                "load": max(row["load"] for row in hot),
+                "store": max(row["store"] for row in hot),
+                "matrix": min(row["matrix"] for row in hot),
+                "async": min(row["async"] for row in hot),
+            }
+        )
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser.add_argument("--target", action="append", choices=TARGETS, help="only this (may be given again)")
+    parser.add_argument(
+        "--part", choices=PARTS, default="all", help="hot: what a step spends its time in; edges: that too"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/gpu_compiled"), help="its start: a file a target, a row a kernel"
+    )
+    parser.add_argument("--here", action="store_true", help="in this process, rows to the standard output")
+    args = parser.parse_args(argv)
+    wanted = [launch for launch in launches() if PARTS.index(launch.part) <= PARTS.index(args.part)]
+    if args.here:
+        (target,) = args.target
+        chosen = (it for it in wanted if target not in WITHOUT_INT8 or not it.what.startswith("int8"))
+        for row in compiled_rows(target, chosen):
+            print(json.dumps(row), flush=True)
+        return 0
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[Record] = []
+    for target in args.target or TARGETS:
+        command = [sys.executable, "-m", "analysis.gpu.compiled", "--here", "--target", target, "--part", args.part]
+        with args.out.with_suffix(f".{target}.jsonl").open("w+") as file:
+            done = subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, check=False)
+            file.seek(0)
+            of_target: list[Record] = [json.loads(line) for line in file]
+        if done.returncode:
+            of_target.append({"target": target, "launch": "all", "error": f"ended with status {done.returncode}"})
+        print(f"{target}: {len(of_target)} kernels, {len(faults(of_target))} faults", file=sys.stderr, flush=True)
+        rows += of_target
+    print(table(summary(rows)))
+    found = faults(rows)
+    print("\n".join(found))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""A GPT of 124 million parameters trained on a GPU, eager and as a CUDA graph; what it waits for; that it learns."""
+
+import copy
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing import Manager
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import dsq
+from analysis.gpu.machine import Machine, Trial
+from analysis.models import GPT
+from dsq.command import Record
+from dsq.kernels.dispatch import use_backend
+from dsq.kernels.triton.backend import TRITON
+
+LEVELS = ("[8,4,4,8]", "[4,3,3,8]")
+
+
+class Size(NamedTuple):
+    vocabulary: int
+    tokens: int  #: of a sequence
+    width: int
+    blocks: int
+    heads: int
+    batch: int
+
+
+GPT2 = Size(50304, 1024, 768, 12, 12, 8)  # 124 million parameters
+TINY = Size(64, 16, 32, 1, 2, 2)
+
+
+class _Checkpointed(nn.Module):
+    """A model whose blocks are recomputed in the backward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return y
+
+
+class Setup(NamedTuple):
+    """How the model is trained."""
+
+    prepare: Callable[[GPT], object]
+    bfloat16: bool = True  #: under autocast
+
+
+def setups(machine: Machine) -> dict[str, Setup]:
+    """By name; torchao's float8 if it is installed and the GPU has it."""
+
+    def quantised(level: str, stash: Literal["linears", "all"], recompute: bool = False) -> Callable[[GPT], object]:
+        def prepare(model: GPT) -> None:
+            dsq.convert(model, dsq.DSQConfig(levels=level, stash=stash))
+            if recompute:
+                _recompute(model)
+
+        return prepare
+
+    found = {
+        "fp32": Setup(lambda model: None, bfloat16=False),
+        "bf16": Setup(lambda model: None),
+        "bf16, checkpoints": Setup(_recompute),
+    }
+    for level in LEVELS if machine.is_gpu else LEVELS[:1]:
+        found[f"dsq {level}, linears"] = Setup(quantised(level, "linears"))
+        found[f"dsq {level}, whole"] = Setup(quantised(level, "all"))
+    found[f"dsq {LEVELS[0]}, whole, checkpoints"] = Setup(quantised(LEVELS[0], "all", recompute=True))
+    if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
+        from torchao.float8 import convert_to_float8_training
+
+        found["torchao float8"] = Setup(
+            lambda model: convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
+        )
+    return found
+
+
+def _recompute(model: GPT) -> None:
+    for index, block in enumerate(list(model.encoder)[:-1]):
+        model.encoder[index] = _Checkpointed(block)
+
+
+class Step:
+    """Forward, backward and an update of one batch, always the same."""
+
+    def __init__(self, machine: Machine, setup: Setup, size: Size, batch: int | None = None) -> None:
+        torch.manual_seed(0)
+        model = GPT(*size[:5], dropout=0.0)
+        setup.prepare(model)
+        self.model = model.to(machine.device)
+        shape = batch or size.batch, size.tokens + 1
+        self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
+        self.tokens = self.tokens.to(machine.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), 3e-4, fused=machine.is_gpu, capturable=machine.is_gpu
+        )
+        self.autocast: AbstractContextManager[object] = nullcontext()
+        if setup.bfloat16:
+            self.autocast = torch.autocast(machine.device.type, torch.bfloat16)
+
+    def __call__(self) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast:
+            logits = self.model(self.tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), self.tokens[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def steps(machine: Machine) -> Iterator[Trial]:
+    """A row a setup: tokens a second and the peak that the allocator held."""
+    for name, setup in setups(machine).items():
+        yield Trial(name, partial(_step, machine, setup))
+
+
+def _step(machine: Machine, setup: Setup) -> Record:
+    size = GPT2 if machine.is_gpu else TINY
+    with use_backend(TRITON, machine.device.type):
+        step = Step(machine, setup, size)
+        taken = machine.milliseconds({"step": step})["step"]
+        row = {"ms": round(taken, 2), "tokens/s": round(1000 * size.batch * size.tokens / taken)}
+        if machine.is_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            row["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+        return row
+
+
+def largest_batches(machine: Machine) -> Iterator[Trial]:
+    """The largest batch of the GPT that fits the card, by doubling and then by halves."""
+    for name, setup in setups(machine).items():
+        if name != "fp32":
+            yield Trial(name, partial(_largest, machine, setup))
+
+
+def _largest(machine: Machine, setup: Setup) -> Record:
+    size, fits, fails = (GPT2, 4, 4096) if machine.is_gpu else (TINY, 1, 2)
+    while fails - fits > max(fits // 8, 1):
+        trial = min(2 * fits, (fits + fails) // 2)
+        try:
+            with use_backend(TRITON, machine.device.type):
+                Step(machine, setup, size, trial)()
+            fits = trial
+        except torch.cuda.OutOfMemoryError:
+            fails = trial
+        torch.cuda.empty_cache()
+    return {"batch": fits, "tokens": fits * size.tokens}
+
+
+def graphs(machine: Machine) -> Iterator[Trial]:
+    """Whether a step waits for the device, and whether it runs as a CUDA graph, whose replays draw new numbers."""
+    for name, setup in setups(machine).items():
+        yield Trial(f"{name}: waits", partial(_waits, machine, setup))
+        yield Trial(f"{name}: graph", partial(_replayed, machine, setup))
+
+
+def _waits(machine: Machine, setup: Setup) -> Record:
+    with use_backend(TRITON, machine.device.type):
+        step = Step(machine, setup, TINY)
+        for _ in range(3):
+            step()
+        if machine.is_gpu:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            if machine.is_gpu:
+                torch.cuda.set_sync_debug_mode("default")
+    return {"waits": ""}
+
+
+def _replayed(machine: Machine, setup: Setup) -> Record:
+    size = GPT2 if machine.is_gpu else TINY
+    with use_backend(TRITON, machine.device.type):
+        step = Step(machine, setup, size)
+        if not machine.is_gpu:
+            return {"ms": None, "first loss": float(step()), "later loss": float(step())}
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        graph.replay()
+        first = float(loss)
+        taken = machine.milliseconds({"graph": graph.replay})["graph"]
+        return {"ms": round(taken, 2), "first loss": first, "later loss": float(loss)}
+
+
+def learning(machine: Machine) -> Iterator[Trial]:
+    """A small GPT after 60 updates by each backend: the loss, and how far it is from the reference's on the CPU."""
+    for name in ("bf16", f"dsq {LEVELS[0]}, linears", f"dsq {LEVELS[0]}, whole"):
+        yield Trial(name, partial(_learned, machine, name))
+
+
+def _learned(machine: Machine, name: str) -> Record:
+    setup, updates = setups(machine)[name], 60 if machine.is_gpu else 2
+    size = Size(256, 64, 128, 2, 4, 8) if machine.is_gpu else TINY
+    here, cpu = (Step(m, setup, size) for m in (machine, Machine("CPU", torch.device("cpu"), 1, 1)))
+    with use_backend(TRITON, machine.device.type):
+        for _ in range(updates):
+            loss = here()
+    for _ in range(updates):
+        expected = cpu()
+    return {"loss": round(float(loss), 4), "on the CPU": round(float(expected), 4)}
+
+
+def two_devices(machine: Machine) -> Iterator[Trial]:
+    """Two processes of DDP over NCCL: the gradients of both are one."""
+    if machine.is_gpu and torch.cuda.device_count() > 1:
+        yield Trial("DDP over NCCL", _ddp)
+
+
+def _ddp() -> Record:
+    with Manager() as manager:
+        sums = manager.dict()
+        spawn(_ddp_process, (sums,), nprocs=2)
+        return {"disagree": "" if sums[0] == sums[1] else "gradients of the two devices"}
+
+
+def _ddp_process(rank: int, sums: dict[int, float]) -> None:
+    torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:29517", rank=rank, world_size=2)
+    torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    model = GPT(*TINY[:5], dropout=0.0)
+    dsq.convert(model, dsq.DSQConfig(levels=LEVELS[0], stash="all"))
+    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(model).to(rank))
+    wrapped(torch.randint(TINY.vocabulary, (2, TINY.tokens), device=rank)).float().square().mean().backward()
+    sums[rank] = sum(float(p.grad.double().sum()) for p in wrapped.parameters() if p.grad is not None)
+    torch.distributed.destroy_process_group()

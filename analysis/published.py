@@ -1,0 +1,293 @@
+"""Trainings that others published, against dsq-cost's prediction of them.
+
+    python -m analysis.published fit      the constants that bring half of MPT's trainings nearest to their prediction
+    python -m analysis.published judge    every prediction beside what was published, the other half first; a picture
+
+analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 47 of others (table
+"others", second-hand). The rule of exclusion and the seed below were committed before anything was fitted.
+"""
+
+import csv
+import random
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import numpy.typing as npt
+
+from analysis import ROOT
+from analysis.figures import BLUE, GREY, ORANGE, look, save
+from costmodel.hardware.hardware import Hardware, load_hardware
+from costmodel.model.memory import Method, peak_memory
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import BF16
+from costmodel.planning.step import step_time
+from costmodel.workloads.config_json import transformer_of
+from costmodel.workloads.transformer import build
+from dsq.command import OneLineParser, guarded, table
+
+RUNS = ROOT / "analysis/results/published_runs.csv"
+RESULTS, PICTURE = (RUNS.with_name(f"published.{kind}") for kind in ("csv", "png"))
+#: draws the halves of the table "mpt": one is fitted, the other judges
+SEED = 20261125
+#: left out, because dsq-cost does not describe it: context parallelism, interleaved stages, 8-bit and 4-bit floats
+EXCLUDED = re.compile(r"\bCP ?([2-9]|\d\d)|interleav|\bVP\d|fp8|fp4", re.IGNORECASE)
+
+#: who judges the predictions: MPT's trainings that were not fitted, the others', and those that were fitted
+HALVES = ("judging", "others", "fitted")
+
+Row = dict[str, str]
+
+
+def included() -> list[Row]:
+    """Rows of the table of published trainings that the rule of exclusion leaves, in the table's order."""
+    with RUNS.open(newline="", encoding="utf-8") as lines:
+        return [row for row in csv.DictReader(lines) if not EXCLUDED.search(f"{row['layout']} {row['precision']}")]
+
+
+def halves() -> tuple[list[Row], list[Row]]:
+    """The rows of MPT that are fitted, and those that judge, each in the table's order."""
+    rows = [row for row in included() if row["table"] == "mpt"]
+    fitted = set(random.Random(SEED).sample(range(len(rows)), len(rows) // 2))
+    return [row for at, row in enumerate(rows) if at in fitted], [
+        row for at, row in enumerate(rows) if at not in fitted
+    ]
+
+
+#: start of a device's name in the table -> profile of dsq-cost, and the GB of its memory that a process may take
+DEVICES = {
+    "a100_40gb": "a100-40gb",
+    "a100_80gb": "a100-80gb",
+    "8xA100": "a100-40gb",
+    "h100_80gb": "h100",
+    "H100-80": "h100",
+    "H100 96GB": "h100-96gb",
+    "Blackwell": "b200",
+    "RTX 4090": "rtx-4090",
+}
+MPT_WORDS = 50368
+_LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+#: start of a model's name in the table "others" -> its config.json
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama3": _LLAMA | {"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256},
+    "Qwen3-8B": _LLAMA
+    | {"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288}
+    | {"vocab_size": 151936, "head_dim": 128},
+    "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304},
+}
+#: of the table "others", those that are predicted: data parallel, whole models
+OTHERS = re.compile(r"^(MPT-|Llama3.*8B |Llama3.*8B$|Qwen3-8B$|GPT-2 )")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One published training: what each device computes, how, on what, and the tokens a second of one device."""
+
+    row: Row
+    half: str  #: "fitted", "judging" or "others"
+    workload: Workload
+    method: Method
+    hardware: str
+    published: float
+
+    def predicted(self, hardware: Hardware) -> float:
+        """Tokens a second of one device."""
+        return self.workload.tokens / step_time(self.workload, self.method, hardware).seconds
+
+
+def runs() -> list[Run]:
+    """Every published training that is predicted."""
+    fitted, judging = halves()
+    sizes = {row["model"].lower(): row for row in fitted + judging}
+    found = [_run(row, "fitted" if row in fitted else "judging") for row in fitted + judging]
+    for row in included():
+        if row["table"] == "others" and OTHERS.search(row["model"]) and "LoRA" not in row["model"]:
+            known = sizes.get(row["model"].lower(), {})
+            sized = {name: known[name] for name in ("d_model", "heads", "layers") if known}
+            found.append(_run(row | sized, "others"))
+    return found
+
+
+def _run(row: Row, half: str) -> Run:
+    """MPT is GPT-2 with positions of its own, fused attention and no dropout."""
+    length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
+    if row["d_model"]:
+        sizes = {"n_embd": "d_model", "n_head": "heads", "n_layer": "layers"}
+        config = {"model_type": "gpt2", "vocab_size": MPT_WORDS} | {
+            field: int(row[column]) for field, column in sizes.items()
+        }
+    else:
+        config = next(found for name, found in CONFIGS.items() if row["model"].startswith(name))
+    if config["model_type"] == "gpt2":
+        dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+        config = config | dropouts | {"n_positions": length, "activation_function": "gelu"}
+    model = replace(transformer_of(config, row["model"]), sequences=batch, target_length=length)
+    zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
+    method = Method("bf16", BF16, recompute=row["recompute"] in ("full", "yes"), zero=zero, devices=devices)
+    hardware = next(found for name, found in DEVICES.items() if row["hardware"].startswith(name))
+    return Run(row, half, build(model).fusing_attention(), method, hardware, _tokens_per_second(row))
+
+
+def _tokens_per_second(row: Row) -> float:
+    """The published throughput of a device, from whichever figure was published."""
+    if row["tokens_per_second_per_device"]:
+        return float(row["tokens_per_second_per_device"])
+    return float(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"]) / float(row["step_s"])
+
+
+@cache
+def _profile(name: str) -> Hardware:
+    return load_hardware(name)
+
+
+# -- fit
+
+#: a constant's name -> the hardware with it at another value
+Change = Callable[[Hardware, float], Hardware]
+CONSTANTS: dict[str, Change] = {
+    "memory": lambda hardware, value: replace(hardware, efficiency=replace(hardware.efficiency, memory=value)),
+    "exposed": lambda hardware, value: replace(hardware, efficiency=replace(hardware.efficiency, exposed=value)),
+    "attention, A100": lambda hardware, value: _attention(hardware, "A100", value),
+    "attention, H100": lambda hardware, value: _attention(hardware, "H100", value),
+}
+#: ratio of predicted to published beyond which a row counts less (a pseudo-Huber loss)
+OUTLIER = 0.15
+Vector = npt.NDArray[np.float64]
+
+
+def _attention(hardware: Hardware, device: str, value: float) -> Hardware:
+    return replace(hardware, attention=value) if device in hardware.name else hardware
+
+
+def fit(fitted: list[Run]) -> dict[str, float]:
+    """The constants that minimise the logarithms of predicted over published throughput (Levenberg, Marquardt)."""
+
+    def losses(logs: Vector) -> Vector:
+        errors = []
+        for run in fitted:
+            hardware = _profile(run.hardware)
+            for change, value in zip(CONSTANTS.values(), np.exp(logs), strict=True):
+                hardware = change(hardware, float(value))
+            errors.append(np.log(run.predicted(hardware) / run.published))
+        found = np.array(errors)
+        return np.sign(found) * OUTLIER * np.sqrt(2 * (np.hypot(1, found / OUTLIER) - 1))
+
+    logs, damping, step = np.log(np.full(len(CONSTANTS), 0.4)), 1e-2, 1e-3
+    now = losses(logs)
+    for _ in range(15):
+        slopes = np.array([(losses(logs + step * one) - now) / step for one in np.eye(len(logs))]).T
+        move = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(logs)), -slopes.T @ now)
+        new = losses(logs + move)
+        better = new @ new < now @ now
+        damping *= 0.3 if better else 10
+        if better:
+            settled = now @ now - new @ new < 1e-6
+            logs, now = logs + move, new
+            if settled:
+                break
+    return dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True))
+
+
+# -- judge
+
+#: how each half is drawn
+LOOKS = {"fitted": (GREY, "x"), "judging": (BLUE, "o"), "others": (ORANGE, "s")}
+
+
+def judged(run: Run) -> dict[str, Any]:
+    """A row of the results: what was published, and what is predicted."""
+    hardware = _profile(run.hardware)
+    predicted, memory = run.predicted(hardware), peak_memory(run.workload, run.method).peak
+    fields = ("model", "hardware", "devices", "layout", "recompute", "sequence", "micro_batch")
+    record: dict[str, Any] = {"half": run.half} | {name: run.row[name] for name in fields}
+    record |= {"published": run.published, "predicted": predicted, "ratio": predicted / run.published}
+    return record | {"peak_GB": memory / 1e9, "fits": "yes" if memory <= hardware.memory_bytes else "no"}
+
+
+def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """How far off the predictions of throughput are, as ratios to what was published."""
+    ratios = sorted(record["ratio"] for record in records)
+    off = sorted(abs(ratio - 1) for ratio in ratios)
+    shares = {f"within {bound:.0%}": sum(one <= bound for one in off) / len(off) for bound in (0.15, 0.25)}
+    low, high = (float(np.quantile(ratios, share)) for share in (0.1, 0.9))
+    ends = {"least": ratios[0], "a tenth below": low, "a tenth above": high, "most": ratios[-1]}
+    fitting = sum(record["fits"] == "no" for record in records)
+    return {"trainings": len(ratios), "median off": median(off)} | shares | ends | {"told not to fit": fitting}
+
+
+def draw(records: list[dict[str, Any]], path: Path) -> None:
+    """Predicted against published throughput, and their ratio; the five worst are numbered."""
+    with look():
+        figure, (both, ratio) = plt.subplots(2, 1, figsize=(6.4, 6.8), sharex=True, height_ratios=(3, 2))
+        ends, ones = np.array([200.0, 250_000.0]), np.ones(2)
+        for axes, middle in ((both, ends), (ratio, ones)):
+            axes.fill_between(ends, middle / 1.25, middle * 1.25, color=GREY, alpha=0.15, lw=0, label="within 25 %")
+            axes.plot(ends, middle, color=GREY, lw=0.8)
+        for half, (colour, marker) in LOOKS.items():
+            mine = [record for record in records if record["half"] == half]
+            style = {"s": 18, "color": colour, "marker": marker, "alpha": 0.8, "label": half}
+            published = [record["published"] for record in mine]
+            both.scatter(published, [record["predicted"] for record in mine], **style)
+            ratio.scatter(published, [record["ratio"] for record in mine], **style)
+        for number, record in enumerate(worst(records)[:5], start=1):
+            place = (record["published"], record["ratio"])
+            ratio.annotate(str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=8)
+        both.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="predicted tokens a second of a device")
+        ratio.set(
+            yscale="log", ylim=(0.5, 2), ylabel="predicted / published", xlabel="published tokens a second of a device"
+        )
+        ratio.set_yticks([0.5, 0.8, 1, 1.25, 2], ["0.5", "0.8", "1", "1.25", "2"])
+        ratio.minorticks_off()
+        both.legend()
+        save(figure, path)
+
+
+def worst(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records, the farthest from what was published first."""
+    return sorted(records, key=lambda record: -abs(float(np.log(record["ratio"]))))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.published", description=__doc__)
+    parser.add_argument("task", choices=("fit", "judge"))
+    parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
+    options = parser.parse_args(argv)
+    return guarded(parser.prog, lambda: run(options.task, options.markdown))
+
+
+def run(task: str, markdown: bool) -> None:
+    if task == "fit":
+        for name, value in fit([one for one in runs() if one.half == "fitted"]).items():
+            print(f"{name}: {value:.3f}")
+        return
+    records = [judged(one) for one in runs()]
+    write_table(records)
+    draw(records, PICTURE)
+    shown = {"half": "", "trainings": "", "median off": ".1%", "within 15%": ".0%", "within 25%": ".0%"}
+    shown |= dict.fromkeys(("least", "a tenth below", "a tenth above", "most"), ".2f") | {"told not to fit": ""}
+    halves_ = [{"half": kind} | summary([one for one in records if one["half"] == kind]) for kind in HALVES]
+    print(table(halves_, shown, markdown=markdown))
+    columns = dict.fromkeys(list(records[0])[:8], "") | {"published": ",.0f", "predicted": ",.0f", "ratio": ".2f"}
+    print("\nworst:\n" + table(worst(records)[:12], columns, markdown=markdown))
+
+
+def write_table(records: list[dict[str, Any]]) -> None:
+    """analysis/results/published.csv."""
+    with RESULTS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
+            for record in records
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan` and `costmodel.plan`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from costmodel.hardware.hardware import Hardware
+from costmodel.model.entries import CATEGORIES, POLICIES
+from costmodel.model.memory import OPTIMISERS, Memory, Method
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
+from costmodel.planning.parallel import Stages, sharded_memory, sharded_step
+from costmodel.planning.step import Step, communication_bytes, packing_is_measured
+from costmodel.workloads.asked import AskedStep
+from costmodel.workloads.shard import Shard
+from costmodel.workloads.workload_file import states_its_sizes
+from dsq.arguments import choice, whole_number
+from dsq.precision import DEFAULT_LEVELS, Precision
+
+GIGA = 1e9
+MOST_SEQUENCES = 2**20
+#: from one batch that is tried to the next, until one does not fit
+GROWTH = 6
+#: bits of a weight in NF4: a scale of 8 bits for 64 values, and one of 32 for 256 scales (QLoRA, 2023, section 3)
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+#: advice names what makes a step this much quicker, a token
+WORTH_IT = 1.05
+#: batches that advice tries
+MOST_ADVISED = 64
+_SHORT = dict(
+    zip(CATEGORIES, ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB"), strict=True)
+)
+_BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the link between devices"}
+
+#: the levels of the paper's schedule that end it, and ours
+LEVELS = (Precision(16, 4, 4, 16), *DEFAULT_LEVELS)
+#: policies that trainings of docs/evidence.md support at these settings; the others lost accuracy or were not tried
+TRUSTED = ("bfp 4", "mesa")
+USUAL = (
+    Method("fp32", FP32),
+    Method("bf16 autocast", AUTOCAST),
+    Method("bf16", BF16),
+    *(Method(f"dsq {level}", Setup(DSQ, level), trusted=level in DEFAULT_LEVELS) for level in LEVELS),
+    *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
+    Method("bf16, recompute", BF16, recompute=True),
+    Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
+)
+#: LoRA over weights of 16 bits, or of 4. PEFT's adapters are fp32 unless told, and each keeps a copy of its input
+ADAPTERS = tuple(
+    Method(f"{{}}{by}{again}", BF16, recompute=bool(again)) for by in ("", " by PEFT") for again in ("", ", recompute")
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a training step, how it is trained, on what."""
+
+    step: AskedStep
+    hardware: Hardware
+    methods: tuple[Method, ...] = ()  #: that are compared; none: the usual ones
+    budget: float = 0  #: bytes of a device; 0: the hardware's
+    devices: int = 1  #: data-parallel ones
+    zero: int = 0
+    tensor: int = 1
+    pipeline: int = 1
+    accumulate: int = 1  #: batches of a step, on each data-parallel device
+    optimiser: str = "adam"
+    base_bits: float = 0  #: of frozen weights in layers
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "tensor", "pipeline", "accumulate"):
+            whole_number(name, getattr(self, name), 1)
+        if not self.memory:
+            raise ValueError(f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
+        if self.zero and self.devices == 1:
+            raise ValueError(f"--zero {self.zero} does nothing on one device: give --devices, or leave it out")
+        if self.zero > 1 and self.pipeline > 1:
+            raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a device that may be used."""
+        return self.budget or self.hardware.memory_bytes
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.tensor, self.pipeline, sequence=self.tensor > 1)
+
+    @cached_property
+    def sized(self) -> bool:
+        """Whether the batch may be changed; a workload file's may not."""
+        return not states_its_sizes(self.step.workload)
+
+    def compared(self) -> tuple[Method, ...]:
+        """The methods, each over the devices that are asked for."""
+        listed = self.methods or USUAL
+        if self.step.lora is not None and not self.methods:
+            name = ("Q" if self.base_bits else "") + f"LoRA {self.step.lora}"
+            listed = tuple(replace(method, name=method.name.format(name)) for method in ADAPTERS)
+        own: dict[str, Any] = {"devices": self.devices, "zero": self.zero, "optimiser": self.optimiser}
+        return tuple(replace(method, **own, base_bits=self.base_bits) for method in listed)
+
+    def stages(self, method: Method, sequences: int | None = None) -> Stages:
+        """A device's operations of one micro-batch, of the first and the last stage."""
+        step = self.step if sequences is None else replace(self.step, sequences=sequences)
+        return step.parts(self.shard, copies=" by PEFT" in method.name)
+
+    def ask(self) -> "Plan":
+        """The answer. Raises ValueError for what cannot be planned."""
+        choice("optimiser", self.optimiser, OPTIMISERS)
+        rows = [_row(self, method, self.stages(method)) for method in self.compared()]
+        if self.sized:
+            rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
+        return Plan(self, tuple(rows))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's memory and time; figures of one device, but for the tokens."""
+
+    method: Method
+    memory: Memory
+    step: Step
+    tokens: int  #: of a step, of all devices
+    fits: bool
+    sent: float  #: bytes that a device sends among data-parallel ones in a step
+    packing_measured: bool
+    largest_batch: int | None = None  #: sequences; None: the workload states its batch
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.tokens / self.step.seconds
+
+    def record(self) -> dict[str, Any]:
+        """The row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
+        memory, step = self.memory, self.step
+        record: dict[str, Any] = {"method": self.method.name, "fits": "yes" if self.fits else "no"}
+        record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
+        record |= {_SHORT[name]: memory.categories[name] / GIGA for name in CATEGORIES}
+        record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
+        record |= {"step_ms_high": step.seconds * step.high * 1e3, "bound": step.bound}
+        record |= {"compute_ms": (step.compute + step.update) * 1e3, "packing_ms": step.packing * 1e3}
+        record |= {"packing_measured": self.packing_measured, "communication_ms": step.communication * 1e3}
+        record |= {"communication_GB": self.sent / GIGA, "tokens/s": self.tokens_per_second}
+        record |= {"trusted": self.method.trusted}
+        return record | ({} if self.largest_batch is None else {"largest_batch": self.largest_batch})
+
+
+def _row(question: Question, method: Method, stages: Stages) -> Row:
+    shard, micro = question.shard, question.accumulate
+    memory = sharded_memory(stages, method, shard, micro)
+    step = sharded_step(stages, method, shard, micro, question.hardware)
+    sent = max(communication_bytes(stage, method, micro) for stage in stages)
+    tokens = stages[0].tokens * micro * method.devices
+    measured = packing_is_measured(method, question.hardware)
+    return Row(method, memory, step, tokens, memory.peak <= question.memory, sent, measured)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a question: a row a method, and what it comes to in words."""
+
+    question: Question
+    rows: tuple[Row, ...]
+
+    @cached_property
+    def workload(self) -> Workload:
+        return self.question.step.build()
+
+    @cached_property
+    def best(self) -> Row:
+        """The quickest trusted row that fits; where none fits, that which needs least memory."""
+        trusted = [row for row in self.rows if row.method.trusted] or list(self.rows)
+        fitting = [row for row in trusted if row.fits]
+        if fitting:
+            return max(fitting, key=lambda row: row.tokens_per_second)
+        return min(trusted, key=lambda row: row.memory.peak)
+
+    @cached_property
+    def answer(self) -> str:
+        """Two sentences: whether it fits, with which method and batch; how long a step takes, what bounds it, and the
+        cheapest change that helps."""
+        question, best = self.question, self.best
+        step, method = best.step, best.method.name
+        room = f"{question.memory / GIGA:,.1f} GB of {_several(question)}{question.hardware.name}"
+        if best.fits:
+            first = f"{self._what} fits in the {room}: {method} takes {best.memory.peak / GIGA:,.1f} GB"
+            if best.largest_batch is not None:
+                first += f", and the largest batch that fits has {best.largest_batch:,} sequences"
+            first += "."
+        else:
+            needs = f"{method}, which needs least, takes {best.memory.peak / GIGA:,.1f} GB"
+            first = f"{self._what} does not fit in the {room}: {needs}, most of it {self._most}."
+        low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
+        second = f"A step of {best.tokens:,} tokens takes {_time(step.seconds)} ({low} to {high}), "
+        second += f"{best.tokens_per_second:,.0f} tokens/s, bound by {_BOUNDS[step.bound]}; {self.advice}."
+        return f"{first} {second}".replace(" 1 sequences", " 1 sequence")
+
+    @property
+    def _what(self) -> str:
+        step = self.question.step
+        return self.workload.name + (f" with LoRA of rank {step.lora}" if step.lora is not None else "")
+
+    @property
+    def _most(self) -> str:
+        """What takes most of the best row's memory."""
+        sizes = self.best.memory.categories
+        return {"temporary": "temporaries"}.get(largest := max(sizes, key=lambda name: sizes[name]), largest)
+
+    @cached_property
+    def advice(self) -> str:
+        """The cheapest change that helps: that makes it fit, or quicker by a twentieth."""
+        if not self.best.fits:
+            return self._to_fit()
+        if not self.question.sized:
+            return "its batch is fixed"
+        quickest, found = WORTH_IT * self.best.tokens_per_second, ""
+        for option, question in self._larger():
+            for method, fitting in ((row.method, row.largest_batch) for row in self.rows if row.method.trusted):
+                own = question is self.question and fitting is not None
+                batch = min(fitting or 0 if own else largest_batch(question, method), MOST_ADVISED)
+                row = _row(question, method, question.stages(method, batch)) if batch else None
+                if row and row.tokens_per_second > quickest:
+                    quickest = WORTH_IT * row.tokens_per_second
+                    found = f"{option}--sequences {batch} with {method.name} ({row.tokens_per_second:,.0f} tokens/s)"
+        return f"cheapest change that helps: {found}" if found else "a larger batch would not make it quicker"
+
+    def _larger(self) -> Iterator[tuple[str, Question]]:
+        """The question as it is, and with the loss in chunks, which leaves room for a larger batch."""
+        yield "", self.question
+        if not self.question.step.chunked_loss and "logits" in self._held:
+            changed = replace(self.question.step, chunked_loss=True)
+            yield "--chunked-loss ", replace(self.question, step=changed)
+
+    @property
+    def _held(self) -> set[str]:
+        """What takes memory at the best row's peak."""
+        return {name for name, size in self.best.memory.categories.items() if size}
+
+    def _to_fit(self) -> str:
+        for option, changed in _changes(self.question):
+            methods = [method for method in changed.compared() if method.trusted]
+            rows = [row for row in (_row(changed, one, changed.stages(one)) for one in methods) if row.fits]
+            if rows:
+                best = max(rows, key=lambda row: row.tokens_per_second)
+                return f"cheapest change that helps: {option} ({best.method.name}: {best.memory.peak / GIGA:,.1f} GB)"
+        return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON has it: answer, workload, hardware, methods, notes."""
+        workload, question = self.workload, self.question
+        facts = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+        facts |= {"trained": workload.trained, "macs": workload.macs, "source": workload.source}
+        facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
+        facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
+        facts |= {name: getattr(question, name) for name in ("devices", "zero", "tensor", "pipeline", "accumulate")}
+        facts |= {"optimiser": question.optimiser, "best": self.best.method.name}
+        methods = [row.record() for row in self.rows]
+        return {"answer": self.answer, **facts, "methods": methods, "notes": self.notes}
+
+    @cached_property
+    def notes(self) -> list[str]:
+        question, rows = self.question, self.rows
+        notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
+        if question.devices * question.shard.devices > 1:
+            parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
+            notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
+        notes.append("memory: tensors, without fragmentation, workspaces and the CUDA context (0.5 GB).")
+        if not all(row.method.trusted for row in rows):
+            doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
+            notes.append(f"not advised, as no training of docs/evidence.md supports them: {doubted}.")
+        if not all(row.packing_measured for row in rows):
+            notes.append("packing was never measured on this hardware: its bytes at the bandwidth are counted.")
+        return [*notes, f"times: {question.hardware.rates}."]
+
+
+def _changes(question: Question) -> Iterator[tuple[str, Question]]:
+    """What may be changed so that less memory is needed, the least change first, each with its option."""
+    step = question.step
+    if question.sized and (step.sequences or 1) > 1:
+        yield "--sequences 1", replace(question, step=replace(step, sequences=1))
+    if not step.chunked_loss and any(getattr(op, "kind", "").startswith("loss") for op in step.build().operations):
+        yield "--chunked-loss", replace(question, step=replace(step, chunked_loss=True))
+    if question.optimiser == "adam" and step.lora is None:
+        yield "--optimiser adam-8bit", replace(question, optimiser="adam-8bit")
+        yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
+    if question.hardware.link and question.shard.devices == 1:
+        for devices in (2, 4, 8):
+            if devices > question.devices:
+                yield f"--devices {devices} --zero 3", replace(question, devices=devices, zero=3)
+    if question.sized and step.lora is None and not question.methods:
+        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
+    if question.sized and not question.base_bits and not question.methods:
+        lora = replace(step, lora=step.lora or 16, freeze=None)
+        yield f"--qlora {lora.lora}", replace(question, step=lora, base_bits=NF4_BITS)
+        chunked = replace(lora, chunked_loss=True)
+        yield f"--qlora {lora.lora} --chunked-loss", replace(question, step=chunked, base_bits=NF4_BITS)
+
+
+def _several(question: Question) -> str:
+    devices = question.devices * question.shard.devices
+    return f"each of {devices:,} " if devices > 1 else "an "
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
+
+
+def largest_batch(question: Question, method: Method) -> int:
+    """The most sequences a device whose step fits; 0: not even one."""
+    low, high = 0, MOST_SEQUENCES + 1  # this fits, this does not
+    tried, size = 0, 1
+    found: dict[int, Memory] = {}
+    while high - low > 1:
+        stages = question.stages(method, size)
+        found[size] = sharded_memory(stages, method, question.shard, question.accumulate)
+        low, high = (size, high) if found[size].peak <= question.memory else (low, size)
+        guess = _reaching(question.memory, tried, found[tried], size, found[size]) if tried else size * GROWTH
+        tried, size = size, min(max(guess, low + 1), high - 1)
+    return low
+
+
+def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
+    """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
+    rounding."""
+    slopes = (now.totals - before.totals) / (size - tried)
+    grows = slopes > 0
+    more = (budget - now.totals[grows]) // slopes[grows]
+    return min(MOST_SEQUENCES, size + int(more.min(initial=MOST_SEQUENCES)))

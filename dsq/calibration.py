@@ -1,0 +1,333 @@
+"""What products, passes and memory take on this machine, for `dsq-cost calibrate`: plain data, no import of the cost
+model.
+
+Shape suffixes: M rows, K summed over, N columns, B products in a batch.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from functools import partial
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.benchmark import Timer
+from torch.utils.benchmark.utils.timer import timer as wall_clock
+
+from dsq.command import processor
+from dsq.formats import BFP
+from dsq.linear import Linear
+from dsq.packing import pack
+from dsq.precision import Precision
+
+#: float32 values of the copy: 256 MiB read and as many written, beyond any cache
+COPIED = 1 << 26
+#: and of an addition that stays within one
+ADDED = 1 << 14
+#: products and passes are measured so often, and the quickest of each counts: what else runs on a machine only slows
+ROUNDS = 2
+#: what they are compared by: a product's operations, and values
+TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
+
+
+def measure_hardware(device: torch.device) -> dict[str, Any]:
+    """The tables of a hardware file, of the schema of costmodel/hardware/hardware.py. Takes under two minutes."""
+    torch.manual_seed(0)
+    threads = f"{torch.get_num_threads()} threads, " if device.type == "cpu" else ""
+    x, y = (torch.empty(COPIED, device=device).fill_(value) for value in (0.0, 1.0))
+    copied = seconds(lambda: y.copy_(x))
+    a, b = x[:ADDED], y[:ADDED].clone()
+    added = seconds(lambda: b.add_(a))
+    on_chip, on_chip_source = _on_chip(device)
+    rounds = [(units(device), passes(device)) for _ in range(ROUNDS)]
+    peaks, passed = (
+        [min(alike, key=_seconds) for alike in zip(*found, strict=True)] for found in zip(*rounds, strict=True)
+    )
+    return {
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
+        "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
+        "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
+        "on_chip": {"mb": on_chip * 1e-6, "source": on_chip_source},
+        "vector": {"tflops": 1e-12 * ADDED / added, "source": "measured: addition of 16,384 float32 values"},
+        "peak": peaks,
+        "pass": passed,
+    }
+
+
+def _seconds(found: dict[str, Any]) -> float:
+    """What a product or a pass of a typical size takes."""
+    product = TYPICAL_FLOPS / (1e12 * found["tflops"]) if "tflops" in found else 0.0
+    passing = TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
+    return float(product + passing)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _on_chip(device: torch.device) -> tuple[int, str]:
+    """Bytes of the largest cache, as the system has it."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size), "level-2 cache, as the driver reports it"
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    kilobytes = [int(size.removesuffix("K")) for size in sizes]
+    if not kilobytes:
+        return 1 << 20, "assumed: the system does not report its caches"
+    return max(kilobytes) * 1024, "largest cache that /sys reports"
+
+
+# ---- the one way to time
+
+#: that a timing lasts; its quickest block of calls counts, since other work on the machine only slows
+SECONDS = 0.05
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Seconds of one ``call``, with PyTorch's threads as they are; a GPU is waited for.
+
+    They are wall time; on one thread of a machine without a GPU CPU time, which other work on the machine does not
+    stretch.
+    """
+    threads = torch.get_num_threads()
+    clock = time.process_time if threads == 1 and not torch.cuda.is_available() else wall_clock
+    timer = Timer("call()", timer=clock, globals={"call": call}, num_threads=threads)
+    return min(timer.blocked_autorange(min_run_time=SECONDS).times)
+
+
+def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:
+    """Seconds of computing the gradients of ``inputs`` from those of ``outputs``."""
+    given = [torch.randn_like(output) for output in outputs]
+    return seconds(lambda: torch.autograd.grad(outputs, inputs, given, retain_graph=True))
+
+
+# ---- matrix products, each with what surrounds it in training: casts, quantising, packing the stash
+
+#: shapes of linear layers, (M, K, N): the sizes between which small and large models lie
+LAYERS = ((256, 64, 64), (128, 256, 256), (512, 256, 1024), (512, 1024, 256), (1024, 512, 512), (512, 512, 2048))
+#: of attention's products, (B, M, K, N)
+BATCHED = ((32, 128, 32, 128), (32, 128, 128, 32), (16, 256, 64, 256), (16, 256, 256, 64))
+#: layers of a size that take turns, as many as a small model has: a step finds few of its tensors in a cache
+COPIES = 16
+CODE_WIDTHS = (2, 4, 8)
+WIDE = 16
+
+
+class TimedProduct(NamedTuple):
+    """How long one product took."""
+
+    flops: float
+    values: float  #: in operands and result
+    seconds: float
+
+
+def units(device: torch.device) -> list[dict[str, Any]]:
+    """The [[peak]] tables, narrow operands first, as dsq takes its kernels."""
+    alike: dict[int, list[TimedProduct]] = {}
+    mixed: dict[int, list[TimedProduct]] = {}
+    for m in CODE_WIDTHS:
+        forward, dx, mixed[m] = _layer_times(device, Precision(m, m, m, WIDE))
+        alike[m] = forward + dx
+    alike[WIDE] = _layer_times(device, Precision(WIDE, 4, 4, WIDE))[0]
+    found = [_unit(f"{m} x {m} bits", {"bfp": m}, alike[m]) for m in CODE_WIDTHS]
+    found += [_unit(f"{WIDE} x {m} bits", {"bfp": [WIDE, m]}, mixed[m]) for m in CODE_WIDTHS]
+    found.append(_unit(f"{WIDE} x {WIDE} bits", {"bfp": WIDE}, alike[WIDE]))
+    for name, dtype, holds in (
+        ("bf16", torch.bfloat16, {"float": 16}),
+        ("fp32", torch.float32, {"float": 32, "bfp": 32, "fixed": 32}),
+    ):
+        layers = _layer_times(device, None, autocast=dtype is torch.bfloat16)
+        found.append(_unit(name, holds, [*chain(*layers), *_batched_times(device, dtype)]))
+    return found
+
+
+def _layer_times(
+    device: torch.device, precision: Precision | None, autocast: bool = False
+) -> tuple[list[TimedProduct], list[TimedProduct], list[TimedProduct]]:
+    """A linear layer's forward, dx and dw, at each of LAYERS; `precision`: of a converted one."""
+    times: tuple[list[TimedProduct], ...] = ([], [], [])
+    for M, K, N in LAYERS:
+        layers = [Linear(K, N, precision=precision) if precision else nn.Linear(K, N) for _ in range(COPIES)]
+        inputs = [torch.randn(M, K, device=device) for _ in layers]
+        for layer in layers:
+            layer.to(device)
+
+        def forward(inputs: list[torch.Tensor] = inputs, layers: list[nn.Linear] = layers) -> list[torch.Tensor]:
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+
+        taken_forward = seconds(forward)
+        taken_dw = backward_seconds(forward(), [layer.weight for layer in layers])
+        for layer in layers:
+            layer.requires_grad_(False)  # a backward for dx alone
+        wanted = [x.requires_grad_() for x in inputs]
+        taken_dx = backward_seconds(forward(), wanted)
+        for phase, taken in zip(times, (taken_forward, taken_dx, taken_dw), strict=True):
+            phase.append(TimedProduct(2.0 * M * K * N, M * K + K * N + M * N, taken / COPIES))
+    return times  # type: ignore[return-value]
+
+
+def _batched_times(device: torch.device, dtype: torch.dtype) -> Iterator[TimedProduct]:
+    for B, M, K, N in BATCHED:
+        x, w = (torch.randn(B, rows, K, device=device, dtype=dtype, requires_grad=True) for rows in (M, N))
+        y = x @ w.mT
+        flops, values = 2.0 * B * M * K * N, B * (M * K + K * N + M * N)
+        yield TimedProduct(flops, values, seconds(partial(torch.matmul, x, w.mT)))
+        for operand in (x, w):
+            yield TimedProduct(flops, values, backward_seconds([y], [operand]))
+
+
+def _unit(datatype: str, holds: dict[str, Any], times: list[TimedProduct]) -> dict[str, Any]:
+    per_flop, per_value, per_call = fitted(times)
+    off = [abs(t.flops * per_flop + t.values * per_value + per_call - t.seconds) / t.seconds for t in times]
+    unit = {"datatype": datatype, "tflops": 1e-12 / per_flop}
+    unit |= {"ns_per_value": 1e9 * per_value} if per_value else {}
+    unit |= {"us_per_call": 1e6 * per_call} if per_call else {}
+    source = f"measured: {len(times)} products, the fit is off by {np.median(off):.0%} (median), {max(off):.0%} (worst)"
+    return unit | {"holds": holds, "source": source}
+
+
+def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
+    """Seconds an operation, a value and a product: the least squares of relative errors, none of them negative."""
+    terms = np.array([[t.flops, t.values, 1.0] for t in times]) / np.array([[t.seconds] for t in times])
+    best, least = np.zeros(3), np.inf
+    for kept in ([0, *others] for count in range(3) for others in combinations((1, 2), count)):
+        found = np.linalg.lstsq(terms[:, kept], np.ones(len(times)), rcond=None)[0]
+        error = float(np.square(terms[:, kept] @ found - 1).sum())
+        if (found >= 0).all() and found[0] > 0 and error < least:
+            best, least = np.zeros(3), error
+            best[kept] = found
+    return float(best[0]), float(best[1]), float(best[2])
+
+
+# ---- pointwise passes of a model, in float32 and under bfloat16 autocast, where norms and softmax compute in float32
+
+#: (rows, width) of the two sizes that each is timed at: a cost for each value and one for each call
+SIZES = ((64, 128), (2048, 1024))
+#: rows of an embedding's table, classes of a loss: of (rows, classes) of its own
+WORDS = 4096
+#: width of an attention's head
+HEAD = 64
+LOSS_SIZES = ((64, 128), (512, WORDS))
+ADAM_SIZES = (1 << 13, 1 << 23)
+STASHES = (2, 4, 8, 16)
+#: kinds whose backward copies as the forward does, where autograd alone would leave a view
+COPYING = ("heads", "transposed", "turned")
+
+#: the outputs of one forward, and the tensors that get a gradient
+Forward = tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]
+
+
+def passes(device: torch.device) -> list[dict[str, Any]]:
+    """The [[pass]] tables."""
+    found = []
+    for bits, dtype in ((32, torch.float32), (16, torch.bfloat16)):
+        times: dict[tuple[str, str], list[float]] = {}
+        for size in SIZES:
+            for kind, (forward, wanted) in _kinds(device, dtype, *size).items():
+                times.setdefault((kind, "forward"), []).append(seconds(forward))
+                taken = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), wanted)
+                times.setdefault((kind, "backward"), []).append(taken)
+        counts = [rows * width for rows, width in SIZES]
+        found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
+        found += _both_phases("loss", bits, LOSS_SIZES, partial(_loss_seconds, device, dtype))
+        adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
+        found.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
+    for bits in STASHES:
+        found += _both_phases("pack", bits, SIZES, partial(_packing_seconds, device, BFP(bits)))
+    return found
+
+
+def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> dict[str, Forward]:
+    def values(dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(rows, width, device=device, dtype=dtype, requires_grad=True)
+
+    x, up, x32, mask = values(), values(), values(torch.float32), torch.zeros(width, device=device)
+    scale, shift = (torch.ones(width, device=device, requires_grad=True) for _ in range(2))
+    table = torch.randn(WORDS, width, device=device, requires_grad=True)
+    ids = torch.randint(WORDS, (rows,), device=device)
+
+    turned = torch.randn(rows, width, device=device)  # float32 under autocast too, as the residual stream is
+    heads = max(width // HEAD, 1)
+    keys = x.view(-1, min(rows, HEAD), heads, width // heads)
+
+    def rotary() -> list[Tensor]:
+        halves = torch.cat((-x[:, width // 2 :], x[:, : width // 2]), -1)
+        return [(x * turned + halves * turned).to(dtype)]
+
+    def rms() -> list[Tensor]:
+        return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
+
+    def gelu_new() -> list[Tensor]:  # as transformers writes it out
+        return [0.5 * x * (1.0 + torch.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3.0))))]
+
+    def softmax() -> list[Tensor]:
+        return [F.softmax(x, -1, dtype=torch.float32).to(dtype)]
+
+    return {
+        "activation": (lambda: [F.gelu(x)], [x]),
+        "relu": (lambda: [F.relu(x)], [x]),
+        "gelu_new": (gelu_new, [x]),
+        "quick_gelu": (lambda: [x * torch.sigmoid(1.702 * x)], [x]),
+        "product": (lambda: [x * up], [x, up]),
+        "gate": (lambda: [F.silu(x) * up], [x, up]),
+        "softmax": (softmax, [x]),
+        "scale": (lambda: [x * 0.125 + mask], [x]),
+        "rotary": (rotary, [x]),
+        "heads": (lambda: [x.view(rows, heads, -1).transpose(0, 1).contiguous()], [x]),
+        "transposed": (lambda: [keys.permute(0, 2, 3, 1).contiguous()], [x]),
+        "turned": (lambda: [x.t().contiguous()], [x]),
+        "column sum": (lambda: [x.sum(0)], [x]),
+        "tied": (lambda: [x32.view_as(x32), x32.view_as(x32)], [x32]),  # the backward sums two gradients
+        "dropout": (lambda: [F.dropout(x, 0.1)], [x]),
+        "norm": (lambda: [F.layer_norm(x32, (width,), scale, shift)], [x32, scale, shift]),
+        "rms": (rms, [x32, scale]),
+        "residual": (lambda: [x32 + x, x32.view_as(x32)], [x32, x]),  # the backward sums two branches
+        "embedding": (lambda: [F.embedding(ids, table)], [table]),
+    }
+
+
+def _loss_seconds(device: torch.device, dtype: torch.dtype, rows: int, classes: int) -> tuple[float, float]:
+    logits = torch.randn(rows, classes, device=device, dtype=dtype, requires_grad=True)
+    labels = torch.randint(classes, (rows,), device=device)
+
+    def forward() -> list[Tensor]:
+        return [F.cross_entropy(logits.float(), labels)]
+
+    return seconds(forward), backward_seconds(forward(), [logits])
+
+
+def _adam_seconds(device: torch.device, count: int) -> float:
+    parameter = torch.randn(count, device=device, requires_grad=True)
+    parameter.grad = torch.randn_like(parameter)
+    return seconds(torch.optim.Adam([parameter], fused=True).step)
+
+
+def _packing_seconds(device: torch.device, fmt: BFP, rows: int, width: int) -> tuple[float, float]:
+    """Packing is the "forward", unpacking the "backward"; `bits` are the code's."""
+    x = torch.randn(rows, width, device=device)
+    packed = pack(x, fmt)
+    return seconds(partial(pack, x, fmt)), seconds(packed.unpack)
+
+
+def _both_phases(
+    kind: str, bits: int, sizes: Sequence[tuple[int, int]], timed: Callable[[int, int], tuple[float, float]]
+) -> Iterator[dict[str, Any]]:
+    times = zip(*(timed(rows, width) for rows, width in sizes), strict=True)
+    for phase, taken in zip(("forward", "backward"), times, strict=True):
+        yield _pass(kind, bits, phase, [rows * width for rows, width in sizes], taken)
+
+
+def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], taken: Sequence[float]) -> dict[str, Any]:
+    per_value = max((taken[1] - taken[0]) / (counts[1] - counts[0]), 0.0)
+    per_call = max(taken[0] - per_value * counts[0], 0.0)
+    found = {"kind": kind, "bits": bits, "phase": phase}
+    return found | {"ns_per_value": 1e9 * per_value, "us_per_call": 1e6 * per_call}

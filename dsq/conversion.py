@@ -1,0 +1,361 @@
+"""Let a model that nobody rewrote train with DSQ: which modules become quantised, what else changes, and back again."""
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import nn
+from torch._C._dynamo import eval_frame
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.utils.parametrize import is_parametrized
+
+from dsq import stash
+from dsq.arguments import whole_number
+from dsq.config import DSQConfig
+from dsq.layers import mixed
+from dsq.layers.attention import MultiheadAttention, OutProjection
+from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
+from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
+from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
+from dsq.linear import Linear
+from dsq.process_memory import give_memory_back
+from dsq.quantizers import Quantised
+from dsq.stash.policy import applied
+
+Model = TypeVar("Model", bound=nn.Module)
+
+#: fields of DSQConfig that it alone acts on
+_OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
+
+
+def convert(model: Model, config: DSQConfig | None = None) -> Model:
+    """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
+
+    nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
+    experts become their quantised selves. In any other module the products with parameters of its own are quantised as
+    they are called (layers/own_products.py). Only the class of a module changes: names, parameters, tying,
+    initialisation and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an
+    embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
+    would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
+    parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
+    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and
+    ``dsq.give_memory_back`` is called.
+
+    If a plain layer later replaces a converted one (transformers' ``resize_token_embeddings`` does this), it is
+    converted in the same way.
+
+    Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
+    model has been converted before.
+    """
+    config = DSQConfig() if config is None else config
+    _check_types("convert", model, config)
+    if converted(model):
+        known = "use dsq.set_level to change its precision, or dsq.unconvert first"
+        raise ValueError(f"model has been converted before; {known}")
+    if config.stash == "all":
+        give_memory_back()
+    excluded, tied = change_classes(model, config)
+    for layer in converted(model).values():
+        layer.eval_full_precision = config.eval_full_precision
+        layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
+    if converted(model):
+        set_level(model, config, 0)
+        if config.attention:
+            quantise_attention(model)
+        if config.stash == "all":
+            try:
+                change(model, "stash", True)
+            except ValueError:  # the model has another policy: as if convert had not been called
+                unconvert(model)
+                raise
+        _warn_of_little(model, excluded + tied)
+    else:
+        warnings.warn("model has no product to convert: it stays as it is", stacklevel=2)
+    if config.exclude is not None and not excluded:
+        warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
+    return model
+
+
+def unconvert(model: Model) -> Model:
+    """Give every converted layer of ``model`` the class that it had, in place, and take away what ``convert`` added.
+
+    Parameters stay as they are. Stash policies applied by hand stay too. Returns ``model``. Raises TypeError where it
+    is no module, ValueError where it has no converted layers.
+    """
+    layers = converted(model)
+    if not layers:
+        raise ValueError("model has no converted layers: there is nothing to take back")
+    for layer in layers.values():
+        for name in FIELDS:
+            layer.__dict__.pop(name, None)
+        set_class(layer, layer.plain)
+    changed: list[Any] = list(model.modules())
+    for module in changed:
+        undo_changes(module)
+    return model
+
+
+@contextmanager
+def as_plain(model: nn.Module) -> Iterator[None]:
+    """Give ``model`` back what it was before conversion, while inside."""
+    layers = converted(model).values()
+    if not layers:
+        yield
+        return
+    own = [(layer, type(layer), layer.__dict__.copy()) for layer in layers]
+    settings = [(module, changes(module)) for module in model.modules()]
+    unconvert(model)
+    try:
+        yield
+    finally:
+        for layer, kind, fields in own:
+            layer.__class__ = kind
+            take_fields(layer, fields)
+        for module, changed in settings:
+            for name, value in changed.items():
+                change(module, name, value)
+
+
+def converted(model: nn.Module) -> dict[str, Any]:
+    """Return the converted layers of ``model`` by name; each has ``quantizers``. Raises TypeError for no module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
+
+
+def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
+    """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
+    for layer in converted(model).values():
+        for name, value in layer.conversion.items():
+            if getattr(config, name) != value:
+                got = getattr(config, name)
+                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
+
+
+def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
+    """Set every converted layer of ``model`` to the precision of ``config.levels[level]``.
+
+    Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError for a level that the config
+    has not, or a model without converted layers.
+    """
+    _check_types("set_level", model, config)
+    level = whole_number("level", level, 0, len(config.levels) - 1)
+    layers = converted(model)
+    if not layers:
+        raise ValueError("model has no converted layers; dsq.convert converts them")
+    quantizers = config.at(level)
+    for module in layers.values():
+        module.quantizers = quantizers
+
+
+def _warn_of_little(model: nn.Module, chosen: int) -> None:
+    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in unquantised(model)) - chosen
+    if quantised < plain:
+        text = (
+            f"only {quantised / (quantised + plain):.0%} of the parameters that are multiplied were converted; "
+            "dsq.report(model, *inputs) says what was left, and why"
+        )
+        warnings.warn(text, stacklevel=3)
+
+
+def _check_types(function: str, model: nn.Module, config: DSQConfig) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(config, DSQConfig):
+        raise TypeError(f"{function} takes a torch.nn.Module and a DSQConfig, got {type(model)} and {type(config)}")
+
+
+# ---- which modules become quantised
+
+#: quantised classes by the plain ones whose place they take
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Linear, MultiheadAttention, OutProjection)}
+
+
+def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
+    """Give the layers of ``model`` their quantised classes, and switch off what would read their weights past them.
+
+    Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that are an
+    embedding's too.
+    """
+    pattern = None if config.exclude is None else re.compile(config.exclude)
+    tables = set() if config.tied else embedded(model)
+    excluded, tied, attentions = 0, 0, set[str]()
+    adapters = set() if config.adapters else _adapters(model)
+    for name, module in list(model.named_modules()):
+        kind = None if module in adapters else quantised_class(module)
+        if kind is OutProjection and name.rpartition(".")[0] not in attentions:
+            continue  # that of an attention which is left: never called
+        if kind is not None:
+            own = matrices(module)
+            if pattern is not None and pattern.search(name):
+                excluded += max(1, sum(p.numel() for p in own))
+            elif any(id(p) in tables for p in own):
+                tied += sum(p.numel() for p in own)
+            else:
+                set_class(module, kind)
+                attentions |= {name} if kind is MultiheadAttention else set()
+        else:
+            _switch_off_fused_path(module)
+    return excluded, tied
+
+
+def quantised_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
+    kind = class_of(module)
+    if kind in _CLASSES:
+        return _CLASSES[kind]
+    if kind is nn.Conv2d and cuts_patches(module):
+        return PatchConv2d
+    if is_experts(module):
+        return mixed(Experts, kind)
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    if transformers is not None and kind is transformers.Conv1D:
+        from dsq.layers.of_transformers import Conv1D  # needs transformers
+
+        return Conv1D
+    return mixed(OwnProducts, kind) if multiplies(module, kind) else None
+
+
+def quantise_attention(model: nn.Module) -> None:
+    """Let the attentions of torch and of transformers take quantised products."""
+    inside, modules = set[nn.Module](), list[Any](model.modules())
+    for module in modules:
+        if isinstance(module, MultiheadAttention):
+            module.quantised_products = True
+        elif not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
+            change(module, "class", mixed(OwnAttention, class_of(module)))
+        elif hasattr(module, "set_attn_implementation") and module not in inside:
+            from dsq.layers.of_transformers import NAME  # needs transformers
+
+            inside |= set(module.modules())  # its setting holds for the models inside it
+            change(module, "attention", NAME)
+
+
+def _adapters(model: nn.Module) -> set[nn.Module]:
+    """Return the low-rank layers that PEFT put beside others."""
+    tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
+    return {
+        adapter
+        for tuner in tuners
+        for name in tuner.adapter_layer_names
+        if isinstance(layers := getattr(tuner, name, None), nn.Module)
+        for adapter in layers.modules()
+    }
+
+
+def _switch_off_fused_path(module: nn.Module) -> None:
+    """Let ``module``, which stays of its class, call its linear layers and not read their weights by itself."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        change(module, "activation_relu_or_gelu", 0)  # so that it never takes its fused evaluation path
+    elif isinstance(module, nn.TransformerEncoder):
+        change(module, "use_nested_tensor", False)  # nested tensors are for that path alone
+    elif getattr(module, "skip_embed_dim_check", None) is False:
+        change(module, "skip_embed_dim_check", True)  # else fairseq's attention hands its weights to PyTorch's function
+
+
+# ---- what conversion changes of a module besides its products, and what it was before
+
+#: attribute of a module some of whose settings were changed: what they were, by name
+_BEFORE = "_dsq_before"
+
+
+def change(module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute of ``module`` and remember what it was.
+
+    Three names are no attributes: "class", "attention" (the attention function of a model of transformers) and "stash"
+    (whether what the operations of dsq.stash's table keep is packed).
+    """
+    before = _get(module, name)
+    _set(module, name, value)
+    module.__dict__.setdefault(_BEFORE, {})[name] = before
+
+
+def changes(module: nn.Module) -> dict[str, Any]:
+    """Return the settings of ``module`` that were changed, as they are now."""
+    return {name: _get(module, name) for name in module.__dict__.get(_BEFORE, ())}
+
+
+def undo_changes(module: nn.Module) -> None:
+    """Set what was changed back to what it was."""
+    for name, value in module.__dict__.pop(_BEFORE, {}).items():
+        _set(module, name, value)
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of ``module``, without what fully_shard or a parametrization put before it."""
+    fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
+    if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule:
+        return kind.__bases__[1]
+    return kind.__bases__[0] if is_parametrized(module) else kind
+
+
+def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Give ``module`` another class; one that fully_shard sharded stays so, as do its parametrizations."""
+    before = type(module)
+    if class_of(module) is before.__bases__[0] and is_parametrized(module):  # its class has the parameters' properties
+        own = {name: value for name, value in vars(before).items() if name not in ("__dict__", "__weakref__")}
+        kind = type(f"Parametrized{kind.__name__}", (kind,), own)
+    elif class_of(module) is not before:  # as fully_shard makes its classes
+        kind = type(f"FSDP{kind.__name__}", (before.__bases__[0], kind), {"__deepcopy__": vars(before)["__deepcopy__"]})
+    module.__class__ = kind
+
+
+def _get(module: Any, name: str) -> Any:
+    match name:
+        case "class":
+            return class_of(module)
+        case "attention":
+            return module.config._attn_implementation
+        case "stash":
+            return "bfp" in applied(module)
+    return getattr(module, name)
+
+
+def _set(module: Any, name: str, value: Any) -> None:
+    match name:
+        case "class":
+            set_class(module, value)
+        case "attention":
+            module.set_attn_implementation(value)
+        case "stash" if value:
+            stash.apply(module, "bfp")
+        case "stash":
+            applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
+        case _:
+            setattr(module, name, value)
+
+
+# ---- a layer put in the place of a converted one later
+
+#: what ``convert`` puts on a layer
+FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion", "idle")
+
+
+def take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
+    layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
+
+
+def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) -> None:
+    """Convert ``new``, which becomes the child ``name`` of ``parent``, in the way of the layer that it replaces.
+
+    Warns where it cannot be converted, as a layer of another quantisation.
+    """
+    old = parent._modules.get(name)
+    if not isinstance(old, Quantised) or new is None:
+        return
+    for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
+        if isinstance(before, Quantised) and (kind := quantised_class(after)) is class_of(before):
+            set_class(after, kind)
+            take_fields(after, before.__dict__)
+    quantised = any(isinstance(module, Quantised) for module in new.modules())
+    if next(new.parameters(), None) is not None and not quantised:
+        text = f"the {type(new).__name__} that takes the place of the converted layer {name!r} is not quantised by dsq"
+        warnings.warn(text, stacklevel=3)
+
+
+register_module_module_registration_hook(_convert_replacement)
+# torch._dynamo.skip_code without its import, which takes a second: a compiler that makes a module while it runs would
+# trace the hook, and compiled autograd fails there
+_SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+eval_frame.set_code_exec_strategy(_convert_replacement.__code__, _SKIPPED)

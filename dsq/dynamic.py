@@ -1,0 +1,200 @@
+"""A model under a schedule of precisions: converted, put to each level as it comes, and saved beside the weights.
+
+    dynamic = dsq.DynamicPrecision(model, config)                                 # converts the model
+    dynamic.record(updates=1, tokens=n); dynamic.step(validation_loss)            # the level rises by itself
+    torch.save({"model": model.state_dict(), "dsq": dynamic.state_dict()}, path)  # plain data, which JSON takes too
+
+accelerate: ``accelerator.register_for_checkpointing(dynamic)``.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from dsq.arguments import whole_number
+from dsq.config import DSQConfig
+from dsq.conversion import check_conversion, convert, converted, set_level
+from dsq.gradient_check import GradientCheck, compare
+from dsq.process_memory import resident
+from dsq.scheduler import updates_left
+from dsq.stash.observation import Observation
+
+_KEYS = {"config", "scheduler"}
+_LOG = logging.getLogger("dsq")  #: what happens once
+
+
+class DynamicPrecision:
+    """A model under the schedule of its config.
+
+    Args:
+        model: converted in place, if it is not.
+        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
+        total_updates: of the run, where ``rise_at`` has fractions or the learning rate is to restart.
+        options: beside text or None, other fields of DSQConfig.
+    Raises:
+        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; where the model was converted before
+            by a config that ``convert`` acts on otherwise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: DSQConfig | str | None = None,
+        total_updates: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.model = model
+        self.config = DSQConfig.of(config, **options)
+        _convert(model, self.config)
+        self._total_updates = total_updates
+        self._before = 0  #: updates of the run without DSQ
+        self.scheduler = self.config.scheduler(total_updates)
+        set_level(model, self.config, 0)
+        self._observation = Observation(model)
+        self._check: GradientCheck | None = None
+        self._checked_at = 0  #: the update of it
+        self._followed = False  #: by a schedule of the learning rate
+
+    def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
+        """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then."""
+        return self._set_level(self.scheduler.record(updates, tokens))
+
+    def step(self, loss: float | Tensor) -> bool:
+        """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""
+        rose = self._set_level(self.scheduler.step(loss))
+        self._observation.begin()  # a forward between two validations is seen
+        return rose
+
+    def began_after(self, updates: int) -> None:
+        """Say how many of ``total_updates`` were made without DSQ: fractions of ``rise_at`` are of what is left.
+
+        ``updates``: of the checkpoint that the run went on from. Raises ValueError where it is no whole number from 0.
+        """
+        if whole_number("updates", updates, 0):
+            self._before = updates
+            self.scheduler.rise_at = self.config.scheduler(self._updates_with_dsq).rise_at
+
+    @property
+    def _updates_with_dsq(self) -> int | None:
+        return updates_left(self._total_updates, self._before)
+
+    def follow(self, lr_scheduler: LRScheduler) -> None:
+        """Let the learning rate do at a rise what ``lr_at_rise`` says; nothing where it says "keep".
+
+        ``lr_scheduler``: a LambdaLR that is stepped once an update; its functions are given the update to take. Raises
+        TypeError for another class; a step after a rise raises ValueError where it counts something else than updates.
+        """
+        if self.config.lr_at_rise == "keep":
+            return
+        if not isinstance(lr_scheduler, LambdaLR):
+            raise TypeError(f"lr_scheduler must be a LambdaLR for lr_at_rise='restart', got {type(lr_scheduler)}")
+        self._followed = True
+        lr_scheduler.lr_lambdas = [
+            lambda update, rate=rate: rate(self._restarted(update))  # type: ignore[misc]
+            for rate in lr_scheduler.lr_lambdas
+        ]
+
+    def _restarted(self, update: int) -> int:
+        done = self._before + self.scheduler.updates
+        if self.scheduler.level and abs(update - done) > 1 + done / 2:  # some may have been skipped
+            got = f"got step {update} at update {done}"
+            raise ValueError(f"lr_scheduler must be stepped once an update for lr_at_rise='restart', {got}")
+        return self.scheduler.restarted(update, self._total_updates, self._before)
+
+    def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
+        """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
+
+        Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
+        recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
+        ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
+        training does not change. Warns where the grade is not "fine".
+
+        Args:
+            loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.
+        """
+        every, updates = whole_number("every", every, 1), self.scheduler.updates
+        if self._check is not None and updates < self._checked_at + every:
+            return None
+        self._observation.paused = True
+        try:
+            self._check = compare(self.model, loss)
+        finally:
+            self._observation.paused = False
+        self._checked_at = updates
+        if self._check.grade != "fine":
+            warnings.warn(f"at update {updates}: {self._check.verdict}", stacklevel=2)
+        return self._check
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
+        without improvement), and what Observation saw. On Linux also MiB of the process, "dsq/process_resident_mib" and
+        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
+        "dsq/gradient_cosine", the worst of a parameter.
+        """
+        found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
+        found["stale"] = float(self.scheduler.stale)
+        found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
+        if (check := self._check) is not None:
+            found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
+            found["gradient_error_of_stash"] = check.of_stash
+        return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the config and where the schedule stands, as plain data."""
+        return {"config": self.config.as_dict(), "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, with its config; warn if that differs from this one's.
+
+        Raises ValueError where ``state`` is none that ``state_dict`` gave, or its model was converted in another way.
+        """
+        config = _config(state)
+        scheduler = config.scheduler(self._updates_with_dsq)
+        scheduler.load_state_dict(state["scheduler"])
+        check_conversion(self.model, config, "the state's config")
+        asked = self.config.as_dict()
+        self.config, self.scheduler = config, scheduler
+        set_level(self.model, config, scheduler.level)
+        other = [f"{name}={value!r}" for name, value in config.as_dict().items() if value != asked[name]]
+        if other:
+            text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
+            warnings.warn(text, stacklevel=2)
+
+    def _set_level(self, rose: bool) -> bool:
+        if rose:
+            set_level(self.model, self.config, self.scheduler.level)
+            _LOG.info("update %d: rose to %s", self.scheduler.updates, self.scheduler.precision)
+            if self.config.lr_at_rise == "restart" and not self._followed:
+                warnings.warn("lr_at_rise='restart' does nothing without follow(lr_scheduler)", stacklevel=3)
+        return rose
+
+
+def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
+    """Convert ``model``, in place, as ``state`` of a DynamicPrecision says, at its level: to evaluate.
+
+    Raises ValueError where ``state`` is no such state, or ``model`` was converted in another way.
+    """
+    config, scheduler = _config(state), state["scheduler"]
+    _convert(model, config, "the state's config")
+    level: Any = scheduler.get("level") if isinstance(scheduler, dict) else None
+    set_level(model, config, level)
+
+
+def _config(state: dict[str, Any]) -> DSQConfig:
+    if not isinstance(state, dict) or set(state) != _KEYS:
+        got = sorted(state) if isinstance(state, dict) else repr(state)
+        raise ValueError(f"state must have the keys {sorted(_KEYS)}, as DynamicPrecision.state_dict gives, got {got}")
+    return DSQConfig.from_dict(state["config"])
+
+
+def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
+    if converted(model):
+        check_conversion(model, config, of)
+    else:
+        convert(model, config)
+        text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) says what was left"
+        _LOG.info(text, len(converted(model)), config.levels[0], config.stash)

@@ -1,0 +1,118 @@
+"""``nn.MultiheadAttention`` with quantised projections: PyTorch's own multiplies them without calling a module."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from dsq.linear import Linear, multiply
+from dsq.ops.products import attention
+from dsq.quantizers import Quantised
+
+
+class OutProjection(Linear):
+    """``out_proj`` of an attention: PyTorch's reads its weight, here it is called."""
+
+    plain = NonDynamicallyQuantizableLinear
+
+
+class MultiheadAttention(Quantised, nn.MultiheadAttention):
+    """``nn.MultiheadAttention`` with quantised projections; same parameters, state dict, masks and results.
+
+    Layers that are given one tensor as query, key and value multiply it by the whole ``in_proj_weight`` at once. Never
+    takes PyTorch's fused evaluation path. Shape suffixes: L queries, S keys, B batch, E features, H heads, D a head.
+    """
+
+    plain = nn.MultiheadAttention
+    quantised_products: bool = False  #: of queries by keys, and of weights by values: DSQConfig.attention
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What nn.MultiheadAttention says. Raises ValueError where ``is_causal`` is given without ``attn_mask``."""
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal says what attn_mask is: give attn_mask too")
+        batched: bool = F._mha_shape_check(  # type: ignore[attr-defined]
+            query, key, value, key_padding_mask, attn_mask, self.num_heads
+        )
+        q, k, v = self._projected(query, key, value)
+        if not batched:
+            q, k, v = (x.unsqueeze(0) for x in (q, k, v))
+        elif not self.batch_first:
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        dropped_mask = is_causal and key_padding_mask is None and not need_weights
+        mask = None if dropped_mask else self._mask(q, k, attn_mask, key_padding_mask)
+        q_BHLD, k_BHSD, v_BHSD = (
+            self._heads(q),
+            self._heads(self._more(k, self.bias_k)),
+            self._heads(self._more(v, self.bias_v)),
+        )
+        y_BHLD, weights = self._attend(q_BHLD, k_BHSD, v_BHSD, mask, dropped_mask, need_weights)
+        y = self.out_proj(y_BHLD.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return y.squeeze(0), None if weights is None else weights.squeeze(0)
+        return y if self.batch_first else y.transpose(0, 1), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        if self._qkv_same_embed_dim and query is key and key is value:
+            return list(multiply(self, query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
+        if self._qkv_same_embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [multiply(self, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+
+    def _more(self, x_BSE: Tensor, bias: Tensor | None) -> Tensor:
+        """Keys or values with those that ``add_bias_kv`` and ``add_zero_attn`` append."""
+        if bias is not None:
+            x_BSE = torch.cat([x_BSE, bias.expand(x_BSE.shape[0], 1, -1)], 1)
+        return F.pad(x_BSE, (0, 0, 0, 1)) if self.add_zero_attn else x_BSE
+
+    def _heads(self, x_BLE: Tensor) -> Tensor:
+        return x_BLE.reshape(*x_BLE.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _mask(
+        self, q_BLE: Tensor, k_BSE: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor | None:
+        """Both masks as one that is added to the scores, for the appended keys too."""
+        batch, dtype, mask = q_BLE.shape[0], q_BLE.dtype, None
+        if attn_mask is not None:
+            mask = F._canonical_mask(attn_mask, "attn_mask", None, "", dtype, False)
+            assert mask is not None
+            mask = mask if mask.dim() == 2 else mask.view(batch, self.num_heads, *mask.shape[1:])
+        if key_padding_mask is not None:
+            other = F._none_or_dtype(attn_mask)
+            padding = F._canonical_mask(key_padding_mask, "key_padding_mask", other, "attn_mask", dtype)
+            assert padding is not None
+            padding = padding.view(batch, 1, 1, k_BSE.shape[1])
+            mask = padding if mask is None else mask + padding
+        appended = (self.bias_k is not None) + self.add_zero_attn
+        return mask if mask is None or not appended else F.pad(mask, (0, appended))
+
+    def _attend(
+        self, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask: Tensor | None, causal: bool, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        dropout = self.dropout if self.training else 0.0
+        if self.quantised_products and not self.evaluates_plain:
+            products, seed = self.quantizers.products, self.quantizers.seed()
+            y, weights = attention(q_BHLD, k_BHSD, v_BHSD, products, mask, dropout, causal, seed=seed)
+            return y, weights if need_weights else None
+        if not need_weights:
+            y = F.scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)
+            return y, None
+        scores = (q_BHLD * math.sqrt(1.0 / self.head_dim)) @ k_BHSD.mT
+        weights = F.dropout(F.softmax(scores if mask is None else scores + mask, -1), dropout)
+        return weights @ v_BHSD, weights

@@ -1,0 +1,92 @@
+"""Layers that are linear layers of a part of their input: experts of the tokens routed to them, patches of an image."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dsq.layers import Mixed
+from dsq.linear import multiply
+from dsq.quantizers import Quantised
+
+
+class Experts(Mixed, Quantised, nn.Module):
+    """What every quantised class of experts has: the forward that transformers' ExpertsInterface asks for.
+
+    Shape suffixes: T tokens, S tokens times the experts that each goes to, E experts, K in-features, N out-features.
+    """
+
+    # what transformers' decorator says of a class of experts
+    num_experts: int
+    has_gate: bool
+    has_bias: bool
+    has_post_expert_norm: bool
+    is_transposed: bool
+    _apply_gate: Callable[[Tensor], Tensor]
+    # what the class makes itself
+    act_fn: Callable[[Tensor], Tensor]
+    post_expert_norm: Callable[[Tensor], Tensor]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(T, K) of hidden states (T, K), and of the experts of each token and their weights, both (T, S / T)."""
+        experts_S, order_S = top_k_index.flatten().sort(stable=True)
+        tokens = experts_S.bincount(minlength=self.num_experts)[: self.num_experts].tolist()
+        order_S = order_S[: sum(tokens)]  # under expert parallelism, what comes after is for experts of other ranks
+        x = self._products(
+            "gate_up_proj" if self.has_gate else "up_proj", hidden_states[order_S // top_k_index.shape[1]], tokens
+        )
+        x = self._apply_gate(x) if self.has_gate else self.act_fn(x)
+        y = self._products("down_proj", x, tokens)
+        if self.has_post_expert_norm:
+            y = self.post_expert_norm(y)
+        y = y * top_k_weights.flatten()[order_S, None]
+        y = y.new_zeros(top_k_index.numel(), y.shape[1]).index_put_((order_S,), y)  # index_copy_ would keep y
+        return y.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
+
+    def _products(self, name: str, x_SK: Tensor, tokens: list[int]) -> Tensor:
+        """y (S, N): each expert's tokens, which lie together, by its matrix of the parameter ``name``."""
+        weights: Tensor = getattr(self, name)
+        matrices_NK = (weights.mT if self.is_transposed else weights).unbind()
+        biases_N = getattr(self, f"{name}_bias").unbind() if self.has_bias else [None] * len(tokens)
+        each = zip(x_SK.split(tokens), matrices_NK, biases_N, strict=True)
+        return torch.cat([multiply(self, x, w_NK, bias_N) for x, w_NK, bias_N in each])
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether transformers' decorator made the class of ``module`` one of experts."""
+    return {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed"} <= vars(module).keys()
+
+
+class PatchConv2d(Quantised, nn.Conv2d):
+    """``nn.Conv2d`` whose windows neither overlap nor leave pixels between, quantised as ``dsq.Linear`` is. Raises
+    ValueError for an input of other channels, or smaller than a patch.
+
+    Shape suffixes: B batch, C channels, H and W patches down and across, h and w pixels of a patch, N out-channels.
+    """
+
+    plain = nn.Conv2d
+
+    def forward(self, input: Tensor) -> Tensor:
+        h, w = self.kernel_size
+        x = input if input.dim() == 4 else input[None]
+        if x.dim() != 4 or x.shape[1] != self.in_channels or x.shape[2] < h or x.shape[3] < w:
+            accepted = f"(B, {self.in_channels}, at least {h}, at least {w}), with or without B"
+            raise ValueError(f"input must be {accepted}, got {tuple(input.shape)}")
+        rows, columns = x.shape[2] // h, x.shape[3] // w
+        x = x[:, :, : rows * h, : columns * w].unflatten(3, (columns, w)).unflatten(2, (rows, h))  # (B, C, H, h, W, w)
+        y_BHWN = multiply(self, x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)
+        y_BNHW = y_BHWN.permute(0, 3, 1, 2)
+        if x.is_contiguous():  # as nn.Conv2d lays its result out: models may view it
+            y_BNHW = y_BNHW.contiguous()
+        return y_BNHW if input.dim() == 4 else y_BNHW[0]
+
+
+def cuts_patches(module: nn.Module) -> bool:
+    """Whether ``module``, an nn.Conv2d, is such a convolution."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.stride == module.kernel_size
+        and module.padding in ((0, 0), "valid")
+        and module.dilation == (1, 1)
+        and module.groups == 1
+    )

@@ -1,0 +1,234 @@
+"""Modules that multiply in their own forward: by parameters of their own, or queries by keys as attention does.
+
+A function mode around the forward sees each product, whatever the class is called: F.linear, @, matmul, mm, bmm, addmm,
+einsum, grouped_mm and F.scaled_dot_product_attention. A product with a parameter is that of ``dsq.Linear``, a matrix at
+a time if the parameter holds several. Shape suffixes: B matrices, M rows, K the contraction, N columns.
+"""
+
+import dis
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from math import prod
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from dsq.layers import Mixed
+from dsq.left_plain import matrices
+from dsq.linear import linear
+from dsq.ops.products import attention, product
+from dsq.quantizers import Quantised, Quantizers
+
+#: rows under which each of several matrices multiplies faster plain: to quantise it takes longer than its product
+FEW_ROWS = 32
+#: names of products, as they stand in code
+_NAMES = {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "grouped_mm", "_grouped_mm", "@"}
+_PAIRS = {"matmul", "bmm", "einsum", "@"}
+
+
+class OwnProducts(Mixed, Quantised, nn.Module):
+    """A module that multiplies by parameters of its own.
+
+    If its first forward multiplies by none, later forwards run as they were.
+    """
+
+    idle = False
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        if self.idle or self.evaluates_plain:
+            return super().forward(*args, **keywords)
+        found: list[Any] = []
+        with Products(self.quantizers, matrices(self), self.conversion.get("attention", False), found):
+            result = super().forward(*args, **keywords)
+        if not torch.compiler.is_compiling():
+            self.idle = not found
+        return result
+
+
+class OwnAttention(Mixed, nn.Module):
+    """Quantises the products of attention that the forward computes, at the level of the module's own projections."""
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        layer = next((layer for layer in self.modules() if isinstance(layer, Quantised)), None)
+        if layer is None or layer.evaluates_plain:
+            return super().forward(*args, **keywords)
+        with Products(layer.quantizers, [], True, []):
+            return super().forward(*args, **keywords)
+
+
+class Products(TorchFunctionMode):
+    """Quantises products with ``weights``, and of two activations if ``attending``; ``found`` takes note of each."""
+
+    def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool, found: list[Any]) -> None:
+        super().__init__()
+        self.quantizers, self.weights, self.attending, self.found = quantizers, weights, attending, found
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        quantised = _QUANTISED.get(func)
+        result = None if quantised is None else quantised(self, *args, **kwargs)
+        if result is not None:
+            self.found.append(func)
+            return result
+        if func is Tensor.unflatten:  # a Python function that a compiler does not trace under a mode
+            func = torch.unflatten
+        return func(*args, **kwargs)
+
+    def owns(self, x: Any) -> bool:
+        """Return whether ``x`` is one of the weights, or a view of one."""
+        if not isinstance(x, Tensor):
+            return False
+        return any(x is weight or x._base is weight for weight in self.weights)
+
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        return linear(input, weight, bias, self.quantizers) if self.owns(weight) and not self.owns(input) else None
+
+    def addmm(self, input: Tensor, mat1: Tensor, mat2: Tensor, **scaled: Any) -> Tensor | None:
+        return None if scaled or input.dim() != 1 else self.linear(mat1, mat2.mT, input)
+
+    def matmul(self, input: Any, other: Any) -> Tensor | None:
+        if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
+            return None
+        if self.owns(other) or self.owns(input):
+            return self._by_weight(input, other)
+        if self.attending and min(input.dim(), other.dim()) > 2 and input.is_floating_point():
+            return product(input, other, self.quantizers.products, self.quantizers.seed())
+        return None
+
+    def rmatmul(self, other: Any, input: Any) -> Tensor | None:
+        return self.matmul(input, other)
+
+    def _by_weight(self, a: Tensor, b: Tensor) -> Tensor | None:
+        if self.owns(a):
+            y = None if self.owns(b) else self._by_weight(b.mT, a.mT)
+            return None if y is None else y.mT
+        if b.dim() == 2:
+            return linear(a, b.mT, None, self.quantizers)
+        return self._batched(a, b.mT) if b.dim() == 3 and (a.dim() == 2 or a.shape[:-2] == b.shape[:1]) else None
+
+    def _batched(self, x_BMK: Tensor, w_BNK: Tensor) -> Tensor | None:
+        if x_BMK.shape[-2] < FEW_ROWS:
+            return None
+        each = zip(x_BMK.unbind() if x_BMK.dim() == 3 else [x_BMK] * len(w_BNK), w_BNK.unbind(), strict=True)
+        return torch.stack([linear(x, w, None, self.quantizers) for x, w in each])
+
+    def grouped(self, input: Tensor, mat2: Tensor, *, offs: Tensor | None = None, **others: Any) -> Tensor | None:
+        """Return grouped_mm of rows that lie together by group, each group by its matrix (K, N) of ``mat2``."""
+        given = any(value is not None for value in others.values())
+        if given or offs is None or input.dim() != 2 or mat2.dim() != 3 or not self.owns(mat2):
+            return None
+        rows = offs.diff(prepend=offs.new_zeros(1)).tolist()
+        if sum(rows) < FEW_ROWS * len(rows):
+            return None
+        each = zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)
+        y = torch.cat([linear(x, w, None, self.quantizers) for x, w in each])
+        return F.pad(y, (0, 0, 0, input.shape[0] - sum(rows)))
+
+    def einsum(self, equation: Any, *operands: Any) -> Tensor | None:
+        """Return the einsum of two operands that share no index in themselves, as a product of matrices."""
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = tuple(operands[0])
+        if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
+            return None
+        given, result = equation.replace(" ", "").split("->")
+        indices = given.split(",")
+        owned = [self.owns(x) for x in operands]
+        repeated = any(len(set(names)) < len(names) for names in (*indices, result))
+        if repeated or all(owned) or not (any(owned) or self.attending):
+            return None
+        if owned[0]:
+            operands, indices = operands[::-1], indices[::-1]
+        (a, b), (left, right) = operands, indices
+        batch = [i for i in left if i in right and i in result]
+        summed = [i for i in left if i in right and i not in result]
+        rows, columns = [i for i in left if i not in right], [i for i in right if i not in left]
+        if not summed or not all(i in result for i in (*rows, *columns)) or not (any(owned) or (batch and rows)):
+            return None
+        size = dict(zip((*left, *right), (*a.shape, *b.shape), strict=True))
+        a_BMK = _arranged(a, left, (batch, rows, summed), size)
+        b_BNK = _arranged(b, right, (batch, columns, summed), size)
+        if not any(owned):
+            y: Tensor | None = product(a_BMK, b_BNK.mT, self.quantizers.products, self.quantizers.seed())
+        elif batch:
+            y = self._batched(a_BMK, b_BNK)
+        else:
+            y = linear(a_BMK[0], b_BNK[0], None, self.quantizers)
+        if y is None:
+            return None
+        order = [*batch, *rows, *columns]
+        return y.reshape([size[i] for i in order]).permute([order.index(i) for i in result])
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor | None:
+        if not self.attending:
+            return None
+        q = self.quantizers
+        return attention(query, key, value, q.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, q.seed())[0]
+
+
+_QUANTISED: dict[Any, Callable[..., Tensor | None]] = {
+    F.linear: Products.linear,
+    torch.addmm: Products.addmm,
+    torch.einsum: Products.einsum,
+    F.scaled_dot_product_attention: Products.attend,
+    Tensor.__rmatmul__: Products.rmatmul,
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm), Products.matmul),
+    Tensor.__matmul__: Products.matmul,
+    **dict.fromkeys((F.grouped_mm, torch._grouped_mm), Products.grouped),
+}
+
+
+def multiplies(module: nn.Module, kind: Any) -> bool:
+    """Return whether ``module``, of class ``kind``, has matrices of its own and methods that call a product.
+
+    Routers are left: their few products decide which expert serves a token.
+    """
+    own = matrices(module)
+    kept = all(type(p) is nn.Parameter and p.is_floating_point() for p in own)
+    router = hasattr(module, "top_k") and all(p.dim() == 2 for p in own)
+    return bool(own) and kept and not router and bool(_calls(kind) & _NAMES)
+
+
+def calls_attention(module: nn.Module, kind: Any) -> bool:
+    """Return whether a method of ``kind``, the class of ``module``, multiplies queries by keys.
+
+    Such a method calls PyTorch's function, or a softmax and products beside layers that project.
+    """
+    calls = _calls(kind)
+    projections = sum(isinstance(child, (nn.Linear, Quantised)) for child in module.children())
+    return "scaled_dot_product_attention" in calls or bool(projections and "softmax" in calls and calls & _PAIRS)
+
+
+@lru_cache(maxsize=1024)
+def _calls(kind: Any) -> frozenset[str]:
+    """Return the names that the methods of ``kind`` use, and "@" where one multiplies by the operator."""
+    methods = [method for c in kind.__mro__[: kind.__mro__.index(nn.Module)] for method in vars(c).values()]
+    return frozenset(name for method in methods if isinstance(method, FunctionType) for name in _names(method.__code__))
+
+
+def _names(code: CodeType) -> Iterable[str]:
+    yield from code.co_names
+    if any(instruction.argrepr == "@" for instruction in dis.get_instructions(code)):
+        yield "@"
+    for constant in code.co_consts:  # functions and comprehensions inside
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _arranged(x: Tensor, names: str, groups: tuple[list[str], ...], size: dict[str, int]) -> Tensor:
+    """Return ``x``, whose axes are ``names``, with one axis for each of the groups."""
+    x = x.permute([names.index(i) for group in groups for i in group])
+    return x.reshape([prod([size[i] for i in group]) for group in groups])

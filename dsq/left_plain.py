@@ -1,0 +1,91 @@
+"""Modules of a converted model whose matrices are multiplied in floating point, and why."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
+
+from dsq.quantizers import Quantised
+
+#: matrices of these are tables or scales, no operands of a product
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NO_PRODUCT = (*_EMBEDDINGS, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+
+
+@dataclass(frozen=True)
+class Unquantised:
+    """A module with parameters of two dimensions or more that is not quantised."""
+
+    name: str
+    kind: str  #: its class
+    parameters: int  #: values of those parameters that no converted layer has too
+    why: str
+
+
+def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
+    """What of ``model`` is not quantised, in its order; a parameter counts once."""
+    seen = {id(p) for m in model.modules() if _quantises(m) for p in matrices(m)}
+    tables = embedded(model)
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, _NO_PRODUCT) or _quantises(module):
+            continue
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
+            found.append(Unquantised(name, type(module).__name__, 0, "lazy: convert after its first forward"))
+        own = [p for p in matrices(module) if id(p) not in seen]
+        if not own:
+            continue
+        seen |= {id(p) for p in own}
+        tied = all(id(p) in tables for p in own)
+        found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
+    return tuple(found)
+
+
+def _quantises(module: nn.Module) -> bool:
+    """Return whether ``module`` is converted, and was not seen to multiply by none of its matrices."""
+    return isinstance(module, Quantised) and not getattr(module, "idle", False)
+
+
+def matrices(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of ``module`` itself, or those that its parametrizations make them of, of two dimensions or more.
+
+    A lazy one has no shape before its first forward.
+    """
+    own = list(module.parameters(recurse=False))
+    if is_parametrized(module):
+        assert isinstance(module.parametrizations, nn.ModuleDict)
+        own += module.parametrizations.parameters()
+    return [p for p in own if not isinstance(p, UninitializedParameter) and p.dim() > 1]
+
+
+def embedded(model: nn.Module) -> set[int]:
+    """The ids of the parameters of embeddings: a layer that has one too is tied."""
+    return {id(p) for m in model.modules() if isinstance(m, _EMBEDDINGS) for p in m.parameters(recurse=False)}
+
+
+def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
+    kind = type(module)
+    if kind is nn.Linear and tied:
+        return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
+    if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
+        return "excluded, or added after the conversion"
+    if isinstance(module, nn.Linear):
+        return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
+    if isinstance(module, nn.MultiheadAttention):
+        return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply otherwise"
+    if isinstance(module, _CONVOLUTIONS):
+        return "a convolution"
+    if any(p.dim() == 3 for p in own):
+        return "parameters of three dimensions, multiplied where dsq does not see them, or not at all"
+    if hasattr(module, "top_k"):
+        return "a router of experts: its few products decide which expert serves a token"
+    return f"{kind.__name__} holds matrices itself, and its forward multiplies by none"
+
+
+def quantised_parameters(model: nn.Module) -> int:
+    """How many values the matrices hold that converted layers multiply; tied ones count once."""
+    found = {id(p): p.numel() for module in model.modules() if _quantises(module) for p in matrices(module)}
+    return sum(found.values())

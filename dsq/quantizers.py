@@ -1,0 +1,104 @@
+"""The four formats of a layer, the products that they make, and what every layer has that carries them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import nn
+
+from dsq.arguments import choice
+from dsq.formats import DEFAULT, NARROWEST, BoxAxis, Format, check_stored, format_class
+from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
+from dsq.ops.products import ProductMatMuls, product_matmuls
+from dsq.packing import Rounding
+from dsq.precision import Precision
+
+Units = Literal["exact", "float32"]
+
+
+@dataclass(frozen=True)
+class Quantizers:
+    """The four formats of a linear layer, and how they are applied.
+
+    Raises TypeError for what is no format, ValueError for one that no kernel stores and for unknown words.
+    """
+
+    q0: Format  #: the forward product: x and w
+    q1: Format  #: the stash: x and w as the backward reads them
+    q2: Format  #: the gradient dy entering the product for dx
+    q3: Format  #: the gradient dy entering the product for dw, and dx leaving the layer
+    rounding: Rounding = "nearest"
+    box_axis: BoxAxis = "contraction"
+    units: Units = "exact"
+    matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
+    products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
+
+    def __post_init__(self) -> None:
+        choice("rounding", self.rounding, get_args(Rounding))
+        choice("box_axis", self.box_axis, get_args(BoxAxis))
+        choice("units", self.units, get_args(Units))
+        for q in (self.q0, self.q1, self.q2, self.q3):
+            if not isinstance(q, Format):
+                raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
+            check_stored(q)
+        q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
+        tokens = 0 if self.box_axis == "contraction" else -1
+        exact = self.units == "exact"
+        matmuls = LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
+            MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
+            MatMul(Operand(q2, -1, seed=4), Operand(q1, tokens, seed=3), result=q3, result_seed=6, exact=exact),
+            MatMul(Operand(q3, tokens, transposed=True, seed=5), Operand(q1, tokens, seed=2), exact=exact),
+        )
+        object.__setattr__(self, "matmuls", matmuls)
+        object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
+        return self  # a copied model keeps the plans of its layers
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(self.q0.bits, self.q1.bits, self.q2.bits, self.q3.bits)
+
+    def seed(self) -> int | None:
+        """Draw the seed of one call from torch's default generator; None if rounding is to nearest."""
+        if self.rounding == "nearest":
+            return None
+        seed: Any = torch.randint(2**62, (), device="cpu").item()  # int() is no node of an exported graph
+        return seed  # type: ignore[no-any-return]
+
+    @staticmethod
+    def of(precision: "Precision | str | Quantizers") -> "Quantizers":
+        """Return quantizers of the default format at ``precision``; quantizers are returned as they are."""
+        if isinstance(precision, Quantizers):
+            return precision
+        return _default(precision if isinstance(precision, Precision) else Precision.parse(precision))
+
+
+@lru_cache
+def _default(precision: Precision) -> Quantizers:
+    q0, q1, q2, q3 = map(format_class(DEFAULT)(NARROWEST).at, precision)
+    return Quantizers(q0, q1, q2, q3)
+
+
+class Quantised:
+    """What every converted layer has besides the class that it had before."""
+
+    plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
+    quantizers: Quantizers
+    eval_full_precision: bool = False
+    conversion: Mapping[str, Any] = MappingProxyType({})  #: the options of ``dsq.convert`` that it alone acts on
+    training: bool
+
+    @property
+    def evaluates_plain(self) -> bool:
+        """Whether a call now would multiply in floating point."""
+        return self.eval_full_precision and not self.training
+
+    def extra_repr(self) -> str:
+        q = self.quantizers
+        formats = dict.fromkeys(type(fmt).__name__ for fmt in (q.q0, q.q1, q.q2, q.q3))  # wide widths have another
+        own = f"precision={q.precision}, format={'/'.join(formats)}"
+        return ", ".join(filter(None, (super().extra_repr(), own)))  # type: ignore[misc]

@@ -1,0 +1,71 @@
+"""The workload of a model of transformers, from its config.json: it runs once on the meta device, without data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsq.workload import trace
+
+#: ends of the names of classes whose loss takes a label for each token
+_LABELLED = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining")
+
+
+def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
+    """Return the workload of a training step of the model that a config.json describes, as `dsq.workload.trace` does.
+
+    Args:
+        path: a config.json, or a folder that has one. sequences, tokens: of the batch, and of a sequence on each side.
+    Raises:
+        ValueError: the config cannot be read, or the model does not run on the meta device.
+    """
+    import transformers
+
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    file = folder / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+        # attention is written out, and experts loop over none: both run without data
+        config = transformers.AutoConfig.for_model(**stated, attn_implementation="eager")
+        name = (stated.get("architectures") or [None])[0]
+        config.use_cache, config._experts_implementation = False, "batched_mm"
+        with torch.device("meta"):
+            auto: Any = transformers.AutoModel
+            model: Any = getattr(transformers, name)(config) if name else auto.from_config(config)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
+        raise ValueError(f"config {file} is of no model that transformers builds: {error}") from None
+    with torch.device("meta"):
+        inputs, mask = _inputs(model, config, sequences, tokens), torch.zeros(sequences, 1, tokens, tokens)
+    masks = {"full_attention": mask, "sliding_attention": mask}
+    said = ""
+    for given in (
+        {},
+        {"attention_mask": mask},
+        {"attention_mask": masks},
+    ):  # made masks look at data; some need several
+        try:
+            return trace(model.train(), **inputs, **given)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:
+            said = said or str(error)
+    raise ValueError(f"config {file}: {type(model).__name__} does not run on the meta device: {said}")
+
+
+def _inputs(model: Any, config: Any, sequences: int, tokens: int) -> dict[str, Any]:
+    """A batch, with labels where the model makes a loss of them."""
+    main = model.main_input_name
+    if main == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        given = {main: torch.zeros(sequences, getattr(config, "num_channels", 3), size, size)}
+        return given | ({"labels": torch.zeros(sequences).long()} if "ForImageClass" in type(model).__name__ else {})
+    ids = torch.zeros(sequences, tokens, dtype=torch.long)
+    if main == "input_features":
+        given = {main: torch.zeros(sequences, config.num_mel_bins, 2 * config.max_source_positions)}
+    else:
+        given = {main: ids}
+    name = type(model).__name__
+    if name.endswith("ForSequenceClassification"):
+        return given | {"labels": torch.zeros(sequences).long()}
+    if getattr(config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = ids
+    return given | ({"labels": ids} if name.endswith(_LABELLED) else {})

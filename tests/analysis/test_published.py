@@ -1,0 +1,42 @@
+"""Published trainings: what is left out, how the halves are drawn, how far off the predictions are, and the fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from analysis.published import CONSTANTS, HALVES, fit, halves, included, judged, runs, summary
+from costmodel.hardware.hardware import load_hardware
+
+
+def test_the_halves_share_no_training_and_leave_out_what_is_not_modelled():
+    fitted, judging = halves()
+    assert len(fitted) == len(judging) == 52
+    assert not any(row in judging for row in fitted)
+    assert not any("fp8" in row["precision"] or "interleaved" in row["layout"] for row in included())
+
+
+@pytest.fixture(scope="module")
+def records():
+    return [judged(run) for run in runs()]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_predicted_throughput_is_near_what_was_published(records, half):
+    found = summary([record for record in records if record["half"] == half])
+    assert found["median off"] <= 0.10
+    assert found["within 25%"] >= 0.9
+    assert found["least"] > 0.75
+    assert found["most"] < 1.4
+
+
+def test_the_fit_finds_the_constants_that_throughputs_were_made_with():
+    made = dict(zip(CONSTANTS, (0.6, 0.5, 0.3, 0.2), strict=True))
+
+    def published(run):
+        hardware = load_hardware(run.hardware)
+        for name, change in CONSTANTS.items():
+            hardware = change(hardware, made[name])
+        return replace(run, published=run.predicted(hardware))
+
+    fitted = [published(run) for run in runs() if run.half == "fitted"][::4]
+    assert fit(fitted) == pytest.approx(made, rel=0.02)

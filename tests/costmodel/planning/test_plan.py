@@ -1,0 +1,240 @@
+"""What a plan answers: held against sums by hand, published memory, and itself."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import costmodel
+from costmodel.cli.main import main
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.memory import Method, peak_memory
+from costmodel.model.quantisation import AUTOCAST, BF16, FP32
+from costmodel.planning.parallel import sent_inside, sharded_memory, sharded_step
+from costmodel.planning.plan import NF4_BITS
+from costmodel.planning.step import communication_bytes, step_time
+from costmodel.workloads.asked import ADAPTED, AskedStep
+from costmodel.workloads.config_json import transformer_of
+from costmodel.workloads.named import load_shapes, load_workload
+from costmodel.workloads.shapes import MixtureOfExperts
+from costmodel.workloads.shard import Shard, stages
+from costmodel.workloads.transformer import build
+
+H100 = load_hardware("h100")
+OPT = AskedStep("opt_1.3b", tokens=256)
+GIBI = 2**30
+
+
+def rows(plan):
+    return {row.method.name: row for row in plan.rows}
+
+
+def test_the_question_of_a_newcomer():
+    """One RTX 4090, one command: it fits only where layers are recomputed, and says what would help."""
+    plan = costmodel.plan("llama-3-8b", "rtx-4090", lora=16, tokens=2048)
+    first, second = plan.answer.split(". A step of ")
+    assert first.startswith(
+        "llama-3-8b with LoRA of rank 16 fits in the 24.0 GB of an NVIDIA GeForce RTX 4090: LoRA 16"
+    )
+    assert "tokens/s, bound by arithmetic; cheapest change that helps: --chunked-loss" in second
+    assert {name for name, row in rows(plan).items() if row.fits} == {
+        "LoRA 16, recompute",
+        "LoRA 16 by PEFT, recompute",
+    }
+    assert 15 < plan.best.memory.peak / GIBI < 24
+
+
+def test_lora_of_llama_3_8b_takes_what_torchtune_published():
+    """16.2 GiB on an RTX 4090: rank 8, 2 sequences of 2,048 tokens, recomputed, the loss in chunks (its README)."""
+    plan = costmodel.plan("llama-3-8b", "rtx-4090", lora=8, sequences=2, tokens=2048, chunked_loss=True)
+    assert rows(plan)["LoRA 8, recompute"].memory.peak / GIBI == pytest.approx(16.2, rel=0.08)
+
+
+def test_what_does_not_fit_is_told_the_least_change():
+    plan = costmodel.plan("llama-3-8b", "rtx-3090", tokens=512, devices=1, fit=13e9, lora=8)
+    assert not plan.best.fits
+    assert "does not fit in the 13.0 GB" in plan.answer
+    option = plan.advice.partition("helps: ")[2].partition(" (")[0]
+    assert option == "--devices 2 --zero 3"
+    assert costmodel.plan("llama-3-8b", "rtx-3090", tokens=512, devices=2, zero=3, fit=13e9, lora=8).best.fits
+
+
+@pytest.mark.parametrize("setup", [FP32, BF16, AUTOCAST], ids=["fp32", "bf16", "autocast"])
+def test_the_largest_batch_fits_and_one_more_does_not(setup):
+    step = AskedStep("roberta_base_mnli")
+    plan = costmodel.plan("roberta_base_mnli", fit=10e9)
+    row = next(row for row in plan.rows if row.method.setup == setup and not row.method.recompute)
+    peaks = [peak_memory(replace(step, sequences=row.largest_batch + more).build(), row.method).peak for more in (0, 1)]
+    assert peaks[0] <= 10e9 < peaks[1]
+    assert {row.largest_batch for row in costmodel.plan("roberta_base_mnli", fit=1e6).rows} == {0}
+
+
+def test_large_models_over_many_devices_are_planned():
+    """They were once called absurdly large."""
+    plan = costmodel.plan("llama-3-70b", "h100", devices=32, zero=3)
+    assert plan.best.fits
+    assert costmodel.plan("llama-3-8b", fit=640e9).best.largest_batch > 8
+
+
+@pytest.mark.parametrize("name", ["adam-8bit", "adam-16bit", "adafactor", "sgd"])
+def test_optimisers_keep_less_than_adam(name):
+    """Bytes a parameter, by hand: fp32 weights and gradients of 4, a 16-bit copy, and the optimiser's."""
+    state = {"adam-8bit": 4 + 4 + 2 + 2 + 8 / 256, "adam-16bit": 2 + 2 + 4, "adafactor": 10, "sgd": 10}[name]
+    workload = load_workload("gpt2", 1, None, 1)
+    memory, adam = (peak_memory(workload, Method("", BF16, optimiser=it)) for it in (name, "adam"))
+    assert memory.totals[-1] == pytest.approx(state * workload.parameters)
+    assert memory.peak < adam.peak
+    times = [step_time(workload, Method("", BF16, optimiser=it), H100).update for it in (name, "adam")]
+    assert times[0] < times[1]
+
+
+def test_weights_of_four_bits_are_widened_to_be_multiplied():
+    workload = AskedStep("llama-3-8b", tokens=64, lora=8).build()
+    wide, narrow = (Method("", BF16, recompute=True, base_bits=bits) for bits in (0, NF4_BITS))
+    base = sum(
+        g.parameters for g in workload.gemms if g.weight and not g.w_grad and g.name.startswith("decoder.layers")
+    )
+    saved = [peak_memory(workload, method).categories["parameters"] for method in (wide, narrow)]
+    assert saved[0] - saved[1] == pytest.approx(base * (2 - NF4_BITS / 8))
+    assert step_time(workload, narrow, H100).compute > step_time(workload, wide, H100).compute
+
+
+def test_adapters_alone_are_trained_and_kept_for():
+    workload = AskedStep("llama-3-8b", lora=16).build()
+    sizes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096)]
+    assert workload.trained == 32 * 16 * sum(map(sum, sizes))
+    assert {gemm.name.rpartition(".")[2] for gemm in workload.gemms if gemm.trains} == {"lora_A", "lora_B"}
+    with pytest.raises(ValueError, match="lora_layers 'conv' matches no linear layer of gpt2"):
+        AskedStep("gpt2", lora=4, lora_layers="conv").build()
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["shared inputs", "by PEFT"])
+def test_adapters_keep_what_peft_keeps(copies):
+    """Bytes that two layers of a running model save under autocast, without casts of the adapters' weights."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4, "num_key_value_heads": 4}
+    casts = (2 * 8 * 128, 2 * 8 * 352)
+
+    def saved(layers):
+        config = transformers.LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=64, use_cache=False)
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        wanted = peft.LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.0)
+        model = peft.get_peft_model(model, wanted, autocast_adapter_dtype=copies)
+        parameters, held = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+        def pack(tensor):
+            held[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it)
+        with hooks, torch.autocast("cpu", torch.bfloat16):
+            model(input_ids=torch.ones(3, 64, dtype=torch.long)).logits.sum()
+        kept = [tensor.untyped_storage().nbytes() for pointer, tensor in held.items() if pointer not in parameters]
+        return sum(size for size in kept if size not in casts)
+
+    def predicted(layers):
+        config = sizes | {"model_type": "llama", "num_hidden_layers": layers, "vocab_size": 64}
+        shapes = replace(transformer_of(config, "here"), sequences=3, target_length=64)
+        return peak_memory(build(shapes).fusing_attention().adapting(8, ADAPTED, copies), Method("", BF16)).saved
+
+    assert predicted(4) - predicted(2) == pytest.approx(saved(4) - saved(2), rel=0.03)
+
+
+def test_a_loss_in_chunks_spares_the_logits_and_no_product():
+    whole, chunked = (AskedStep("gpt2", sequences=8, chunked_loss=chunked).build() for chunked in (False, True))
+    assert chunked.macs == whole.macs
+    spared = [peak_memory(workload, Method("", BF16, recompute=True)).peak for workload in (whole, chunked)]
+    logits = 8 * 1024 * 50257
+    assert spared[0] - spared[1] > 8 * logits  # log-probabilities and gradients in fp32
+
+
+def test_fsdp_keeps_no_cast_weights_but_gathers_layers():
+    """Autocast under ZeRO-3 once kept 16 bits a parameter whole on each device."""
+    workload = load_workload("opt_1.3b", 1, None, 16)
+    shared, layer = peak_memory(workload, Method("", AUTOCAST, devices=64, zero=3)), 12 * 2048**2 * 2
+    root = (50272 + 2050) * 2048 * 2
+    assert shared.categories["parameters"] == pytest.approx(4 * workload.parameters / 64 + root + 2 * layer, rel=0.01)
+
+
+def test_batches_of_a_step_take_their_time_and_one_update():
+    one, four = (costmodel.plan("opt_1.3b", "h100", tokens=256, accumulate=count) for count in (1, 4))
+    first, rest = rows(one)["bf16"].step, rows(four)["bf16"].step
+    assert rest.compute == pytest.approx(4 * first.compute)
+    assert rest.update == first.update
+    assert rows(four)["bf16"].memory.peak > rows(one)["bf16"].memory.peak  # a new gradient beside its sum
+
+
+def test_stages_pass_on_a_row_a_token_whatever_the_experts():
+    """2 bytes a value, to the next stage and back; a pipeline stands idle for a micro-batch a stage."""
+    model = replace(load_shapes("opt_1.3b"), sequences=1, target_length=256)
+    shard, bf16 = Shard(pipeline=2), Method("bf16", BF16)
+    for shapes in (model, replace(model, decoder=replace(model.decoder, experts=MixtureOfExperts(8, 4, 256)))):
+        assert sent_inside(stages(shapes, shard)[0], shard, bf16) == 2 * 256 * model.decoder.d * 2
+    made = stages(model, shard)
+    slowest = max(step_time(stage, bf16, H100).compute for stage in made)
+    assert sharded_step(made, bf16, shard, 4, H100).compute == pytest.approx(5 * slowest)
+    assert sharded_memory(made, bf16, shard, 4).peak < peak_memory(OPT.build(), bf16).peak
+
+
+def test_what_no_device_has_whole_is_sent_for_each_micro_batch():
+    """Under ZeRO-2 the gradients, under ZeRO-3 the weights too, gathered for the forward and for the backward."""
+    workload = OPT.build()
+    gradients, weights = 4 * workload.trained, 2 * workload.parameters  # bytes; everything trains
+    sent = {0: 2 * gradients, 1: gradients + weights, 2: 8 * gradients + weights, 3: 8 * (gradients + 2 * weights)}
+    for zero, whole in sent.items():
+        method = Method("bf16", BF16, zero=zero, devices=4)
+        assert communication_bytes(workload, method, 8) == pytest.approx(3 / 4 * whole)
+
+
+#: the fields of a plan's JSON, as docs/cost-model.md has them
+FIELDS = {
+    *("answer", "workload", "tokens", "parameters", "trained", "macs", "source", "hardware", "rates"),
+    *("hardware_sources", "budget_bytes", "devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "best"),
+    *("methods", "notes"),
+}
+METHOD_FIELDS = {
+    *("method", "fits", "peak_GB", "peak_at", "saved_GB", "param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB"),
+    *("logits_GB", "temp_GB", "step_ms", "step_ms_low", "step_ms_high", "bound", "compute_ms", "packing_ms"),
+    *("packing_measured", "communication_ms", "communication_GB", "tokens/s", "trusted", "largest_batch"),
+}
+
+
+def test_json_has_the_documented_fields_and_is_what_python_gives(capsys, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    command = ["plan", "--workload", str(path), "--hardware", "a100-40gb", "--devices", "8", "--zero", "3"]
+    assert main([*command, "--sequences", "4", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert set(said) == FIELDS
+    assert {"bf16", "bf16 autocast", "bf16, recompute"} <= {record["method"] for record in said["methods"]}
+    for record in said["methods"]:
+        assert set(record) == METHOD_FIELDS
+        assert record["tokens/s"] == pytest.approx(8 * said["tokens"] / record["step_ms"] * 1e3)
+        assert record["step_ms_low"] <= record["step_ms"] <= record["step_ms_high"]
+    assert said == costmodel.plan(str(path), "a100-40gb", devices=8, zero=3, sequences=4).as_dict()
+
+
+def test_words_are_a_model_and_precisions(capsys):
+    assert main(["plan", "gpt2", "[4,4,4,8]", "bfp:[16,4,4,16]", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["workload"] == "gpt2"
+    assert [record["method"] for record in said["methods"]] == ["snvint [4,4,4,8]", "bfp [16,4,4,16]"]
+    assert main(["plan", "llama-3-8", "--workload", "gpt2"]) == 2
+    assert "workload is given twice" in capsys.readouterr().err
+
+
+def test_only_what_trainings_support_is_advised():
+    plan = costmodel.plan("gpt2", "rtx-3090", sequences=16)
+    doubted = {row.method.name for row in plan.rows if not row.method.trusted}
+    assert {"bf16, bfp 2", "bf16, wtacrs 0.3", "dsq [16,4,4,16]"} <= doubted
+    assert plan.best.method.trusted
+    assert not any(name in plan.answer for name in doubted)
+
+
+def test_the_picture_of_the_best_method(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "memory.png"
+    assert main(["plan", "gpt2", "bfp:[2,2,2,16]", "--picture", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")

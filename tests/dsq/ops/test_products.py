@@ -1,0 +1,248 @@
+"""Products: which units they run on, the equations in float64, the stash in bytes; attention beside PyTorch."""
+
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import dsq
+from dsq.functional import linear
+from dsq.kernels.backend import MatMul, Operand, parse_matmul
+from dsq.kernels.cpu.library import library
+from dsq.kernels.dispatch import backend_for
+from dsq.kernels.triton.gemm import split
+from dsq.ops.products import attention, product, product_matmuls
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
+    x = dsq.quantize(torch.randn(64, 64) * 2.0 ** torch.randint(-30, 30, (64, 1)), dsq.BFP(bits))
+    high, low = split(x)
+    assert torch.equal(high.double() + low.double(), x.double())
+    assert torch.equal(low, torch.zeros_like(low)) or bits > 9
+
+
+def weight_gradient(a_bits, b_bits, exact=True):
+    return MatMul(Operand(dsq.BFP(a_bits), 0, transposed=True), Operand(dsq.BFP(b_bits), 0), exact=exact)
+
+
+def test_what_fits_follows_the_formats_and_the_device():
+    cpu = backend_for(torch.device("cpu"))
+
+    def chosen(matmul, dtype=torch.float32):
+        fitting = [gemm for gemm in cpu.gemms if gemm.fits(matmul, dtype)]
+        return fitting[0].name
+
+    def way(a_bits, b_bits, dtype=torch.float32, exact=True):
+        return chosen(weight_gradient(a_bits, b_bits, exact), dtype)
+
+    def on_codes(a_bits, b_bits):
+        c = library().c
+        return "integer" if c.dsq_has_gemm(c.GEMM_INTEGER) and c.dsq_gemm_integer_fits(a_bits, b_bits, 16) else "torch"
+
+    assert way(4, 9) == ("bfloat16" if library().has_gemm("GEMM_BFLOAT16") else on_codes(4, 9))
+    assert way(16, 4) == way(10, 4) == on_codes(16, 4)
+    assert way(16, 16) == "torch"
+    assert way(4, 4, exact=False) == way(16, 4, exact=False) == "torch"
+    assert way(4, 4, torch.float16) == way(4, 4, torch.bfloat16) == way(4, 4)
+    assert way(4, 4, torch.float64) == "torch"
+    output = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), -1, transposed=True))
+    assert chosen(output) == on_codes(16, 4)
+    boxes_elsewhere = MatMul(Operand(dsq.BFP(16), -1), Operand(dsq.BFP(4), 0, transposed=True))
+    assert chosen(boxes_elsewhere) == "torch"
+
+
+@pytest.mark.parametrize("precision", ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[8,8,8,16]", "[16,4,16,16]"])
+@pytest.mark.parametrize("options", [{}, {"format": "fixed"}, {"box": 32}, {"box_axis": "last"}])
+def test_the_units_do_not_change_the_numbers(precision, options):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(70, 96, generator=generator), torch.randn(48, 96, generator=generator))
+    b, dy = torch.randn(48, generator=generator), torch.randn(70, 48, generator=generator)
+    results = []
+    for units in ("exact", "float32"):
+        leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+        y = linear(*leaves, dsq.DSQConfig(levels=precision, units=units, **options).at(0))
+        results.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for exact, plain in zip(*results, strict=True):
+        torch.testing.assert_close(exact, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]", "[4,32,4,16]"])
+def test_a_mode_sees_products_as_operators_of_the_same_bits_and_counts_them(precision):
+    net = dsq.convert(torch.nn.Linear(64, 32), dsq.DSQConfig(levels=precision))
+    x = torch.randn(2, 48, 64, requires_grad=True)
+
+    def gradients():
+        x.grad = net.weight.grad = net.bias.grad = None
+        net(x).square().sum().backward()
+        return x.grad, net.weight.grad, net.bias.grad
+
+    expected = gradients()
+    with FlopCounterMode(display=False) as counter:
+        seen = gradients()
+    assert all(map(torch.equal, seen, expected))
+    assert counter.get_total_flops() == 3 * 2 * 96 * 64 * 32
+
+
+def test_a_product_is_read_back_from_its_text():
+    for matmul in dsq.Quantizers.of("[4,32,4,16]").matmuls:
+        again = parse_matmul(matmul.text)
+        assert all(getattr(again, f.name) == getattr(matmul, f.name) for f in fields(MatMul))
+
+
+def quantised(x, fmt, axis):
+    return dsq.quantize(x, fmt, axis).double()
+
+
+def test_forward_and_gradients_are_the_equations():
+    q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
+    a, b = torch.randn(48, 32, requires_grad=True), torch.randn(32, 80, requires_grad=True)
+    dy = torch.randn(48, 80)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        y = product(a, b, product_matmuls(q0, q1, q2))
+    y.backward(dy)
+    expected = quantised(a, q0, 1) @ quantised(b, q0, 0)
+    da = quantised(dy, q2, 1) @ quantised(b, q1, 1).t()
+    db = quantised(a, q1, 0).t() @ quantised(dy, q2, 0)
+    for found, exact in ((y, expected), (a.grad, da), (b.grad, db)):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    assert sum(x.nbytes for x in kept) == (48 * 32 + 32 * 80) * 4.5 / 8
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 32, 48), (32, 48)])
+def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
+    a, b = torch.randn(2, 3, 16, 32, requires_grad=True), torch.randn(shape, requires_grad=True)
+    matmuls, kept = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        y = product(a, b, matmuls)
+    dy = torch.randn(y.shape)
+    repeated = product(a, b.expand(2, 3, 32, 48), matmuls)
+    assert torch.equal(y, repeated)
+    da, db = torch.autograd.grad(y, (a, b), dy)
+    expected_da, expected_db = torch.autograd.grad(repeated, (a, b), dy)
+    assert torch.equal(da, expected_da)
+    torch.testing.assert_close(db, expected_db, rtol=1e-5, atol=1e-5)
+    assert sum(x.nbytes for x in kept) == (a.numel() + b.numel()) * 4.5 / 8
+
+
+def test_under_autocast_operands_are_those_of_the_tensors_themselves():
+    """Weights of a softmax are float32 there, values bfloat16."""
+    a, b = torch.rand(3, 24, 32, requires_grad=True), torch.randn(3, 32, 16).bfloat16().requires_grad_()
+    matmuls = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = product(a, b, matmuls)
+        assert torch.equal(product(a.detach(), b.detach(), matmuls), y)
+    y.sum().backward()
+    assert (y.dtype, a.grad.dtype, b.grad.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+    expected = quantised(a, dsq.BFP(8), -1) @ quantised(b, dsq.BFP(8), -2)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+def test_dtypes_that_differ_are_refused():
+    with pytest.raises(TypeError, match=r"a and b must share a floating dtype, got torch\.float32 and torch\.bfloat16"):
+        dsq.functional.matmul(torch.ones(2, 3), torch.ones(3, 2).bfloat16(), "[4,4,4,16]")
+
+
+def test_leading_dimensions_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"got \(3, 2, 8, 4\) and \(2, 2, 4, 8\)"):
+        dsq.functional.matmul(torch.ones(3, 2, 8, 4), torch.ones(2, 2, 4, 8), "[4,4,4,16]")
+
+
+FULL = product_matmuls(*(dsq.BFP(32),) * 3)
+
+
+def inputs(heads=4, key_heads=4, length=24, keys=40):
+    torch.manual_seed(0)
+    shapes = (2, heads, length, 16), (2, key_heads, keys, 16), (2, key_heads, keys, 32)
+    return [torch.randn(*s, requires_grad=True) for s in shapes], torch.randn(2, heads, length, 32)
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "padding": {"attn_mask": (torch.arange(40) < torch.tensor([[[[40]]], [[[25]]]]))},
+    "float": {"attn_mask": torch.randn(24, 40, generator=torch.Generator().manual_seed(1))},
+    "nothing to attend": {"attn_mask": (torch.arange(24) > 0)[:, None].expand(24, 40)},
+    "scale": {"scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_at_full_width_it_is_pytorch_s(masks, key_heads):
+    given, dy = inputs(key_heads=key_heads)
+    results = []
+    for function in (F.scaled_dot_product_attention, lambda *x, **o: attention(*x, FULL, **o)[0]):
+        y = function(*given, enable_gqa=key_heads != 4, **masks)
+        results.append((y, *torch.autograd.grad(y, given, dy)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])
+def test_attention_and_its_gradients_are_the_equations(masks):
+    formats = q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
+    (q, k, v), dy = inputs()
+    y, p = attention(q, k, v, product_matmuls(*formats), **masks)
+    found = torch.autograd.grad(y, (q, k, v), dy)
+    scores = quantised(q, q0, -1) @ quantised(k, q0, -1).mT / math.sqrt(16)
+    if masks:
+        scores = scores.masked_fill(~torch.ones(24, 40, dtype=torch.bool).tril(), -math.inf)
+    weights = scores.softmax(-1)
+    torch.testing.assert_close(p.double(), weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y.double(), quantised(p, q0, -1) @ quantised(v, q0, -2), rtol=1e-5, atol=1e-5)
+    dp = quantised(dy, q2, -1) @ quantised(v, q1, -1).mT
+    dv = quantised(p, q1, -2).mT @ quantised(dy, q2, -2)
+    ds = (p.double() * (dp - (dp * p.double()).sum(-1, keepdim=True)) / math.sqrt(16)).float()
+    dq = quantised(ds, q2, -1) @ quantised(k.detach(), q1, -2)  # k.mT is b (D, S): its gradient's boxes run along S
+    dk = (quantised(q, q1, -2).mT @ quantised(ds, q2, -2)).mT
+    for ours, exact in zip(found, (dq, dk, dv), strict=True):
+        error = (ours.double() - exact).norm() / exact.norm()  # a rounding of ds may fall to the other side
+        assert error < 2e-3
+
+
+def kept_bytes(given, **options):
+    """Of packed operands, and of all else."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        attention(*given, product_matmuls(*(dsq.BFP(4),) * 3), **options)
+    packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
+    return packed, sum(x.nbytes for x in kept) - packed
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_its_operands_are_stashed_packed(key_heads):
+    """Keys and values once, though several heads share them."""
+    (q, k, v), _ = inputs(key_heads=key_heads, length=48, keys=48)
+    packed, _ = kept_bytes((q, k, v), enable_gqa=key_heads != 4)
+    assert packed == (q.numel() + k.numel() + v.numel() + 2 * 4 * 48 * 48) * 4.5 / 8
+
+
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+def test_of_the_rest_the_weights_alone_are_kept(masks):
+    given, _ = inputs()
+    assert kept_bytes(given, **masks)[1] == 4 * (2 * 4 * 24 * 40)
+
+
+def test_dropout_keeps_a_byte_a_weight():
+    given, _ = inputs()
+    assert kept_bytes(given, dropout_p=0.1)[1] == (4 + 1) * (2 * 4 * 24 * 40)
+
+
+def test_the_peak_is_three_tensors_of_the_weights_size():
+    """Weights, their gradient and that of the scores; queries, keys and values are small here."""
+    q, k, v = (torch.randn(2, 2, 128, 8, requires_grad=True) for _ in range(3))
+    peak = dsq.stash.measure(lambda: attention(q, k, v, product_matmuls(*(dsq.BFP(4),) * 3))[0].sum(), backward=True)
+    assert peak.peak_bytes < 3.5 * 4 * (2 * 2 * 128 * 128)
+
+
+def test_dropout_drops_and_both_masks_are_refused():
+    (q, k, v), _ = inputs()
+    _, weights = attention(q, k, v, FULL, dropout_p=0.5)
+    assert 0.4 < (weights == 0).float().mean() < 0.6
+    with pytest.raises(ValueError, match="is_causal and attn_mask were both given"):
+        attention(q, k, v, FULL, attn_mask=torch.ones(24, 40), is_causal=True)

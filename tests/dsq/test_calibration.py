@@ -1,0 +1,67 @@
+"""What dsq-cost calibrate measures becomes a hardware file; the fit finds what times were made of."""
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.cli.commands.calibrate import toml
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.estimate import evaluate
+from costmodel.model.ledger import POINTWISE
+from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import TIMED_AS
+from costmodel.workloads.named import load_workload
+from dsq import calibration
+from dsq.formats import BFP, Identity
+from dsq.precision import Precision
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Few and small measurements: their figures mean nothing, their form is that of good ones."""
+    monkeypatch.setattr(calibration, "SECONDS", 1e-4)
+    monkeypatch.setattr(calibration, "COPIED", 1 << 14)
+    monkeypatch.setattr(calibration, "LAYERS", ((8, 16, 16), (32, 32, 32), (16, 64, 32), (64, 64, 64)))
+    monkeypatch.setattr(calibration, "BATCHED", ((2, 8, 16, 8),))
+    monkeypatch.setattr(calibration, "SIZES", ((4, 32), (64, 64)))
+    monkeypatch.setattr(calibration, "LOSS_SIZES", ((4, 32), (64, 64)))
+    monkeypatch.setattr(calibration, "ADAM_SIZES", (32, 1024))
+    monkeypatch.setattr(calibration, "WORDS", 64)
+
+
+def test_a_measured_file_serves_every_command(hasty, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(toml(calibration.measure_hardware(torch.device("cpu"))))
+    hardware = load_hardware(str(path))
+    assert hardware.measured
+    assert hardware.rates.startswith("measured (")
+    assert [str(hardware.rate(BFP(m1), BFP(m2))) for m1, m2 in ((2, 2), (4, 3), (4, 16), (12, 9), (32, 4))] == [
+        "2 x 2 bits",
+        "4 x 4 bits",
+        "16 x 4 bits",
+        "16 x 16 bits",
+        "fp32",
+    ]
+    kinds = {kind for kind, bits, phase in hardware.passes}
+    by_bytes = {"parameters", "adapter", "chunked loss", "gelu_new", "product", "quick_gelu"}  # what they move
+    assert kinds - {"pack", "column sum", "turned"} == set(POINTWISE) - by_bytes - set(TIMED_AS)
+    workload = load_workload("roberta_base_mnli")
+    for setup in (Setup(Identity(), Precision(16, 16, 16, 16)), Setup(BFP(32), Precision(2, 4, 8, 16), container=32)):
+        assert 0 < evaluate(workload, setup, hardware).total.seconds < 1e6
+
+
+@pytest.mark.parametrize("terms", [(1e-11, 2e-10, 3e-5), (1e-11, 0, 3e-5), (1e-11, 0, 0)])
+def test_the_fit_finds_the_terms(terms):
+    rng = np.random.default_rng(0)
+    sizes = rng.uniform([1e6, 1e3], [1e9, 1e6], (12, 2))
+    times = [calibration.TimedProduct(f, v, terms[0] * f + terms[1] * v + terms[2]) for f, v in sizes]
+    assert calibration.fitted(times) == pytest.approx(terms, abs=1e-15)
+
+
+def test_the_fit_has_no_negative_term():
+    """Times that fall with the values: the term is left out."""
+    times = [
+        calibration.TimedProduct(f, v, 1e-11 * f - 1e-12 * v)
+        for f, v in ((1e8, 1e5), (4e8, 8e5), (9e8, 1e6), (1e9, 5e6))
+    ]
+    assert all(term >= 0 for term in calibration.fitted(times))

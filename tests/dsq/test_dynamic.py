@@ -1,0 +1,161 @@
+"""Where a run stands, written as JSON and read back."""
+
+import copy
+import json
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import dsq
+
+CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True)
+
+
+def test_a_run_comes_back_from_json():
+    def made():
+        return dsq.DynamicPrecision(nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 4)}), CONFIG)
+
+    dynamic = made()
+    text = json.dumps(dynamic.state_dict(), allow_nan=False)
+    dynamic.step(torch.tensor(1.0))
+    dynamic.step(2.0)
+    dynamic.record(3, 40)
+    later = json.dumps(dynamic.state_dict(), allow_nan=False)
+    for written, level in ((text, 0), (later, 1)):
+        again = made()
+        again.load_state_dict(json.loads(written))
+        assert again.config == CONFIG
+        assert list(dsq.converted(again.model)) == ["body"]
+        assert again.model["body"].quantizers.precision == CONFIG.levels[level]
+        assert again.scheduler.level == level
+        assert json.dumps(again.state_dict()) == written
+    for state in (None, {}, again.model.state_dict()):
+        with pytest.raises(ValueError, match=r"state must have the keys \['config', 'scheduler'\]"):
+            again.load_state_dict(state)
+
+
+def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
+    state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
+    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig())
+    with pytest.raises(ValueError, match=r"state's config must have eval_full_precision=False, .* got True"):
+        other.load_state_dict(state)
+    assert not other.config.eval_full_precision
+
+
+def test_a_run_that_goes_on_with_another_config_says_so():
+    state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[8,4,4,16]")).state_dict()
+    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[8,4,4,16]", patience=2))
+    with pytest.warns(UserWarning, match="goes on with the config of its state: patience=5, not with what was given"):
+        other.load_state_dict(state)
+    assert other.config.patience == 5
+    with warnings.catch_warnings(action="error"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("option", [{"stash": "all"}, {"eval_full_precision": True}, {"exclude": "1"}])
+def test_a_config_that_the_conversion_did_not_follow_is_refused(option):
+    """Nothing would act on it: no byte more would be saved by stash="all"."""
+    model = dsq.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), dsq.DSQConfig())
+    with pytest.raises(ValueError, match=f"config must have {next(iter(option))}=.*, as the model was converted, got"):
+        dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
+    dsq.unconvert(model)
+    dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
+
+
+def test_models_that_are_observed_are_copied_and_pickled():
+    """Also where a layer has yet to be seen: what is kept of storages is theirs alone."""
+    model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig())
+    x = torch.randn(16, 16, requires_grad=True)
+    model[0](x).sum().backward()
+    seen = of_the_model(dynamic)
+    assert "dsq/stash_mib" in seen
+    for copied in (copy.deepcopy(dynamic), pickle.loads(pickle.dumps(dynamic))):
+        assert of_the_model(copied) == seen
+        copied.model[1](x).sum().backward()
+        assert of_the_model(copied) == seen
+        copied.step(1.0)
+        copied.model[1](x).sum().backward()
+        assert copied.metrics()["dsq/stash_mib"] > 0
+    assert torch.equal(pickle.loads(pickle.dumps(model))[0](x), model[0](x))
+    assert of_the_model(dynamic) == seen
+    assert 0 < dynamic.metrics()["dsq/process_resident_mib"] <= dynamic.metrics()["dsq/process_peak_mib"]
+
+
+def of_the_model(dynamic):
+    """Its metrics without those of the process, which change by themselves."""
+    return {name: value for name, value in dynamic.metrics().items() if not name.startswith("dsq/process")}
+
+
+def test_layers_that_are_plain_for_a_while_are_not_observed():
+    model, x = nn.Sequential(nn.Linear(16, 16)), torch.randn(16, 16)
+    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig())
+    dsq.workload.trace(model, x)  # runs the model as it was before conversion
+    assert "dsq/stash_mib" not in dynamic.metrics()
+    model(x).sum().backward()
+    assert dynamic.metrics()["dsq/stash_mib"] > 0
+    dynamic.step(1.0)
+    dsq.unconvert(model)(x).sum().backward()
+
+
+def test_the_learning_rate_restarts_at_a_rise_where_the_config_says_so():
+    def rates(**options):
+        config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=0.5, **options)
+        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=8)
+        optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / 8)
+        dynamic.follow(decay)
+        seen = []
+        for _ in range(8):
+            dynamic.record()
+            optimizer.step()
+            decay.step()
+            seen.append(decay.get_last_lr()[0])
+        return seen
+
+    assert rates() == [1 - update / 8 for update in range(1, 9)]
+    assert rates(lr_at_rise="restart") == [0.875, 0.75, 0.625, 1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_what_was_warned_of_once_is_not_when_a_state_is_loaded():
+    with pytest.warns(UserWarning, match="may damage training"):
+        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[2,2,2,16]"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dynamic.load_state_dict(dynamic.state_dict())
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_learning_rate_that_is_not_stepped_once_an_update_cannot_restart(steps):
+    """As after each epoch, or by accelerate, which steps once a process."""
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=8, lr_at_rise="restart")
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=16)
+    optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)
+    dynamic.follow(decay)
+    for _ in range(8):
+        optimizer.step()
+        for _ in range(steps):
+            decay.step()
+        dynamic.record()
+    with pytest.raises(ValueError, match=f"must be stepped once an update .* got step {8 * steps + 1} at update 8"):
+        decay.step()
+
+
+def test_a_learning_rate_that_was_to_restart_and_is_not_followed_is_warned_of():
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=2, lr_at_rise="restart")
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
+    dynamic.record()
+    with pytest.warns(UserWarning, match=r"lr_at_rise='restart' does nothing without follow\(lr_scheduler\)"):
+        dynamic.record()
+
+
+def test_only_a_learning_rate_of_functions_can_restart():
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", lr_at_rise="restart")
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
+    steps = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(dynamic.model.parameters(), lr=1.0), 5)
+    with pytest.raises(TypeError, match="lr_scheduler must be a LambdaLR for lr_at_rise='restart'"):
+        dynamic.follow(steps)

@@ -1,0 +1,292 @@
+"""The block formats against their definitions in integers: every bfloat16 at each place of a box, random boxes, and
+(make soak) every float32.
+
+A finite float32 is (-1)^s M 2^(q - 150), M a whole number below 2^24 and q in 1..254. Codes and scales are computed in
+whole numbers alone, the two roundings to float32 that snvint has included: of a step's inverse, and of the quotient. A
+value is the product of its code and its step, which float32 holds. Shape suffixes: B boxes, X the values of a box.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dsq.formats import BFP, Format, Layout, SignedBFP, SignedNVInt
+from dsq.kernels.backend import Backend
+from dsq.kernels.conformance import same_bits
+from dsq.kernels.cpu.backend import backend
+from dsq.kernels.cpu.library import LIBRARY, library
+from dsq.kernels.reference.backend import REFERENCE
+
+BACKENDS = [REFERENCE, *(backend(isa) for isa in (library().instruction_sets() if LIBRARY.exists() else ()))]
+BOX = 16
+INFINITY = 0x7F800000
+
+# ---- the definitions ----
+
+
+class Expected(NamedTuple):
+    """What a tensor of boxes packs to, and its quantised values."""
+
+    scales: np.ndarray  #: uint8, as they are stored
+    codes: np.ndarray  #: (B, X)
+    values: np.ndarray  #: (B, X) float32
+
+
+def shortened(m: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """m / 2^places to the nearest whole number, ties to even, with ``places`` brought to 1..25.
+
+    More leave nothing of an m up to 2^24; with fewer, as with one, an m from 2^23 on is beyond any code."""
+    places = np.clip(places, 1, 25)
+    return (m + (1 << places - 1) - 1 + (m >> places & 1)) >> places
+
+
+def magnitude(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """M and q of float32, given as bits."""
+    exponent = bits >> 23 & 0xFF
+    return (bits & 0x7FFFFF) + ((exponent > 0) << 23), np.maximum(exponent, 1)
+
+
+def extremes(bits_BX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The largest magnitude of each box, as bits of float32, and whether a positive value has it."""
+    top_B = (bits_BX & 0x7FFFFFFF).max(1)
+    return top_B, (bits_BX == top_B[:, None]).any(1)
+
+
+def on_grid(bits_BX: np.ndarray, size_BX: np.ndarray, width: int, negative_B: np.ndarray) -> np.ndarray:
+    """Codes: rounded quotients of magnitudes ``size_BX`` with the sign of value / step, clipped."""
+    opposite_BX = (bits_BX >> 31 == 1) != negative_B[:, None]
+    return np.where(opposite_BX, -size_BX, size_BX).clip(-(2 ** (width - 1)), 2 ** (width - 1) - 1)
+
+
+def bfp(bits_BX: np.ndarray, width: int) -> Expected:
+    """step = 2^(E - (width - 2)), E = floor(log2 |x_M|), at least -127; codes of either sign up to 2^(width-1) - 1."""
+    top_B, _ = extremes(bits_BX)
+    stored_B, broken_B = top_B >> 23, top_B >= INFINITY
+    m_BX, q_BX = magnitude(bits_BX)
+    e_B = stored_B - 127
+    size_BX = shortened(m_BX, (e_B - (width - 2) + 150)[:, None] - q_BX).clip(max=2 ** (width - 1) - 1)
+    codes_BX = np.where(broken_B[:, None], 0, np.where(bits_BX >> 31 == 1, -size_BX, size_BX))
+    step_B = np.ldexp(np.float32(1), e_B - (width - 2))
+    step_B[broken_B] = np.nan
+    return Expected(stored_B.astype(np.uint8), codes_BX, codes_BX.astype(np.float32) * step_B[:, None])
+
+
+def signed_bfp(bits_BX: np.ndarray, width: int) -> Expected:
+    """step = -sign(x_M) 2^(E - (width - 2)), E = floor(log2(|x_M| / (1 + 2^(1-width)))), clipped to -96..30."""
+    top_B, positive_B = extremes(bits_BX)
+    m_B, q_B = magnitude(top_B)
+    below_B = m_B << width - 1 < (2 ** (width - 1) + 1) << 23  # |x_M| < 2^(q-127) (1 + 2^(1-width))
+    e_B = np.clip(q_B - 127 - below_B, -96, 30)
+    negative_B, broken_B = positive_B & (top_B > 0), top_B >= INFINITY
+
+    m_BX, q_BX = magnitude(bits_BX)
+    size_BX = shortened(m_BX, (e_B - (width - 2) + 150)[:, None] - q_BX)
+    codes_BX = np.where(broken_B[:, None], 0, on_grid(bits_BX, size_BX, width, negative_B))
+    step_B = np.ldexp(np.where(negative_B, np.float32(-1), np.float32(1)), e_B - (width - 2))
+    step_B[broken_B] = np.nan
+    scales_B = np.where(broken_B, 127, e_B + 96 + 128 * negative_B)
+    return Expected(scales_B.astype(np.uint8), codes_BX, codes_BX.astype(np.float32) * step_B[:, None])
+
+
+#: 1 / n = inverse 2^-places in float32, of n up to 15, which are never halfway between two; 0 of 0
+INVERSE_PLACES = np.array([0, *(23 + (n - 1).bit_length() for n in range(1, 16))])
+INVERSES = np.array([0, *((2 ** (places + 1) + n) // (2 * n) for n, places in enumerate(INVERSE_PLACES.tolist()) if n)])
+
+
+def signed_nvint(bits_BX: np.ndarray, width: int) -> Expected:
+    """step = -sign(x_M) e4m3(|x_M| / 2^(width-1) / T) T, T = 2^(E - width - 6), and E = floor(log2 max|x|) over the
+    tensor, clipped to -90..120."""
+    top_B, positive_B = extremes(bits_BX)
+    if top_B.max() >= INFINITY:
+        nothing_BX = np.zeros_like(bits_BX)
+        scales = np.append(nothing_BX[:, 0], 255).astype(np.uint8)
+        return Expected(scales, nothing_BX, np.full(bits_BX.shape, np.nan, np.float32))
+    e = np.clip(magnitude(top_B.max())[1] - 127, -90, 120)
+
+    m_B, q_B = magnitude(top_B)
+    s_B = q_B - 143 - e  # |x_M| / 2^(width-1) / T = M 2^s
+    places_B = np.maximum(20, -9 - s_B)  # E4M3 has 4 bits, and none below 2^-9
+    e4m3_B = np.minimum(shortened(m_B, places_B) + 8 * (places_B + s_B + 9), 126)  # 126 is 448
+    negative_B = positive_B & (e4m3_B > 0)
+    n_B = (e4m3_B & 7) + 8 * (e4m3_B > 7)
+    k_B = np.maximum(e4m3_B >> 3, 1) - 10 + e - width - 6  # |step| = n 2^k
+
+    m_BX, q_BX = magnitude(bits_BX)
+    product_BX = m_BX * INVERSES[n_B][:, None]
+    more_BX = 23 + (product_BX >= 1 << 47)
+    quotient_BX = shortened(product_BX, more_BX)  # 24 bits; of subnormal values fewer, whose codes are 0
+    size_BX = shortened(quotient_BX, 150 + (INVERSE_PLACES[n_B] + k_B)[:, None] - q_BX - more_BX)
+    codes_BX = on_grid(bits_BX, size_BX, width, negative_B)
+    step_B = np.ldexp(np.where(negative_B, -n_B, n_B).astype(np.float32), k_B)
+    scales = np.append(e4m3_B + 128 * negative_B, e + 127).astype(np.uint8)
+    return Expected(scales, codes_BX, codes_BX.astype(np.float32) * step_B[:, None])
+
+
+DEFINITIONS = {BFP: bfp, SignedBFP: signed_bfp, SignedNVInt: signed_nvint}
+
+
+def expected(fmt: Format, x_BX: Tensor) -> Expected:
+    bits_BX = x_BX.float().view(torch.int32).numpy().astype(np.int64) & 0xFFFFFFFF
+    return DEFINITIONS[type(fmt)](bits_BX, fmt.bits)
+
+
+# ---- what is compared ----
+
+
+def bitstreams(codes_RC: np.ndarray, width: int) -> Tensor:
+    """The low bits of codes, a row after the other, as bytes."""
+    fields_RCW = (codes_RC.astype(np.int16)[..., None] >> np.arange(width, dtype=np.int16) & 1).astype(np.uint8)
+    return torch.from_numpy(np.packbits(fields_RCW.reshape(len(codes_RC), -1), axis=1, bitorder="little"))
+
+
+def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, wanted: Expected) -> list[str]:
+    """In what ``kernels`` differ from the definition, boxes lying along the columns and along the rows."""
+    scales, codes_BX, values_BX = wanted
+    row = BOX * gcd(len(x_BX), 128)
+    wrong = []
+    for dim, (x, codes, values) in {
+        -1: (x_BX.view(-1, row), codes_BX.reshape(-1, row), values_BX.reshape(-1, row)),
+        0: (x_BX.t().contiguous(), codes_BX.T, values_BX.T),
+    }.items():
+        layout = Layout.of(tuple(x.shape), dim)
+        packed = kernels.pack(x, fmt, layout, None)
+        quantised = torch.from_numpy(np.ascontiguousarray(values))
+        pairs = {
+            "codes": (bitstreams(codes, fmt.bits), packed[0]),
+            "scales": (torch.from_numpy(scales), packed[1].flatten()),
+            "unpack": (quantised, kernels.unpack(*packed, fmt, layout, torch.float32).view(x.shape)),
+            "quantize": (quantised, kernels.quantize(x, fmt, layout, None, torch.float32)),
+        }
+        wrong += [f"{kernels.name} dim {dim} {what}" for what, pair in pairs.items() if not same_bits(*pair)]
+    return wrong
+
+
+def check(fmt: Format, x_BX: Tensor, backends: Sequence[Backend] = BACKENDS) -> None:
+    """Hold the backends against the definition."""
+    wanted = expected(fmt, x_BX)
+    assert [what for kernels in backends for what in disagreements(kernels, fmt, x_BX, wanted)] == []
+
+
+# ---- boxes ----
+
+
+def every_bfloat16(exponents: range, seed: int) -> Iterator[Tensor]:
+    """Tensors of boxes (B, BOX): each bfloat16 with these exponents in each place of a box, among values of nearly its
+    size, in three tensors whose largest values differ; NaN and infinities, in tensors of a box each, once."""
+    generator = np.random.default_rng(seed)
+
+    def some(exponent: int, number: int) -> np.ndarray:
+        exponents = np.clip(exponent + generator.integers(-4, 2, (number, BOX)), 0, 254)
+        return (
+            exponents << 7 | generator.integers(0, 2, (number, BOX)) << 15 | generator.integers(0, 128, (number, BOX))
+        )
+
+    for exponent in exponents:
+        value = np.arange(256)[:, None] % 128 | exponent << 7 | np.arange(256)[:, None] // 128 << 15
+        for above in (0, 6, 15) if exponent < 255 else (0,):
+            bits_VPX = some(exponent, 256 * BOX).reshape(256, BOX, BOX)
+            bits_VPX[:, np.arange(BOX), np.arange(BOX)] = value
+            largest = some(min(exponent + above, 254), 128)
+            bits_BX = np.concatenate([bits_VPX.reshape(-1, BOX), largest]).astype(np.uint16)
+            x_BX = torch.from_numpy(bits_BX.view(np.int16)).view(torch.bfloat16)
+            yield from [x_BX] if exponent < 255 else x_BX.split(1)
+
+
+def random_boxes(number: int, width: int, seed: int) -> Tensor:
+    """A float32 tensor of boxes (B, BOX), a sixth of each kind; of one in eight some values are not finite."""
+    generator = np.random.default_rng(seed)
+    part = number // 6
+    shape, rows, place = (part, BOX), np.arange(part), generator.integers(0, BOX, part)
+    sign_B = generator.choice([-1.0, 1.0], part)
+
+    normal = generator.standard_normal(shape)
+    binades = np.ldexp(generator.uniform(-2, 2, shape), -generator.integers(0, 12, shape))
+    ties = generator.integers(1, 16, (part, 1)) * generator.integers(-(2**width), 2**width + 1, shape) / 2.0**width
+    both_signs = generator.standard_normal(shape)
+    both_signs[rows, place] = np.abs(both_signs).max(1) * sign_B
+    both_signs[rows, (place + generator.integers(1, BOX, part)) % BOX] = -both_signs[rows, place]
+    thresholds = generator.uniform(-1, 1, shape)  # of a scale, or a unit in the last place beside it
+    rise = np.where(generator.random(part) < 0.5, 2.0 ** (1 - width), generator.integers(0, 16, part) / 16)
+    thresholds[rows, place] = sign_B * (1 + rise + generator.integers(-1, 2, part) * 2.0**-23)
+    zeros = generator.standard_normal(shape) * (generator.random(shape) < generator.choice([0, 0.1, 0.5], (part, 1)))
+
+    units_BX = generator.permutation(np.concatenate([normal, binades, ties, both_signs, thresholds, zeros]))
+    lower_B = generator.integers(0, generator.choice([1, 5, 20, 250]), (len(units_BX), 1))
+    with np.errstate(over="ignore"):
+        x_BX = np.ldexp(units_BX, generator.integers(-149, 128) - lower_B).astype(np.float32)
+    x_BX = x_BX.clip(*np.array([-1, 1], np.float32) * np.finfo(np.float32).max)
+    if generator.integers(8) == 0:
+        broken = generator.integers(0, number, max(number // 64, 1)), generator.integers(0, BOX, max(number // 64, 1))
+        x_BX[broken] = generator.choice(np.array([np.nan, np.inf, -np.inf], np.float32), len(broken[0]))
+    return torch.from_numpy(x_BX)
+
+
+# ---- tests ----
+
+LARGE = 6 << 11  #: boxes of a tensor whose largest value the kernels guess first
+PARTS, TENSORS = 4, 204  #: PARTS * TENSORS * LARGE = 10,027,008 boxes
+KINDS = pytest.mark.parametrize("kind", DEFINITIONS)
+IN_USE = [(kind, width) for kind in DEFINITIONS for width in (2, 3, 4, min(kind.useful_to, 8))]
+
+
+@KINDS
+def test_some_random_boxes(kind: type[Format]) -> None:
+    for width in range(2, 17):
+        for size in range(0, 12, 2):
+            check(kind(width), random_boxes(6 << size, width, seed=100 * width + size))
+
+
+@KINDS
+def test_some_bfloat16(kind: type[Format]) -> None:
+    for exponent in (0, 1, 30, 36, 37, 127, 246, 247, 254):
+        for x_BX in every_bfloat16(range(exponent, exponent + 1), seed=exponent):
+            check(kind(2 + exponent % 5), x_BX)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "width"), IN_USE)
+def test_every_bfloat16(kind: type[Format], width: int) -> None:
+    for x_BX in every_bfloat16(range(256), seed=width):
+        check(kind(width), x_BX)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(("kind", "width"), IN_USE)
+def test_many_random_boxes(kind: type[Format], width: int, part: int) -> None:
+    for seed in range(part * TENSORS, (part + 1) * TENSORS):
+        check(kind(width), random_boxes(LARGE, width, seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(16))
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_every_float32(width: int, part: int) -> None:
+    """Each comes once. The values of a box differ in the lowest bit of their exponent and the top three of their
+    significand."""
+    chunk = 1 << 18
+    for first in range(part << 28, (part + 1) << 28, chunk):
+        number = np.arange(first, first + chunk, dtype=np.uint32)
+        bits = (number << np.uint32(20) | number >> np.uint32(12)).view(np.float32)
+        check(BFP(width), torch.from_numpy(bits).view(-1, BOX), BACKENDS[1:2])
+
+
+@KINDS
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_bit_is_noticed(kind: type[Format], wrong: int) -> None:
+    """Of the codes (0), of the scales (1)."""
+
+    def pack(*call: object) -> tuple[Tensor, Tensor]:
+        packed = REFERENCE.pack(*call)
+        packed[wrong].view(-1)[7] ^= 1
+        return packed
+
+    fmt, x_BX = kind(4), torch.linspace(-1, 1, 128).view(8, BOX)
+    found = disagreements(replace(REFERENCE, pack=pack), fmt, x_BX, expected(fmt, x_BX))
+    assert {what.split()[-1] for what in found} == {("codes", "scales")[wrong], "unpack"}

@@ -1,0 +1,199 @@
+"""The reference against gfloat's MX block formats, and stochastic rounding stated with Python's ints."""
+
+from fractions import Fraction
+
+import gfloat
+import numpy as np
+import pytest
+import torch
+from gfloat.block import compute_scale_amax
+from gfloat.formats import format_info_ocp_e8m0
+
+import dsq
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
+from dsq.kernels.reference import codec as reference
+from dsq.kernels.reference.codec import philox
+
+
+def element(bits):
+    """gfloat's OCP INT8 at any width: two's complement, one whole bit, bits - 2 of fraction."""
+    return gfloat.FormatInfo(
+        f"int{bits}",
+        k=bits,
+        precision=bits,
+        bias=0,
+        has_nz=False,
+        domain=gfloat.Domain.Finite,
+        num_high_nans=0,
+        has_subnormals=True,
+        is_signed=True,
+        is_twos_complement=True,
+    )
+
+
+def boxes_of(x_RN, box):
+    return [
+        (row, slice(i, min(i + box, x_RN.shape[1]))) for row in range(len(x_RN)) for i in range(0, x_RN.shape[1], box)
+    ]
+
+
+def quantized_by_gfloat(x_RN, bits, box):
+    """Boxes along the last axis; gfloat rounds and scales, and codes are kept symmetric."""
+    fi, out = element(bits), np.empty(x_RN.shape)
+    for place in boxes_of(x_RN, box):
+        values = x_RN[place]
+        if not np.isfinite(values).all():
+            out[place] = np.nan
+            continue
+        scale = compute_scale_amax(fi.emax, values)
+        rounded = gfloat.round_ndarray(fi, values / scale, gfloat.RoundMode.TiesToEven, sat=True)
+        out[place] = rounded.clip(-fi.max, fi.max) * scale
+    return out
+
+
+def decoded_by_gfloat(codes, scales, bits, box, columns):
+    """The packed rows read as little-endian integers, code by code."""
+    rows = [int.from_bytes(row.tobytes(), "little") for row in codes.numpy()]
+    points = np.array([[row >> (i * bits) & ((1 << bits) - 1) for i in range(columns)] for row in rows])
+    scales = gfloat.decode_ndarray(format_info_ocp_e8m0, scales.numpy().astype(np.int64))
+    return gfloat.decode_ndarray(element(bits), points) * np.repeat(scales, box, axis=1)[:, :columns]
+
+
+def tensors(bits):
+    """Rows of 40 float32: every exponent, ties, subnormals, zeros, the largest, NaN and infinities."""
+    generator = torch.Generator().manual_seed(bits)
+    normal = torch.randn(64, 40, generator=generator)
+    every_exponent = torch.ldexp(1 + torch.rand(254, 40, generator=generator), torch.arange(-126, 128).view(-1, 1))
+    falling = torch.ldexp(normal, -(torch.arange(40) % 16))  # each box spans many binades
+    ties = torch.randint(-(2**bits), 2**bits + 1, (64, 40), generator=generator) / 2
+    subnormal = torch.randint(-300, 300, (64, 40), generator=generator) * 2.0**-149
+    near_subnormal = torch.ldexp(normal, torch.tensor(-124))
+    largest = torch.full((1, 40), torch.finfo(torch.float32).max) * normal[:1].sign()
+    zeros = torch.copysign(torch.zeros(1, 40), normal[:1])
+    broken = normal[:3].clone()
+    broken[0, 3], broken[1, 20], broken[2, 39] = torch.nan, torch.inf, -torch.inf
+    return torch.cat([normal, every_exponent, falling, ties, subnormal, near_subnormal, largest, zeros, broken])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8, 11, 16])
+def test_values_and_bits_are_those_of_gfloat(bits):
+    x_RN = tensors(bits)
+    for box in (16, 7):
+        y_RN = reference.quantize(x_RN, BFP(bits, box), Layout.of(x_RN.shape, -1), None, torch.float32)
+        np.testing.assert_array_equal(y_RN.double(), quantized_by_gfloat(x_RN.double().numpy(), bits, box))
+        assert not torch.signbit(y_RN[y_RN == 0]).any()
+    layout, fmt = Layout.of(x_RN.shape, -1), BFP(bits, 16)
+    codes, scales = reference.pack(x_RN, fmt, layout, None)
+    assert codes.shape == (len(x_RN), -(-40 * bits // 8))
+    y_RN = reference.quantize(x_RN, fmt, layout, None, torch.float32)
+    np.testing.assert_array_equal(decoded_by_gfloat(codes, scales, bits, 16, 40), y_RN.double())
+    assert torch.equal(reference.unpack(codes, scales, fmt, layout, torch.float32)[0].isnan(), y_RN.isnan())
+
+
+def test_boxes_along_rows_are_boxes_along_columns_of_the_transpose():
+    x_OTK = torch.randn(3, 37, 10)
+    y_OTK = reference.quantize(x_OTK, BFP(4, 16), Layout.of(x_OTK.shape, 1), None, torch.float32)
+    x_OKT = x_OTK.transpose(1, 2).contiguous()
+    y_OKT = reference.quantize(x_OKT, BFP(4, 16), Layout.of(x_OKT.shape, -1), None, torch.float32)
+    assert torch.equal(y_OTK, y_OKT.transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types_are_rounded_from_and_to_float32(dtype):
+    x = torch.randn(20, 40).to(dtype)
+    layout, fmt = Layout.of(x.shape, -1), BFP(12, 16)
+    expected = reference.quantize(x.float(), fmt, layout, None, torch.float32).to(dtype)
+    assert torch.equal(reference.quantize(x, fmt, layout, None, dtype), expected)
+
+
+def test_float64_beyond_float32_is_infinite():
+    x = torch.tensor([[1e300, 1.0]], dtype=torch.float64)
+    assert reference.quantize(x, BFP(4, 16), Layout.of(x.shape, -1), None, torch.float32).isnan().all()
+
+
+@pytest.mark.parametrize("fraction_bits", [0, 3, 20])
+def test_a_static_binary_point_is_integer_rounding(fraction_bits):
+    bits, x = 8, torch.randn(10, 30) * 100
+    fmt = FixedPoint(bits, fraction_bits)
+    step = 2.0**-fraction_bits
+    expected = (x.double() / step).round().clamp(-127, 127) * step
+    y = reference.quantize(x, fmt, Layout.of(x.shape, -1), None, torch.float32)
+    assert torch.equal(y.double(), expected)
+
+
+def test_a_dynamic_binary_point_is_one_box_for_the_tensor():
+    x = torch.randn(10, 30)
+    whole = reference.quantize(x.view(1, -1), BFP(6, 300), Layout.of((1, 300), -1), None, torch.float32)
+    y = reference.quantize(x, FixedPoint(6), Layout.of(x.shape, -1), None, torch.float32)
+    assert torch.equal(y, whole.view(10, 30))
+
+
+def test_a_nan_spoils_what_shares_its_scale():
+    x = torch.ones(2, 32)
+    x[0, 3], x[1, 20] = torch.nan, torch.inf
+    broken = dsq.quantize(x, SignedBFP(4)).isnan()
+    assert broken[0].tolist() == [True] * 16 + [False] * 16
+    assert broken[1].tolist() == [False] * 16 + [True] * 16
+    assert dsq.quantize(x, SignedNVInt(4)).isnan().all()  # one power of two a tensor
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e-38, 1e38])
+def test_the_ends_of_snvints_range_stay_finite(scale):
+    assert dsq.quantize(torch.randn(4, 32).clamp(-3, 3) * scale, SignedNVInt(4)).isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_bfloat16_holds_every_value_of_a_narrow_snvint(bits):
+    assert SignedNVInt(bits).exact_in_bfloat16
+    assert not SignedNVInt(6).exact_in_bfloat16
+    y = dsq.quantize(torch.randn(500, 16), SignedNVInt(bits))
+    assert torch.equal(y.bfloat16().float(), y)
+
+
+def test_signed_formats_use_every_code_and_err_less():
+    x = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
+    codes = dsq.pack(x, SignedBFP(2)).codes
+    assert torch.stack([codes >> shift & 3 for shift in (0, 2, 4, 6)]).unique().tolist() == [0, 1, 2, 3]
+    error = {fmt: (dsq.quantize(x, fmt(4)) - x).norm() / x.norm() for fmt in (BFP, SignedNVInt)}
+    assert error[SignedNVInt] < 0.7 * error[BFP]
+
+
+# ---- stochastic rounding ----
+
+
+def philox_of_ints(counter, key, rounds):
+    c0, c1, c2, c3 = counter
+    for i in range(rounds):
+        k0, k1 = (key[0] + i * 0x9E3779B9) % 2**32, (key[1] + i * 0xBB67AE85) % 2**32
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b % 2**32, a >> 32 ^ c3 ^ k1, a % 2**32
+    return c0, c1, c2, c3
+
+
+def test_philox_gives_the_published_words():
+    # Random123's known answers for philox4x32, 7 and 10 rounds
+    zeros, ones = [torch.zeros(1, dtype=torch.int64)] * 4, [torch.tensor([0xFFFFFFFF])] * 4
+    for counter, seed, rounds, words in [
+        (zeros, 0, 7, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        (zeros, 0, 10, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (ones, 2**64 - 1, 10, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ]:
+        assert " ".join(f"{int(word):08x}" for word in philox(counter, seed, rounds)) == words
+
+
+@pytest.mark.parametrize("seed", [0, 12345678901234567890])
+def test_stochastic_rounding_value_by_value(seed):
+    bits, x = 4, torch.randn(3, 150)
+    fmt, layout = BFP(bits, 16), Layout.of(x.shape, -1)
+    _, scales = reference.pack(x, fmt, layout, None)
+    y = reference.quantize(x, fmt, layout, seed, torch.float32)
+    key = seed % 2**32, seed >> 32
+    for row in range(3):
+        for column in range(150):
+            block, j, lane = column // 128, column % 128 // 16, column % 16
+            word = philox_of_ints((16 * block + lane, row, 0, 0), key, 7)[j // 2]
+            uniform = Fraction(2 * (word >> 16 * (j % 2) & 0xFFFF) + 1, 2**17)
+            step = Fraction(2) ** (int(scales[row, column // 16]) - 127 - (bits - 2))
+            t = abs(Fraction(float(x[row, column]))) / step
+            code = min(t // 1 + (uniform < t - t // 1), 7)
+            assert abs(float(y[row, column])) == code * step
