@@ -40,7 +40,6 @@ EXAMPLES = {
     "explain": (
         '"[16,4,4,16]" --workload opt_1.3b',
         '"[16,4,4,16]" --operation fc1',
-        '"[2,2,2,16]" --profile paper --csv',
     ),
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
@@ -125,7 +124,9 @@ def _estimate(commands: Commands) -> None:
     command.add_argument("--rise-at", metavar="FRACTIONS", help=text)
     text = f"what figures are relative to, e.g. {BF16} (default: {FIXED_32})"
     command.add_argument("--relative-to", default=FIXED_32, metavar="PRECISION", help=text)
-    _profile(command)
+    text = "first-principles: tensors actually moved; paper: the calibrated model of tables 1 and 6"
+    profiles = ("first-principles", "paper")
+    command.add_argument("--profile", choices=profiles, default=profiles[0], help=text)
 
 
 def _table(commands: Commands) -> None:
@@ -148,7 +149,6 @@ def _explain(commands: Commands) -> None:
     command = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
     command.add_argument("precision", help=PRECISION_HELP)
     command.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
-    _profile(command)
 
 
 def _calibrate(commands: Commands) -> None:
@@ -190,12 +190,6 @@ def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
 
 def _int(group: Group, name: str, default: int | None, text: str) -> None:
     group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
-
-
-def _profile(command: argparse.ArgumentParser) -> None:
-    text = "first-principles: tensors actually moved; paper: the calibrated model of tables 1 and 6"
-    profiles = ("first-principles", "paper")
-    command.add_argument("--profile", choices=profiles, default=profiles[0], help=text)
 
 
 def _hardware(group: Group, purpose: str) -> None:

@@ -4,15 +4,12 @@ from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.estimate import evaluate
-from costmodel.model.operations import Operation, Workload
 from costmodel.model.quantisation import BF16, Setup
 from costmodel.model.roofline import Floor
 from costmodel.paper import calibrated, published
 from costmodel.workloads.named import load_workload
 from dsq.formats import FixedPoint
 from dsq.precision import Precision
-
-TOLERANCE = 0.015
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,6 @@ class Compared:
     @property
     def dram_role(self) -> str:
         return calibrated.FITTED_DRAM.get(str(self.row.setup), "test")
-
-    @property
-    def verdict(self) -> str:
-        """Whether both residuals are within TOLERANCE."""
-        within = max(abs(self.arithmetic_residual), abs(self.dram_residual)) <= TOLERANCE
-        return "yes" if within else "contradiction" if self.row.contradicts else "no"
 
 
 @dataclass(frozen=True)
@@ -124,8 +115,6 @@ class Bound:
     cls: str
     share: float  #: linear layers are "fc", the optimiser's update left out
     share_with_update: float  #: the same with Adam's update in "other"
-    #: with the update, attention's four projections in "attention", the output projection in "other"
-    share_by_module: float
     bound: str
     intensity: float
     ridge: float
@@ -147,14 +136,12 @@ def table_7(hardware: Hardware) -> list[Bound]:
     rest."""
     workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimiser"))
-    modules = replace(workload, operations=tuple(replace(op, cls=_module_class(op)) for op in workload.operations))
-    alone, updated, by_module = (_classes(w, hardware) for w in (step, workload, modules))
+    alone, updated = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
     return [
         Bound(
             cls,
             _time_share(alone, cls),
             _time_share(updated, cls),
-            _time_share(by_module, cls),
             "memory" if floor.memory_bound else "compute",
             float(floor.intensity),
             float(floor.ridge),
@@ -166,13 +153,3 @@ def table_7(hardware: Hardware) -> list[Bound]:
 
 def _time_share(classes: dict[str, Floor], cls: str) -> float:
     return float(classes[cls].seconds / sum(floor.seconds for floor in classes.values()))
-
-
-def _classes(workload: Workload, hardware: Hardware) -> dict[str, Floor]:
-    return evaluate(workload, BF16, hardware).classes
-
-
-def _module_class(op: Operation) -> str:
-    if op.cls != "fc":
-        return op.cls
-    return "attention" if ".self_attn." in op.name else "other" if op.name == "output_projection" else "fc"

@@ -124,6 +124,7 @@ class Row:
     step: Step
     tokens: int  #: of a step, of all devices
     fits: bool
+    fits_chunked: bool  #: it fits where the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends among data-parallel ones in a step
     packing_measured: bool
     largest_batch: int | None = None  #: sequences; None: the workload states its batch
@@ -136,7 +137,8 @@ class Row:
     def record(self) -> dict[str, Any]:
         """The row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
         memory, step = self.memory, self.step
-        record: dict[str, Any] = {"method": self.method.name, "fits": "yes" if self.fits else "no"}
+        fits = "yes" if self.fits else "chunked loss" if self.fits_chunked else "no"
+        record: dict[str, Any] = {"method": self.method.name, "fits": fits}
         record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
         record |= {_SHORT[name]: memory.categories[name] / GIGA for name in CATEGORIES}
         record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
@@ -155,7 +157,10 @@ def _row(question: Question, method: Method, stages: Stages) -> Row:
     sent = max(communication_bytes(stage, method, micro) for stage in stages)
     tokens = stages[0].tokens * micro * method.devices
     measured = packing_is_measured(method, question.hardware)
-    return Row(method, memory, step, tokens, memory.peak <= question.memory, sent, measured)
+    fits = memory.peak <= question.memory
+    chunked = tuple(stage.chunking_loss() for stage in stages)
+    fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
+    return Row(method, memory, step, tokens, fits, fits_chunked, sent, measured)
 
 
 @dataclass(frozen=True)
@@ -267,6 +272,8 @@ class Plan:
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
+        if any(row.fits_chunked and not row.fits for row in rows):
+            notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
         notes.append("memory: tensors, without fragmentation, workspaces and the CUDA context (0.5 GB).")
         if not all(row.method.trusted for row in rows):
             doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)

@@ -3,20 +3,14 @@
 import argparse
 
 from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import check_paper, facts, hardware_of, heading, setup_of, workload_of
-from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Setup
+from costmodel.cli.query import facts, hardware_of, heading, setup_of, workload_of
 from costmodel.model.traffic import Transfer, transfers
-from costmodel.paper import calibrated
 from dsq.arguments import pattern
 
 
 def run(arguments: argparse.Namespace) -> Answer:
     workload, setup = workload_of(arguments), setup_of(arguments, arguments.precision)
     matched = pattern("operation", arguments.operation or "")
-    if arguments.profile == "paper":
-        check_paper(arguments)
-        return _explain_paper(workload, setup)
     hardware = hardware_of(arguments)
     moved = transfers(workload, setup, hardware.on_chip_bytes)
     whole = sum(float(transfer.total) for transfer in moved)
@@ -52,34 +46,3 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "update": "upd"}
 def _short(name: str, most: int) -> str:
     """The name, its middle left out where it is longer than that."""
     return name if len(name) <= most else f"{name[: most // 3 - 1]}..{name[-(most - most // 3 - 1) :]}"
-
-
-def _explain_paper(workload: Workload, setup: Setup) -> Answer:
-    totals = calibrated.tensor_totals(workload, setup)
-    whole = sum(float(total.bytes) for total in totals)
-    tensors: list[Record] = [
-        {"tensor": total.tensor.name, "phase": total.tensor.phase, "moved": total.tensor.direction}
-        | {"q": total.tensor.width, "values": total.values, "bits_a_value": float(total.bits_a_value)}
-        | {"bytes": float(total.bytes), "share": float(total.bytes) / whole, "source": total.tensor.source}
-        for total in totals
-    ]
-    products: list[Record] = []
-    for matmul in calibrated.MATMULS:
-        widths = " x ".join(str(getattr(setup.precision, width)) for width in matmul.widths)
-        cost = float(calibrated.matmul_cost(matmul, setup))
-        products.append({"product": matmul.name, "widths": widths, "cost": cost, "source": matmul.source})
-    shown = dict.fromkeys(list(tensors[0])[:-1], "")
-    shown |= {"values": ",", "bits_a_value": "g", "bytes": ",.0f", "share": ".1%"}
-    shown_products = {"product": "", "widths": "", "cost": ".4f"}
-    law, title = setup.format.law, f"{workload.name}, paper profile, {setup}: linear layers' tensors"
-    products_title = "Products, relative to a fixed-point 32 x 32 multiply-accumulate"
-    sections = [
-        Section("tensors", title, tensors, shown),
-        Section("products", products_title, products, shown_products),
-    ]
-    notes = [
-        f"{total.tensor.name}, {total.tensor.phase} {total.tensor.direction}: {total.tensor.source}" for total in totals
-    ]
-    notes += [f"{matmul.name}: {matmul.source}" for matmul in calibrated.MATMULS]
-    notes += [f"cost = K (m1 m2)^p, K = {law.K:.4g}, p = {law.p}: {law.source}"]
-    return Answer(sections, notes, facts(workload))

@@ -60,7 +60,6 @@ _STATIC: Columns = {
     # for --json and --csv
     "method": ("row.method", None),
     "precision": ("row.precision", None),
-    "verdict": ("verdict", None),
     "arith_residual": ("arithmetic_residual", None),
     "dram_residual": ("dram_residual", None),
 }
@@ -74,7 +73,6 @@ _BOUND: Columns = {
     "share_ours": ("share", ".2%"),
     "off": ("relative", "+.1%"),
     "with_adam": ("share_with_update", ".2%"),
-    "by_module": ("share_by_module", ".2%"),
     "residual": ("residual", None),
 }
 
@@ -147,5 +145,5 @@ def _bound_note(bounds: list[tables.Bound]) -> str:
     return (
         f"Table 7: the share of {worst.cls} is {worst.relative:+.0%} off; with Adam's update in `other` (`with adam`) "
         f"no share is more than {updated:.0%} off. {agree} of {len(bounds)} bounds agree. The paper does not say what "
-        "its shares count; `by module` counts attention's four projections in `attention`."
+        "its shares count."
     )

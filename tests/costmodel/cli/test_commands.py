@@ -3,9 +3,7 @@
 import csv
 import io
 import json
-import os
 import re
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +28,6 @@ COMMANDS = {
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
     "explain": ["explain", "[16,4,4,16]"],
-    "explain, paper": ["explain", "[16,4,4,16]", "--profile", "paper"],
 }
 
 
@@ -89,43 +86,6 @@ def test_what_figures_are_relative_to(capsys):
         _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--profile", profile, *own)
         (record,) = json.loads(text)["estimates"]
         assert (record["dram"], record["arithmetic"]) == (1, 1)
-
-
-TABLE_6 = "import sys; from costmodel.cli.main import main; sys.exit(main(['table', '6', '--csv', '-o', {!r}]))"
-
-
-def table_6(path, **options):
-    """The command in a process of its own, writing to `path`."""
-    root = Path(__file__).parents[3]
-    return subprocess.run([sys.executable, "-c", TABLE_6.format(str(path))], cwd=root, check=True, **options)
-
-
-def test_special_files_are_written_through(tmp_path):
-    """Standard output by its names, a device, a FIFO and what a link points at get the bytes, and stay what they
-    are."""
-    whole = tmp_path / "whole.csv"
-    table_6(whole)
-    expected = whole.read_bytes()
-    for name in ("-", "/dev/stdout"):
-        assert table_6(name, stdout=subprocess.PIPE).stdout == expected
-    device = tmp_path / "null"  # a copy of /dev/null where one can be made, so that no bug harms the machine's own
-    try:
-        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    except PermissionError:
-        device = Path("/dev/null")
-    table_6(device)
-    assert stat.S_ISCHR(device.stat().st_mode)
-    link = tmp_path / "link.csv"
-    link.symlink_to(tmp_path / "target.csv")
-    table_6(link)
-    assert link.is_symlink()
-    assert (tmp_path / "target.csv").read_bytes() == expected
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    reader = subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE)
-    table_6(fifo)
-    assert reader.communicate(timeout=60)[0] == expected
-    assert stat.S_ISFIFO(fifo.stat().st_mode)
 
 
 def test_every_error_names_the_command(capsys):
@@ -248,63 +208,25 @@ def test_pictures_are_whole_files(suffix, magic, capsys, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+#: beside the cases of tests/bad_input/cases.yaml
 BAD = {
-    "precision": (
-        ["estimate", "[16,4,4]"],
-        "precision must be four whole numbers in 2..32, as in [16,4,4,16], got '[16,4,4]'",
-    ),
-    "no precision": (["estimate"], "give one or more precisions, or --history FILE"),
-    "workload": (["estimate", "[16,4,4,16]", "--workload", "llamma-3-8b"], "nearest is 'llama-3-8b'"),
-    "negative": (["estimate", "[16,4,4,16]", "--sequences", "-2"], "sequences must be a whole number"),
-    "not a number": (["estimate", "[16,4,4,16]", "--box", "x"], "argument --box: invalid int value"),
-    "hardware": (["estimate", "[16,4,4,16]", "--hardware", "h300"], "unknown hardware 'h300'"),
-    "no folder": (["estimate", "[16,4,4,16]", "--output", "/no/such/folder/x"], "there is no folder /no/such/folder"),
-    "a folder": (["table", "--output", "/"], "output / is a folder"),
-    "picture": (["roofline", "[16,4,4,16]", "--picture", "x.jpg"], "must end in .png or .svg"),
-    "one file for both": (
-        ["roofline", "[4,4,4,8]", "--picture", "x.png", "-o", "./x.png"],
-        "output ./x.png is the picture too",
-    ),
-    "unwritable picture": (
-        ["roofline", "[4,4,4,8]", "--picture", "/proc/x.png"],
-        "output /proc/x.png cannot be written",
-    ),
-    "history": (["estimate", "--history", "/no/such.json"], "/no/such.json cannot be read"),
-    "table": (["table", "5"], "table must be one of 1, 6, 7"),
-    "size": (["plan", "--fit", "80"], "fit must be a size such as 80GB or 24GiB, got '80'"),
-    "no memory": (["plan", "--hardware", "laptop-cpu"], "does not state its memory: give --fit"),
-    "no link": (["plan", "--hardware", "laptop-cpu", "--fit", "16GB", "--devices", "2"], "states no link"),
-    "devices": (["plan", "--devices", "0"], "devices must be a whole number from 1, got 0"),
-    "idle zero": (["plan", "--zero", "2"], "--zero 2 does nothing on one device"),
+    "one file for both": (["plan", "--picture", "x.png", "-o", "./x.png"], "output ./x.png is the picture too"),
+    "no near hardware": (["plan", "--hardware", "xyz"], "unknown hardware 'xyz': known are a10"),
+    "two meant": (["plan", "--hardware", "rtx"], "nearest is 'rtx-3090', 'rtx-4090', 'rtx-5090'"),
+    "two lengths": (["plan", "gpt2", "--tokens", "8", "--target-length", "8"], "leave out the two lengths"),
+    "optimiser": (["plan", "gpt2", "--optimiser", "adamw"], "optimiser must be one of adam, adam-8bit"),
+    "pipeline": (["plan", "opt_1.3b", "--pipeline", "2", "--devices", "2", "--zero", "3"], "do not go with --pipeline"),
+    "layers": (["plan", "gpt2", "--lora", "8", "--lora-layers", "conv"], "matches no linear layer of gpt2"),
     "calibrate": (["calibrate", "mine.txt"], "must end in .toml"),
-    "operation": (["explain", "[16,4,4,16]", "--operation", "conv"], "matches none"),
-    "regex": (["estimate", "[16,4,4,16]", "--exclude", "("], "must be a regular expression"),
-    "idle exclude": (["estimate", "[16,4,4,16]", "--exclude", "conv"], "exclude 'conv' matches none"),
-    "idle length": (
-        ["roofline", "[16,4,4,16]", "--workload", "opt_1.3b", "--source-length", "8"],
-        "source_length does nothing for opt_1.3b",
-    ),
-    "command": (["cost"], "invalid choice: 'cost'"),
-    "idle option": (
-        ["estimate", "[16,4,4,16]", "--profile", "paper", "--fused-attention"],
-        "--fused-attention does nothing in the paper profile",
-    ),
-    "idle hardware": (["table", "1", "--hardware", "cpu"], "--hardware does nothing without table 7"),
-    "float in paper": (["estimate", "float:[16,16,16,16]", "--profile", "paper"], "use --profile first-principles"),
+    "trace": (["trace", "/no/such/config.json", "traced.txt"], "must end in .json"),
 }
 
 
 @pytest.mark.parametrize("arguments, message", BAD.values(), ids=BAD)
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
-    try:
-        status = main(arguments)
-    except SystemExit as stop:  # argparse's own way out
-        status = stop.code
-    captured = capsys.readouterr()
-    assert status == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
+    status, out, errors = run(capsys, *arguments)
+    assert (status, out, errors.count("\n")) == (2, "", 1)
+    assert message in errors
 
 
 @pytest.mark.parametrize("container", ["16", "32"])

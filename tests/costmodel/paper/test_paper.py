@@ -150,7 +150,7 @@ def test_table_7_bounds_agree():
     bounds = tables.table_7(load_hardware("a100-80gb"))
     assert [b.cls for b in bounds] == ["attention", "fc", "other"]
     assert all(b.bound == b.published_bound for b in bounds)
-    for shares in zip(*((b.share, b.share_with_update, b.share_by_module) for b in bounds), strict=True):
+    for shares in zip(*((b.share, b.share_with_update) for b in bounds), strict=True):
         assert sum(shares) == pytest.approx(1)
 
 

@@ -149,6 +149,15 @@ def test_a_loss_in_chunks_spares_the_logits_and_no_product():
     assert spared[0] - spared[1] > 8 * logits  # log-probabilities and gradients in fp32
 
 
+def test_a_method_that_fits_with_its_loss_in_chunks_says_so():
+    """MPT-125M, 52 sequences of 1,024 tokens on an A100 of 40 GB, ran with a loss that keeps no fp32 logits."""
+    plan = costmodel.plan("gpt2", "a100-40gb", devices=8, zero=3, sequences=52)
+    record = rows(plan)["bf16"].record()
+    assert (record["fits"], record["peak_GB"] > 40) == ("chunked loss", True)
+    assert rows(costmodel.plan("gpt2", "a100-40gb", devices=8, zero=3, sequences=52, chunked_loss=True))["bf16"].fits
+    assert rows(costmodel.plan("gpt2", fit=1e9))["bf16"].record()["fits"] == "no"
+
+
 def test_fsdp_keeps_no_cast_weights_but_gathers_layers():
     """Autocast under ZeRO-3 once kept 16 bits a parameter whole on each device."""
     workload = load_workload("opt_1.3b", 1, None, 16)
