@@ -14,9 +14,9 @@ Parts run in the order of their worth, each in a process of its own with a share
     batches     the largest batch that fits the card
     devices     two processes over NCCL
 
-A row is written to DIR/PART.jsonl as soon as it is known; one that raises has its error; one that ends its process or
-outlasts its part is marked, and the part goes on behind it. The same command with the same DIR goes on where the last
-one stopped. DIR/report.md is one page with all of it. Exits 1 if a kernel disagrees, or a row failed.
+A row is written to DIR/PART.jsonl as soon as it is known; one that raises has its error; one that ends its process is
+marked, and the part goes on behind it. The same command with the same DIR goes on where the last one stopped; what was
+running then has one more try. DIR/report.md is one page with all of it. Exits 1 if a kernel disagrees, or a row failed.
 
 Without a GPU the same parts run through Triton's interpreter on tiny tensors, which proves that they agree and run; of
 times, which then mean nothing, none is shown.
@@ -84,11 +84,10 @@ def main(argv: list[str] | None = None) -> int:
         _work(args.part[0], args.out, args.worker, args.trials)
         return 0
     end = time.monotonic() + 60 * args.minutes
-    left = 1.0
-    for name in args.part or PARTS:
-        seconds = (end - time.monotonic()) * min(PARTS[name].share / left, 1.0) if left > 0 else 0.0
-        left -= PARTS[name].share
-        done = _run(name, args.out, max(seconds, 0.0), args.trials)
+    chosen = args.part or list(PARTS)
+    for position, name in enumerate(chosen):  # what a part leaves over goes to those behind it
+        share = PARTS[name].share / sum(PARTS[other].share for other in chosen[position:])
+        done = _run(name, args.out, max(end - time.monotonic(), 0.0) * share, args.trials)
         print(f"{name}: {len(_rows(args.out, name))} rows{'' if done else ', not finished'}", flush=True)
         write_text(args.out / "report.md", report(args.out))
     print(report(args.out))
@@ -121,7 +120,9 @@ def _run(name: str, out: Path, seconds: float, trials: int | None) -> bool:
     for worker, process in running.items():
         process.kill()
         process.wait()
-        _close(_file(out, name, worker), "was running when the time of its part was over")
+        lines = _lines(_file(out, name, worker))
+        if lines and lines.count(lines[-1]) > 1:  # it was given a second try, by another call
+            _close(_file(out, name, worker), "was running, twice, when the time of its part was over")
     return not waiting
 
 

@@ -69,7 +69,7 @@ def launches() -> Iterator[Launch]:
     """Every launch that is compiled: hot ones first, then the edges of sizes, then the conformance cases."""
     for fmt, dtype, dim in ((f, t, d) for f in _hot_formats() for t in DTYPES[:2] for d in (-1, 0)):
         yield from _codec(fmt, LARGE, dim, dtype, dtype, None, part="hot")
-        yield from _codec(fmt, LARGE, dim, dtype, dtype, 1, part="hot")
+        yield from _codec(fmt, LARGE, dim, dtype, dtype, 1, part="edges")
     yield from _masks()
     for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
         for transposed in ((False, True), (False, False), (True, False)):
@@ -111,7 +111,7 @@ def _codec(
     rounding = "" if seed is None else ", stochastic"
     yield Launch(f"pack {what}{rounding}", lambda: codec.pack(x, fmt, layout, seed), part)
     yield Launch(f"quantize {what}{rounding}", lambda: codec.quantize(x, fmt, layout, seed, out), part)
-    if seed is None or part != "hot":
+    if seed is None or part == "all":
         yield Launch(f"unpack {what}", lambda: codec.unpack(codes, scales, fmt, layout, out), part)
 
 
@@ -297,30 +297,27 @@ def faults(rows: Iterable[Record]) -> list[str]:
 
 
 def summary(rows: list[Record]) -> list[Record]:
-    """A line a target and kernel."""
-    lines: dict[tuple[str, str], list[Record]] = {}
-    for row in rows:
-        if "error" not in row:
-            lines.setdefault((row["kernel"], row["target"]), []).append(row)
+    """A line a kernel: for each target the most registers of a thread, the most KiB of shared memory of a block, and
+    spilled bytes, if any; then of all the widest accesses, and matrix and asynchronous instructions."""
     found: list[Record] = []
-    for (kernel, target), of_kernel in sorted(lines.items()):
-        hot = [row for row in of_kernel if row["hot"]] or of_kernel
-        found.append(
-            {
-                "kernel": kernel,
-                "target": target,
-                "variants": len(of_kernel),
-                "registers": max(row["registers"] for row in hot),
-                "spilled, hot": max(row["spilled"] for row in hot),
-                "spilled, any": max(row["spilled"] for row in of_kernel),
-                "shared KiB": round(max(row["shared"] for row in of_kernel) / 1024, 1),
-                "load": max(row["load"] for row in hot),
-                "store": max(row["store"] for row in hot),
-                "matrix": min(row["matrix"] for row in hot),
-                "async": min(row["async"] for row in hot),
-            }
-        )
+    compiled = [row for row in rows if "error" not in row]
+    for kernel in sorted({row["kernel"] for row in compiled}):
+        mine = [row for row in compiled if row["kernel"] == kernel]
+        line: dict[str, Any] = {"kernel": kernel}
+        for target in TARGETS:
+            of_target = [row for row in mine if row["target"] == target]
+            if of_target:
+                spilled = max(row["spilled"] for row in of_target)
+                line["variants"] = max(line.get("variants", 0), len(of_target))
+                line[target] = f"{_most('registers', of_target)}, {_most('shared', of_target) / 1024:.3g}"
+                line[target] += f", {spilled} B" * bool(spilled)
+        line |= {name: _most(name, mine) for name in ("load", "store", "matrix", "async")}
+        found.append(line)
     return found
+
+
+def _most(name: str, rows: list[Record]) -> int:
+    return int(max(row[name] for row in rows))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -179,7 +179,7 @@ def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
         "WIDE": layout.outer * layout.rows * layout.columns >= WIDE,
         **tile,
     }
-    if by_rows and counted and 16 % fmt.bits:  # codes that end within bytes: one warp would spill
+    if by_rows and counted:  # with the random numbers one warp would spill
         options["num_warps"] = 2
     sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
     return Launch((programs,), sizes, 8 * layout.code_shape(fmt.bits)[1], options)

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from analysis.stash import compare
+import dsq
+from analysis.models import GPT
+from analysis.stash import compare, setups
 from analysis.stash.allocator import HeldBytes
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase
 from dsq import stash
@@ -70,6 +72,19 @@ def test_times_join_the_sizes_measured_before(few, tmp_path):
     assert row["held, MiB"] * 2**20 == pytest.approx(3 * BATCH)
 
 
-def test_every_setup_has_a_case_and_a_row_of_its_own():
-    assert {setup.case for setup in SETUPS} == set(CASES)
-    assert len({(setup.case, setup.name) for setup in SETUPS}) == len(SETUPS)
+NAMES = sorted({name for names in setups.NAMES.values() for name in names if "compiled" not in name})
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "graph" not in name])
+def test_a_name_says_its_policies(name):
+    words = torch.randint(16, (2, 8))
+    model, controllers = setups.attach(GPT(16, 8, 16, 2, 2, dropout=0.0), name)
+    model(words).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert bool(controllers) == (name != "plain" and "around" not in name and "[" not in name)
+    assert bool(dsq.converted(model)) == ("[" in name)
+
+
+def test_every_setup_is_a_row_of_its_own():
+    assert setups.NAMES.keys() == CASES.keys()
+    assert len({(setup.model, setup.row_name) for setup in SETUPS}) == len(SETUPS)

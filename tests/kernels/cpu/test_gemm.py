@@ -15,7 +15,7 @@ from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import product_disagreements, products
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import LIBRARY, library
-from dsq.kernels.dispatch import gemm_for, pack, quantize
+from dsq.kernels.dispatch import gemm_for, pack, quantize, unpack
 
 if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
@@ -274,3 +274,14 @@ def test_fixed_point_shares_one_scale():
         matmul = along(FixedPoint(bits[0]), FixedPoint(bits[1]))
         if fits(matmul):
             assert_exact(matmul, torch.randn(15, 257), torch.randn(257, 33))
+
+
+@needs_integer
+@pytest.mark.parametrize("exponent", [0, 20, 250])
+def test_a_tensors_exponent_that_no_kernel_wrote_means_what_unpack_makes_of_it(exponent):
+    matmul = along(SignedNVInt(4), SignedNVInt(4))
+    a, b = packed(torch.randn(9, 64), matmul.a), packed(torch.randn(64, 7), matmul.b)
+    a.scales[-1] = exponent
+    left, right = (unpack(*x[:2], o.format, x.shape, o.axis, torch.float32) for x, o in ((a, matmul.a), (b, matmul.b)))
+    got = INTEGER.run(matmul, a, b, None).double()
+    assert ((got - left.double() @ right.double()).abs() <= 1e-5 * (left.double().abs() @ right.double().abs())).all()

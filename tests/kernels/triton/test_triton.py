@@ -38,7 +38,7 @@ def check(out, *options, fails=""):
 
 
 def test_every_case_agrees_with_the_reference(tmp_path):
-    done, rows = check(tmp_path, "--part", "agreement")
+    done, rows = check(tmp_path, "--part", "agreement", "--minutes", "30")
     found = rows["agreement"]
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row for row in found if row.get("disagree") or "error" in row] == []
@@ -66,10 +66,12 @@ def test_a_rehearsal_of_every_part(tmp_path, fails):
     _, rows = check(tmp_path, "--minutes", "6", "--trials", "3", fails=fails)
     ran = [name for name in rows if rows[name]]
     assert {"agreement", "steps", "bandwidth", "products", "graphs", "learning", "batches"} <= set(ran)
-    assert sum("error" in row for name in ran for row in rows[name]) == (len(ran) if fails else 0), rows
-    if fails == "hang":  # its part's time is over; the next call goes on behind it
-        _, rows = check(tmp_path, "--minutes", "6", "--trials", "3")
-        assert min(len(rows[name]) for name in ran) >= 2
+    failed = {name: sum("error" in row for row in rows[name]) for name in ran}
+    assert failed == {name: int(fails in ("raise", "kill") and len(rows[name]) > 1) for name in ran}
+    if fails == "hang":  # what hung has one more try
+        done, rows = check(tmp_path, "--minutes", "6", "--trials", "3")
+        assert "not finished" not in done.stdout
+        assert not any("error" in row for name in ran for row in rows[name])
 
 
 # ---- which product goes where
@@ -105,6 +107,14 @@ def test_int8_wants_boxes_along_the_contraction_and_a_gpu_that_has_it(monkeypatc
         gemm._has_int8.cache_clear()
         assert INT8.fits(matmul, torch.float32) == has
     gemm._has_int8.cache_clear()
+
+
+def test_under_autocast_codes_are_multiplied_as_int8_too():
+    matmul = MatMul(Operand(BFP(4), **FORWARD[0]), Operand(BFP(4), **FORWARD[1]))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        fitting = [it for it in TRITON.gemms if it.fits(matmul, dtype)]
+        assert [it.name.partition(" ")[0] for it in fitting[-4:]] == ["int8", "int8", "int8", "torch"]
+        assert dispatch.gemm_for(matmul, dtype, (0, 1, 1), TRITON) is fitting[0]
 
 
 def test_an_empty_product_is_the_bias():
@@ -154,7 +164,7 @@ def compiled():
 
 def test_hot_kernels_use_wide_accesses_and_tensor_cores_and_neither_spill_nor_flush(compiled):
     wanted = [it for it in compiled.launches() if it.part == "hot"]
-    chosen = [it for it in wanted if "bfp:bits=4" in it.what and "float32" in it.what][:8]
+    chosen = [it for it in wanted if "bfp:bits=4" in it.what and "float32" in it.what][:6]
     chosen += [it for it in wanted if it.what.startswith("pack mask")][:1]
     chosen += [it for it in wanted if it.what.startswith("int8 128x128")][:1]
     rows = list(compiled.compiled_rows("sm_90", chosen))
