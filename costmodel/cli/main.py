@@ -109,8 +109,13 @@ def _plan(commands: Commands) -> None:
     text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
     group.add_argument("--fit", metavar="SIZE", help=text)
     _int(group, "qlora", None, "as --lora, over weights of 4 bits (NF4, with scales quantised too)")
-    text = "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adafactor (factored), sgd"
+    text = "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adam-8bit-16bit (8 bits over weights "
+    text += "of 16), adafactor (factored), sgd"
     group.add_argument("--optimiser", "--optimizer", default="adam", metavar="NAME", help=text)
+    text = "the optimiser's state, and master weights, lie in the host's memory"
+    group.add_argument("--offload", action="store_true", help=text)
+    text = "the optimiser updates each layer's weights in the backward, as soon as their gradients are there"
+    group.add_argument("--in-backward", action="store_true", help=text)
     command.add_argument("--picture", metavar="FILE", help="memory over the step of the best method, as .png or .svg")
 
 

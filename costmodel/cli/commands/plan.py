@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer([section], notes, data, lead=plan.answer)
 
 
-_ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser")
+_ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 
 
 def _sort(arguments: argparse.Namespace) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, load_suite
+from costmodel.planning.plan import TRUSTED
 
 SUITE = load_suite()
 
@@ -73,3 +74,11 @@ def test_a_suite_without_runs_has_a_page() -> None:
 
 def test_the_committed_page_is_what_the_ledger_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(SUITE, read_rows(LEDGER, SUITE))
+
+
+@pytest.mark.parametrize("setting", TRUSTED.values())
+def test_what_dsq_cost_advises_is_supported(setting: str) -> None:
+    """Over two tasks or more, and on none above the yardstick by more than two standard errors."""
+    evidence = Evidence(SUITE, read_rows(LEDGER))
+    assert len(evidence.over_tasks(lambda task: evidence.losses(task, setting, YARDSTICK)).values) > 1
+    assert not evidence.strays(setting)
