@@ -26,7 +26,7 @@ from analysis import ROOT
 from analysis.figures import BLUE, GREY, ORANGE, look, save
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.memory import Method, peak_memory
-from costmodel.model.operations import Workload
+from costmodel.model.operations import Operation, Pointwise, Workload
 from costmodel.model.quantisation import BF16
 from costmodel.planning.plan import NF4_BITS
 from costmodel.planning.step import step_time
@@ -77,13 +77,18 @@ DEVICES = {
 }
 MPT_WORDS = 50368
 _LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-_LLAMA_70 = _LLAMA | {"hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "intermediate_size": 28672}
+_LLAMA_70 = _LLAMA | {
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "intermediate_size": 28672,
+}
 #: start of a model's name in the table "others" -> its config.json
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama2-13B": {"model_type": "llama", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 40}
     | {"intermediate_size": 13824, "vocab_size": 32000},
-    "Llama2-70B": _LLAMA_70 | {"vocab_size": 32000},
-    "Llama3-70B": _LLAMA_70 | {"vocab_size": 128256},
+    "Llama2-70B": _LLAMA_70 | {"num_hidden_layers": 80, "vocab_size": 32000},
+    "Llama3-70B": _LLAMA_70 | {"num_hidden_layers": 80, "vocab_size": 128256},
     "Llama3": _LLAMA | {"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256},
     "Qwen3-8B": _LLAMA
     | {"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288}
@@ -165,7 +170,9 @@ def _run(row: Row, half: str) -> Run:
     model = replace(transformer_of(config, row["model"]), sequences=batch, target_length=length)
     zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
     again = row["recompute"] in ("full", "yes", "selective")
-    method = Method("bf16", BF16, recompute=again, selective=row["recompute"] == "selective", zero=zero, devices=devices)
+    method = Method(
+        "bf16", BF16, recompute=again, selective=row["recompute"] == "selective", zero=zero, devices=devices
+    )
     if "in-backward" in row["layout"]:  # bitsandbytes' paged AdamW of 8 bits, over weights of 16
         method = replace(method, optimiser="adam-8bit-16bit", in_backward=True, offload=True)
     if "QLoRA" in row["model"]:
@@ -174,9 +181,12 @@ def _run(row: Row, half: str) -> Run:
     workload = build(model).fusing_attention()
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
     if row["source"].startswith(FUSED_NORMS):
-        norms = (replace(op, kind="norm") if getattr(op, "kind", "") == "rms" else op for op in workload.operations)
-        workload = replace(workload, operations=tuple(norms))
+        workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
     return Run(row, half, workload, method, hardware, _tokens_per_second(row))
+
+
+def _fused_norm(op: Operation) -> Operation:
+    return replace(op, kind="norm") if isinstance(op, Pointwise) and op.kind == "rms" else op
 
 
 def _tokens_per_second(row: Row) -> float:

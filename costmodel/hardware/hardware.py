@@ -189,7 +189,11 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = ["bandwidth", "vector", *(part for part in ("on_chip", "memory", "link", "host", "network") if part in data)]
+    parts = [
+        "bandwidth",
+        "vector",
+        *(part for part in ("on_chip", "memory", "link", "host", "network") if part in data),
+    ]
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
 

@@ -30,6 +30,7 @@ class Optimiser:
     traffic: float = 1  #: bytes that its update moves, as a share of Adam's
     master: bool = True  #: it updates fp32 weights; else 16-bit weights, by 16-bit gradients
 
+
 #: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
 #: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
 OPTIMISERS = {

@@ -81,7 +81,9 @@ class Question:
         if self.zero > 1 and self.pipeline > 1:
             raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
         if self.in_backward and (self.accumulate > 1 or self.pipeline > 1 or self.zero > 1):
-            raise ValueError("--in-backward frees gradients at once: leave out --accumulate, --pipeline and --zero 2 or 3")
+            raise ValueError(
+                "--in-backward frees gradients at once: leave out --accumulate, --pipeline and --zero 2 or 3"
+            )
 
     @property
     def memory(self) -> float:

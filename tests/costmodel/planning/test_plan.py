@@ -228,8 +228,8 @@ def test_an_update_in_the_backward_leaves_the_gradients_of_one_layer():
 
 
 def test_selective_recomputation_keeps_the_results_of_every_second_layer():
-    """Of a layer of OPT (d 2048, ffn 8192) with M tokens: its input, q, v, fc1 (layers 1, 3, 5), attention's result, and
-    4 bytes a row of scores."""
+    """Of a layer of OPT (d 2048, ffn 8192): its input, q, v, fc1 (layers 1, 3, 5), attention's result, and 4 bytes a
+    row of scores."""
     workload = AskedStep("opt_1.3b", tokens=256).build()
     full, selective = (Method("", BF16, recompute=True, selective=kept) for kept in (False, True))
     more = peak_memory(workload, selective).saved - peak_memory(workload, full).saved
@@ -260,7 +260,9 @@ def test_json_has_the_documented_fields_and_is_what_python_gives(capsys, tmp_pat
     assert main([*command, "--sequences", "4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert set(said) == FIELDS
-    assert {"bf16", "bf16 autocast", "bf16, recompute", "bf16, selective recompute"} <= {record["method"] for record in said["methods"]}
+    assert {"bf16", "bf16 autocast", "bf16, recompute", "bf16, selective recompute"} <= {
+        record["method"] for record in said["methods"]
+    }
     for record in said["methods"]:
         assert set(record) == METHOD_FIELDS
         assert record["tokens/s"] == pytest.approx(8 * said["tokens"] / record["step_ms"] * 1e3)
@@ -283,10 +285,3 @@ def test_only_what_trainings_support_is_advised():
     assert {"bf16, bfp 2", "bf16, wtacrs 0.3", "dsq [16,4,4,16]"} <= doubted
     assert plan.best.method.trusted
     assert not any(name in plan.answer for name in doubted)
-
-
-def test_the_picture_of_the_best_method(capsys, tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "memory.png"
-    assert main(["plan", "gpt2", "bfp:[2,2,2,16]", "--picture", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
