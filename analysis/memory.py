@@ -70,8 +70,11 @@ def checked_model(name: str) -> CheckedModel:
     torch.manual_seed(0)
     if name == FAIRSEQ:
         return _fairseq()
-    kind, sizes = ("gpt2", (768, 12, 12, 50257)) if name == LARGE else (name, (WIDTH, BLOCKS, HEADS, WORDS))
-    model, inputs = transformer(kind, *sizes, BATCHES.get(name, BATCH), **MODELS[name])
+    batch, more = BATCHES.get(name, BATCH), MODELS[name]
+    if name == LARGE:
+        model, inputs = transformer("gpt2", 768, 12, 12, 50257, batch, **more)
+    else:
+        model, inputs = transformer(name, WIDTH, BLOCKS, HEADS, WORDS, batch, **more)
     source, target = {"source_length": BATCH[1]}, {"target_length": BATCH[1]}
     lengths: dict[str, int] = {"vit": {}, "t5": source | target, "bert": source}.get(name, target)
 
@@ -108,9 +111,9 @@ def _fairseq() -> CheckedModel:
     assert shape.decoder is not None
     sizes: dict[str, Any] = {"layers": BLOCKS, "d": WIDTH, "heads": HEADS, "ffn": 4 * WIDTH, "dropout": False}
     sizes["tables"] = (("embed_tokens", WORDS),)
-    stacks = {"encoder": replace(shape.encoder, **sizes), "decoder": replace(shape.decoder, **sizes)}
+    stacks: dict[str, Any] = {"encoder": replace(shape.encoder, **sizes), "decoder": replace(shape.decoder, **sizes)}
     head = replace(shape.head, outputs=WORDS, upcasts=True)
-    lengths = {"sequences": BATCH[0], "source_length": BATCH[1], "target_length": BATCH[1]}
+    lengths: dict[str, Any] = {"sequences": BATCH[0], "source_length": BATCH[1], "target_length": BATCH[1]}
     return CheckedModel(model, loss, build(replace(shape, head=head, **stacks, **lengths)))
 
 

@@ -89,8 +89,8 @@ def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
 
 def _made(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    (*sizes, sequences), fields = MODELS[name]
-    return transformer(name, *sizes, WORDS, (sequences, LENGTH), "eager", **fields)
+    (width, blocks, heads, sequences), fields = MODELS[name]
+    return transformer(name, width, blocks, heads, WORDS, (sequences, LENGTH), "eager", **fields)
 
 
 def step(name: str, setup: str) -> Call:

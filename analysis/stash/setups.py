@@ -77,7 +77,7 @@ CASES = {
     "boundaries": TrainingCase(lambda: GPT(256, 2048, 256, 12, 4, dropout=0.0), _words, _next_words),
 }
 _GACT = ("gact 4", "gact 2", "gact 4 of bfp", "gact 4 of snvint")
-_ANY = ("plain", "checkpoint", "bfp 4", "bfp 2", "snvint 4", "snvint 2", "mesa", *_GACT)
+_ANY: tuple[str, ...] = ("plain", "checkpoint", "bfp 4", "bfp 2", "snvint 4", "snvint 2", "mesa", *_GACT)
 _ANY += ("selective", "wtacrs 0.3", "selective + bfp 4", "checkpoint + bfp 4")
 _WTACRS = ("wtacrs 0.3 + bfp 4", "wtacrs 0.3 products", "wtacrs 0.3 products + bfp 4", "wtacrs 0.3 products + bfp 2")
 NAMES: dict[str, tuple[str, ...]] = {
