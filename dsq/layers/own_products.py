@@ -90,8 +90,9 @@ class Products(TorchFunctionMode):
     def addmm(self, input: Tensor, mat1: Tensor, mat2: Tensor, **scaled: Any) -> Tensor | None:
         return None if scaled or input.dim() != 1 else self.linear(mat1, mat2.mT, input)
 
-    def matmul(self, input: Any, other: Any) -> Tensor | None:
-        if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
+    def matmul(self, input: Any, other: Any, **others: Any) -> Tensor | None:
+        given = bool(others)  # out, of a kernel of ours within a layer of the module
+        if given or not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
             return None
         if self.owns(other) or self.owns(input):
             return self._by_weight(input, other)

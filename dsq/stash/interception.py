@@ -1,8 +1,9 @@
 """The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
 
 The model's class is set to a subclass of itself whose ``__call__`` enters the mode; copies and replicas of the model
-carry it. The mode looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it
-is. torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
+carry it. So are the classes of its parts, which a loss in chunks or a method of the model calls by themselves. The mode
+looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it is. torch.compile
+traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
 import copyreg
@@ -150,6 +151,8 @@ def _takes(values: Iterable[Any]) -> bool:
     return wanted
 
 
+#: the key in the __dict__ of a model's part: the policies of the model
+_PART_OF = "_dsq_part_of"
 #: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
 _PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
 
@@ -158,6 +161,7 @@ class ForwardPolicy(Controller):
     """A policy that acts while a model's forward runs. Subclasses say what is entered around it."""
 
     intercepts = False  #: whether it does: ``intercept`` was called
+    by_parts = True  #: whether it acts on parts of the model that are called by themselves
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
@@ -171,6 +175,12 @@ class ForwardPolicy(Controller):
         with again(((self, module),)):
             return run(*args, **kwargs)
 
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a part of the model under the policy; inside of the model's forward, as it is."""
+        if torch.compiler.is_compiling():
+            return run(*args, **kwargs)
+        return ForwardPolicy.call(self, self.model, run, *args, **kwargs)
+
     def is_entered(self) -> bool:
         """Whether this thread is inside of a forward under the policy."""
         return self in [policy for policy, _ in _RUNNING.entered]
@@ -180,6 +190,7 @@ class TablePolicy(ForwardPolicy):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
     latest: Stash | None = None  #: of the latest training forward
+    parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
     def codec(self, module: nn.Module) -> Codec:
@@ -193,6 +204,8 @@ class TablePolicy(ForwardPolicy):
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under the policy, also where a compiler traces this call into a graph."""
         if not torch.compiler.is_compiling():
+            if not self.is_entered():
+                self.parts = frozenset()
             return super().call(module, run, *args, **kwargs)
         codec = self.traced_codec()
         if codec is None:
@@ -200,10 +213,17 @@ class TablePolicy(ForwardPolicy):
         with Interception(Stash(codec), self.rows):
             return run(*args, **kwargs)
 
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As above; parts that are called one after another are one forward, until one of them comes again."""
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and not self.is_entered():
+            self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
+        return super().call_part(part, run, *args, **kwargs)
+
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
-        stash = Stash(self.codec(module), recomputing)
+        goes_on = len(self.parts) > 1 and not recomputing
+        stash = self.latest if goes_on and self.latest else Stash(self.codec(module), recomputing)
         if not recomputing:
             self.latest = stash
         _RUNNING.stashes.append(stash)
@@ -276,17 +296,34 @@ def codec_now() -> Codec | None:
 
 def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
-    own = type(model)
     controller.intercepts = True
-    controller.undo.append((_restore_class, (model, controller)))
-    if not hasattr(own, "_dsq_plain"):
-        object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
+    for module in (model, *_parts(model)) if controller.by_parts else (model,):
+        if module is not model:
+            module.__dict__.setdefault(_PART_OF, []).append(controller)
+        controller.undo.append((_restore_class, (module, controller)))
+        if not hasattr(type(module), "_dsq_plain"):
+            object.__setattr__(
+                module, "__class__", _intercepted(type(module))
+            )  # a compiled module passes what is set on
 
 
-def _restore_class(model: nn.Module, controller: ForwardPolicy) -> None:
-    others = [p for p in forward_policies(model) if p is not controller]
-    if not others and "_dsq_plain" in vars(type(model)):  # else FSDP made a class of ours, which does nothing now
-        object.__setattr__(model, "__class__", vars(type(model))["_dsq_plain"])
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The children of the model that are made of modules themselves, as its blocks; those in lists and dicts too."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _parts(child)
+        elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
+            yield child
+
+
+def _restore_class(module: nn.Module, controller: ForwardPolicy) -> None:
+    if controller in module.__dict__.get(_PART_OF, ()):
+        module.__dict__[_PART_OF].remove(controller)
+    others = [p for p in (*forward_policies(module), *module.__dict__.get(_PART_OF, ())) if p is not controller]
+    if not others:
+        module.__dict__.pop(_PART_OF, None)
+        if "_dsq_plain" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
+            object.__setattr__(module, "__class__", vars(type(module))["_dsq_plain"])
 
 
 def forward_policies(model: nn.Module) -> list[ForwardPolicy]:
@@ -308,6 +345,8 @@ def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwar
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
     for policy in forward_policies(model):
         run = partial(policy.call, model, run)
+    for policy in model.__dict__.get(_PART_OF, ()):
+        run = partial(policy.call_part, model, run)
     return run(*args, **kwargs)
 
 

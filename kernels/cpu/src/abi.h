@@ -118,7 +118,7 @@ void dsq_pack(const CodecDesc* desc, address x, address codes, address scales, i
 void dsq_unpack(const CodecDesc* desc, address codes, address scales, address out, int threads);
 
 /* ranges: float32 (2, groups), the low of each group and its step. running: of the same shape, alpha and beta of
-   kernels/reference/affine.py; or 0: each group is one run, in its own range. */
+   kernels/reference/stash.py; or 0: each group is one run, in its own range. */
 void dsq_affine_pack(const AffineDesc* desc, address x, address running, double decay, address ranges, address codes,
                      int threads, uint64_t seed);
 void dsq_affine_unpack(const AffineDesc* desc, address codes, address ranges, address out, int threads);

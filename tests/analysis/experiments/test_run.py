@@ -87,7 +87,8 @@ def test_what_is_told_of_a_run_is_its_recipes(tmp_path: Path, capsys: pytest.Cap
     (one,) = made.runs.values()
     folder.start(one.training_on(made.experiment.data, tmp_path / "data"), {"cpu": "x"})
     (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"train": 9}}')
-    add_row(tmp_path / "ledger.csv", {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU"})
+    other = {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU", "levels": "", "format": "", "seed": 1}
+    add_row(tmp_path / "ledger.csv", other)
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert made._ended(Job(one, folder, process))
