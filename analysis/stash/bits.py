@@ -34,7 +34,7 @@ _MORE = ((2, 0, 0), (1, 1, 0), (2, 1, 0), (2, 2, 0), (2, 2, 1), (2, 2, 2), (3, 2
 
 
 def _more(attention: int, activation: int, norm: int) -> Setup:
-    more = {"attention": attention, "softmax": attention, "activation": activation, "norm": norm}
+    more = {"attention": attention, "softmax": attention, "activation": activation, "layernorm": norm}
     name = ", ".join(f"{kind} {4 + n}" for kind, n in more.items() if n and kind != "softmax")
     return name, "bfp", {"bits": 4}, more, table.TABLE
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import whole_number
-from dsq.stash.codes import Code, Kept
+from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, intercept
 from dsq.stash.memory import MemoryOrder
@@ -30,7 +30,7 @@ class Bfloat16(TablePolicy):
     def codec(self, module: nn.Module) -> "Bfloat16":
         return self
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         if values.dtype != torch.float32 or values.numel() < self.smallest:
             return None
         return (values.contiguous().to(torch.bfloat16),), _widen

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
-from dsq.stash.codes import BOUNDARY, Codec, Form, Kept, Stash, exact_form
+from dsq.stash.codes import Codec, Form, Stash, What, exact_form
 from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
 from dsq.stash.table import TABLE, Row
 
@@ -110,7 +110,7 @@ class _Inputs:
             if x is not None and rank is None:
                 rank = x.dim()
             if x is not None and x.grad_fn is not None and x.dim() == rank:
-                kept.append((stash.code(x, BOUNDARY), x.requires_grad))
+                kept.append((stash.code(x, "boundary"), x.requires_grad))
             else:
                 kept.append(argument)
         return cls(kept)
@@ -263,10 +263,10 @@ def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
     return tuple(_RUNNING.entered)
 
 
-def form_now(x: Tensor, word: Kept) -> Form:
+def form_now(x: Tensor, what: What) -> Form:
     """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
     functions of other policies."""
-    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
+    return _RUNNING.stashes[-1].code(x, what) if _RUNNING.stashes else exact_form(x)
 
 
 def codec_now() -> Codec | None:

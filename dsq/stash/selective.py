@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import Code, Kept, Stash
+from dsq.stash.codes import Code, Stash, What
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, forward_policies, intercept
 from dsq.stash.memory import MemoryOrder
@@ -82,5 +82,5 @@ class Selective(TablePolicy):
     def codec(self, module: nn.Module) -> "Selective":
         return self
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         return None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dsq.stash.codes import Code, Decode, Kept
+from dsq.stash.codes import Code, Decode, What
 from dsq.stash.controller import Controller
 from dsq.stash.gact.plan import EXACT, BitPlan
 from dsq.stash.memory import MemoryOrder
@@ -31,7 +31,7 @@ class RecomputedForward:
     def __init__(self, plan: BitPlan, seed: tuple[int, int], segment: int = 0) -> None:
         self.plan, self.seed, self.segment, self.count = plan, seed, segment, 0
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         self.count += 1
         seed = _seed_of(*self.seed, self.segment, self.count)
         return self.plan.family.encode(values.reshape(-1), self.plan.uniform, seed)
@@ -52,7 +52,7 @@ class TrainingForward:
         """The forward is over: note what this kind of input makes the model save."""
         self.plan.layouts[self.key] = tuple(self.sizes)
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         index, size = len(self.sizes), values.numel()
         bits = self._bits(index, size)
         self.sizes.append(size)
@@ -90,7 +90,7 @@ class ReplayedForward:
         self.duals: list[Dual] = []
         self.sizes: list[int] = []
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         self.sizes.append(values.numel())
         index, flat = len(self.sizes), values.reshape(-1)
         first, second = (

@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Form, Kept, Stash, keep, kept
-
-ACTIVATION = Kept("activation", "gelu")
-FACTOR = Kept("factor", "other")
+from dsq.stash.codes import Form, Stash, keep, kept
 
 aten = torch.ops.aten
 
@@ -47,7 +44,7 @@ class Activation(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, function: Callable[..., Tensor], backward: Any, options: dict[str, Any]
     ) -> Tensor:
         y = function(x, **options)
-        form = stash.code(x, ACTIVATION)
+        form = stash.code(x, "activation")
         keep(ctx, form)
         stash.derive(y, (form,), lambda x: function(x, **options))
         ctx.gradient, ctx.options = backward, options
@@ -109,7 +106,7 @@ class Mul(torch.autograd.Function):
 def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Form | None:
     if not wanted:
         return None
-    return stash.code(x, FACTOR) if x.requires_grad and x.shape == y.shape else stash.exact(x)
+    return stash.code(x, "factor") if x.requires_grad and x.shape == y.shape else stash.exact(x)
 
 
 def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
