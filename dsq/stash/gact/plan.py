@@ -119,11 +119,6 @@ class BitPlan:
             self._allocated[sizes] = measured, bits
         return bits
 
-    def variance(self, sizes: Sizes) -> float:
-        """V(b) of equation 5 at the allocation of measured sizes."""
-        measured, bits = self.measured[len(sizes)], self.allocation(sizes) or ()
-        return sum(c * self.factor(b) for c, b in zip(measured.c, bits, strict=True))
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "measured": {count: asdict(measured) for count, measured in self.measured.items()},
