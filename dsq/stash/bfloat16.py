@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dsq.arguments import whole_number
 from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, intercept
+from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -18,7 +18,6 @@ def attach(model: nn.Module, *, smallest: int = 256) -> Controller:
     """Keep float32 tensors of at least ``smallest`` values in bfloat16. Raises ValueError for ``smallest`` under 0."""
     controller = Bfloat16(model)
     controller.smallest = whole_number("smallest", smallest, 0)
-    intercept(controller, model)  # controller.remove() takes it back
     return controller
 
 

@@ -37,7 +37,7 @@ from dsq.quantizers import Quantised
 from dsq.scheduler import PrecisionScheduler
 from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller, check_keys
-from dsq.stash.interception import TablePolicy, intercept
+from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -85,7 +85,6 @@ def attach(
     choice("rounding", rounding, get_args(Rounding))
     controller = Bfp(model, bits, format, box, rounding, whole_number("seed", seed), scheduler)
     controller.format_now()  # refuses a box that the format has not
-    intercept(controller, model)
     return controller
 
 

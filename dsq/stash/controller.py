@@ -1,9 +1,14 @@
-"""What a policy hands back: the controller of one model, which can take everything back, and what it reports."""
+"""What a policy hands back: the controller of one model. It is entered around the model's calls, reports, and can take
+everything back.
+"""
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+import torch
 from torch import nn
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
@@ -52,7 +57,8 @@ class Removable(Protocol):
 
 @dataclass(eq=False)
 class Controller(SharedByCopies):
-    """A policy at work on one model. Policies subclass it to add what they keep between steps.
+    """A policy at work on one model. Policies subclass it to say what is entered around a forward, and what they keep
+    between steps.
 
     `undo` collects what remove() takes back, in reverse order. state_dict() holds all that a resumed run needs to equal
     an unbroken one (estimates, caches, seeds).
@@ -64,6 +70,23 @@ class Controller(SharedByCopies):
     #: (function, arguments): for a deep copy of the model, modules among the arguments stand for the copy's
     undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list, repr=False)
     swapped: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)  #: and their own classes
+
+    def around(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
+        recomputation of a part of one."""
+        return nullcontext()
+
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once. What a
+        compiler traces is left to policy.py's hook."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_entered():
+            return run(*args, **kwargs)
+        with again(((self, module),)):
+            return run(*args, **kwargs)
+
+    def is_entered(self) -> bool:
+        """Whether this thread is inside of a forward under the policy."""
+        return self in [policy for policy, _ in RUNNING.entered]
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""
@@ -127,6 +150,39 @@ class Controller(SharedByCopies):
             dicts = (hooks for m in model.modules() for name, hooks in vars(m).items() if "_hooks" in name and hooks)
             for hooks in dicts:
                 hooks.pop(getattr(hook, "id", None), None)
+
+
+class Running(threading.local):
+    """Per thread (nn.DataParallel): the policies in whose forward it is, outermost first, and whose forward; and the
+    stashes of those of the table."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Controller, nn.Module]] = []
+        self.stashes: list[Any] = []
+
+
+RUNNING = Running()
+
+
+@contextmanager
+def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
+    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
+    checkpoint enters those of its forward around its recomputation."""
+    before = len(RUNNING.entered)
+    with ExitStack() as stack:
+        try:
+            for policy, module in entering:
+                if not policy.is_entered():
+                    RUNNING.entered.append((policy, module))
+                    stack.enter_context(policy.around(module))
+            yield
+        finally:
+            del RUNNING.entered[before:]
+
+
+def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
+    """The policies in whose forward this thread is, and the models."""
+    return tuple(RUNNING.entered)
 
 
 def _delete_attribute(module: nn.Module, name: str) -> None:

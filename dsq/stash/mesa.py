@@ -25,7 +25,7 @@ from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
-from dsq.stash.interception import TablePolicy, codec_now, intercept
+from dsq.stash.interception import TablePolicy, codec_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -79,7 +79,6 @@ def attach(
     choice("rounding", rounding, get_args(Rounding))
     ranges = RunningRanges(decay, rounding, whole_number("seed", seed))
     controller = Mesa(model, frozenset(kinds), ranges, groups or _most_named_heads(model))
-    intercept(controller, model)
     return controller
 
 

@@ -21,9 +21,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dsq.stash.calls import applied
 from dsq.stash.codes import Code, Stash, What
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, forward_policies, intercept
+from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.table import TABLE, Row, masks, norms, products
@@ -64,7 +65,6 @@ def attach(model: nn.Module) -> Controller:
     """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
     controller = Selective(model)
     controller.rows = ROWS
-    intercept(controller, model)
     return controller
 
 
@@ -73,7 +73,7 @@ class Selective(TablePolicy):
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
-        if any(policy is not self and isinstance(policy, TablePolicy) for policy in forward_policies(module)):
+        if any(policy is not self and isinstance(policy, TablePolicy) for policy in applied(module).values()):
             yield  # whose rows keep no more than the leaves need, and that in fewer bits
             return
         with super().around(module):

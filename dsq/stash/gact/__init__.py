@@ -40,7 +40,7 @@ from dsq.stash.gact.step import (
     differentiable,
     sensitivities,
 )
-from dsq.stash.interception import TablePolicy, in_backward, intercept
+from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
@@ -198,7 +198,6 @@ def attach(
     # first: it refuses a model without blocks, which must then be left as it was
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), family), adapt_interval, seed)
-    intercept(controller, model)
     if checkpointing is not None:
         controller.until_removed(checkpointing)
     if level == "CB2":
