@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dsq.conversion import converted
 from dsq.formats import WIDEST
-from dsq.stash.calls import applied, suspended
+from dsq.stash.controller import applied, suspended
 from dsq.stash.policy import run_eagerly
 
 _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
 from dsq.quantizers import Quantised
-from dsq.stash.calls import applied
+from dsq.stash.controller import applied
 from dsq.stash.memory import parameter_storages, weak
 from dsq.stash.meter import GraphMeter, next_node
 

@@ -7,10 +7,10 @@ A policy is a file or a folder of dsq/stash/, named in its __init__.py, which re
 ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
 once. No policy imports another's.
 
-A controller's ``around`` is entered while the model's forward runs (calls.py). For policies of the table that is a mode
-which runs the table's rows (interception.py): bfp, mesa, gact and bfloat16 differ in their codec alone, selective has
-rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, by helpers of the controller
-that put on it what remove() takes back.
+A controller's ``around`` is entered while the model's forward runs (controller.py). For policies of the table that is a
+mode which runs the table's rows (interception.py): bfp, mesa, gact and bfloat16 differ in their codec alone, selective
+has rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, by helpers of the
+controller, which remember what remove() takes back.
 
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
@@ -35,8 +35,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
-from dsq.stash.calls import applied, intercept
-from dsq.stash.controller import Controller
+from dsq.stash.controller import Controller, applied, intercept
 from dsq.stash.interception import TablePolicy, traced_in
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
