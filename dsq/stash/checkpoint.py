@@ -54,6 +54,8 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
     controller = Checkpointing(model, attached=tuple(found))
+    # not in ``call``, inside of which gact runs a step again
+    controller.until_removed(model.register_forward_pre_hook(controller.start, with_kwargs=True))
     for module in found.values():
         controller.set_attribute(module, "forward", partial(_checkpointed, controller, module))
     return controller
@@ -76,12 +78,11 @@ class Checkpointing(Controller):
     nbytes: int = 0  #: of the inputs and of the states of random generators
     _seen: dict[int, StorageWeakRef | None] = field(default_factory=dict)
 
-    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Count a training forward afresh. Weights and the batch are there anyway."""
+    def start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before a forward of the model: a training one is counted afresh. Weights and the batch are there anyway."""
         if torch.is_grad_enabled() and not in_backward():
             self.calls = self.nbytes = 0
             self._seen = dict.fromkeys(parameter_storages(self.model) | storages_of((args, kwargs)))
-        return super().call(module, run, *args, **kwargs)
 
     def note(self, tensors: list[Tensor], random: int) -> None:
         """A segment keeps these and `random` bytes of random state; in a backward it does so for a moment only."""
