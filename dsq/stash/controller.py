@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
+_PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Controller(SharedByCopies):
     an unbroken one (estimates, caches, seeds).
     """
 
+    by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
+
     model: nn.Module
     name: str = ""  # set by apply
     attached: tuple[str, ...] = ()
@@ -85,6 +88,10 @@ class Controller(SharedByCopies):
             return run(*args, **kwargs)
         with again(((self, module),)):
             return run(*args, **kwargs)
+
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a part of the model under the policy; inside of the model's forward, as it is."""
+        return Controller.call(self, self.model, run, *args, **kwargs)
 
     def is_entered(self) -> bool:
         """Whether this thread is inside of a forward under the policy."""
@@ -226,26 +233,42 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
-    """Let calls of ``model`` go through ``controller.call``, until the controller is removed.
+    """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and those of its parts, which
+    a loss in chunks or a method of the model calls by themselves, through ``controller.call_part``.
 
-    The model's class is set to a subclass of itself whose ``__call__`` does. Copies and replicas of the model carry it.
+    The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
-    applied_here: dict[str, Controller] = model.__dict__.setdefault(APPLIED, {})
-    applied_here[controller.name] = controller
-    controller.undo.append((_release, (model, controller)))
-    own = type(model)
-    if not hasattr(own, "_dsq_plain"):
-        object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
+    model.__dict__.setdefault(APPLIED, {})[controller.name] = controller
+    for module in (model, *_parts(model)) if controller.by_parts else (model,):
+        if module is not model:
+            module.__dict__.setdefault(_PART_OF, []).append(controller)
+        controller.undo.append((_release, (module, controller)))
+        own = type(module)
+        if not hasattr(own, "_dsq_plain"):
+            object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
 
 
-def _release(model: nn.Module, controller: Controller) -> None:
-    here = applied(model)
-    here.pop(controller.name, None)
-    if here:
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The children of the model that are made of modules themselves, as its blocks; those in lists and dicts too."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _parts(child)
+        elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
+            yield child
+
+
+def _release(module: nn.Module, controller: Controller) -> None:
+    here, around = applied(module), module.__dict__.get(_PART_OF, [])
+    if here.get(controller.name) is controller:
+        del here[controller.name]
+    if controller in around:
+        around.remove(controller)
+    if here or around:
         return
-    del model.__dict__[APPLIED]
-    if "_dsq_plain" in vars(type(model)):  # else FSDP made a class of ours, which does nothing now
-        object.__setattr__(model, "__class__", vars(type(model))["_dsq_plain"])
+    for name in (APPLIED, _PART_OF):
+        module.__dict__.pop(name, None)
+    if "_dsq_plain" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
+        object.__setattr__(module, "__class__", vars(type(module))["_dsq_plain"])
 
 
 def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
@@ -261,6 +284,8 @@ def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwar
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
     for policy in applied(model).values():
         run = partial(policy.call, model, run)
+    for policy in model.__dict__.get(_PART_OF, ()):
+        run = partial(policy.call_part, model, run)
     return run(*args, **kwargs)
 
 

@@ -1,7 +1,7 @@
 """The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
 
-The mode looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it
-is. torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
+The mode looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it is.
+torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -154,7 +154,9 @@ _PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getatt
 class TablePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
+    by_parts = True
     latest: Stash | None = None  #: of the latest training forward
+    parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
     def codec(self, module: nn.Module) -> Codec:
@@ -168,6 +170,8 @@ class TablePolicy(Controller):
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under the policy, also where a compiler traces this call into a graph."""
         if not torch.compiler.is_compiling():
+            if not self.is_entered():
+                self.parts = frozenset()
             return super().call(module, run, *args, **kwargs)
         codec = self.traced_codec()
         if codec is None:
@@ -175,10 +179,17 @@ class TablePolicy(Controller):
         with Interception(Stash(codec), self.rows):
             return run(*args, **kwargs)
 
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As above; parts that are called one after another are one forward, until one of them comes again."""
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and not self.is_entered():
+            self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
+        return super().call_part(part, run, *args, **kwargs)
+
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
-        stash = Stash(self.codec(module), recomputing)
+        goes_on = len(self.parts) > 1 and not recomputing
+        stash = self.latest if goes_on and self.latest else Stash(self.codec(module), recomputing)
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)

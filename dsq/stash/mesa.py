@@ -115,6 +115,8 @@ class RunningRanges:
 class Mesa(TablePolicy):
     """Running ranges."""
 
+    by_parts = False  # a range is told apart by its turn in a whole forward
+
     def __init__(self, model: nn.Module, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
         super().__init__(model)
         self.kinds, self.ranges, self.heads = kinds, ranges, heads

@@ -50,6 +50,8 @@ _STATE = ("parameters", "step", "next_adaptation", "pending", "plan")
 class Gact(TablePolicy):
     """The plan of bits, the count of steps, and the step that will be run again."""
 
+    by_parts = False  # the bits are of the tensors of a whole forward, and a step is run again from the model's inputs
+
     def __init__(self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int) -> None:
         super().__init__(model)
         self.plan, self.adapt_interval, self.seed = plan, adapt_interval, seed

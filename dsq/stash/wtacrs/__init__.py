@@ -32,6 +32,8 @@ from dsq.stash.wtacrs.rows import RowSampler, Tally
 class WTACRS(Controller):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
+    by_parts = True
+
     sampler: RowSampler = field(kw_only=True)
     products: bool = field(kw_only=True)  #: of two activations are sampled too
     latest: Tally = field(default_factory=Tally)
