@@ -1,7 +1,7 @@
 """The page of the suite: by how much each setting differs from fp32, and from bf16 autocast, of the same seed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, stdev
@@ -115,10 +115,15 @@ class Evidence:
 def page(suite: Suite, rows: Mapping[Key, Row]) -> str:
     """The page: a table over tasks, a table by task, and what was run where."""
     evidence = Evidence(suite, rows)
-    parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", _over_tasks(evidence)]
+    parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", over_tasks(evidence, _of_many_tasks(suite))]
     parts += ["Above bf16 autocast by more than two standard errors:", _strays(evidence)]
     parts += ["## By task", _by_task(evidence), "## What was run", _whereabouts(evidence)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _of_many_tasks(suite: Suite) -> list[str]:
+    """The settings that tier 3 and those below it ask for; further ones are asked for of a task or two."""
+    return list(dict.fromkeys(run.setting.name for run in suite.runs(min(3, len(suite.tiers) - 1))))
 
 
 def _schedules(suite: Suite) -> str:
@@ -129,9 +134,10 @@ def _schedules(suite: Suite) -> str:
     )
 
 
-def _over_tasks(evidence: Evidence) -> str:
+def over_tasks(evidence: Evidence, settings: Iterable[str]) -> str:
+    """A row a setting: means over the tasks that have runs of it."""
     records: list[dict[str, Any]] = []
-    for name in evidence.suite.settings:
+    for name in settings:
         losses = evidence.over_tasks(partial(evidence.losses, setting=name))
         above = evidence.over_tasks(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = evidence.over_tasks(partial(evidence.scores, setting=name))
