@@ -233,8 +233,9 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
-    """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and those of its parts, which
-    a loss in chunks or a method of the model calls by themselves, through ``controller.call_part``.
+    """Let calls of ``model`` go through ``controller.call``, until the controller is removed.
+
+    Calls of its parts, which a loss in chunks or a method of the model makes, go through ``controller.call_part``.
 
     The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
