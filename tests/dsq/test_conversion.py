@@ -55,7 +55,7 @@ def test_a_lone_linear_and_a_copy_convert():
 
 
 def test_set_level_moves_every_layer():
-    config = dsq.DSQConfig()
+    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]")
     net = dsq.convert(model(), config)
     dsq.set_level(net, config, 1)
     assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[8,4,4,8]"}
