@@ -157,11 +157,11 @@ class DSQConfig:
         """Return the config that a trainer's one line asks for: the way in is the same in every trainer.
 
         ``config`` is a DSQConfig, what its ``as_dict`` gave, or the schedule as text, "[4,3,3,8] [8,4,4,8]";
-        ``options`` are its other fields. What is not said is taken from ADVISED. Raises TypeError where ``config`` is
-        something else, or options stand beside a whole config.
+        ``options`` are its other fields. Without ``stash`` everything is packed, "all". Raises TypeError where
+        ``config`` is something else, or options stand beside a whole config.
         """
         if config is None or isinstance(config, str):
-            return DSQConfig(**{**ADVISED, **({} if config is None else {"levels": config}), **options})
+            return DSQConfig(**{"stash": "all", **({} if config is None else {"levels": config}), **options})
         if options:
             raise TypeError(f"config is whole already: put {', '.join(options)} into it, or give its levels as text")
         if isinstance(config, dict):
@@ -179,8 +179,6 @@ class DSQConfig:
         return formats.named(self.format, bits, **given)
 
 
-#: what a trainer's one line trains with, unless told (docs/evidence.md)
-ADVISED: dict[str, Any] = {"levels": "[8,4,4,8]", "stash": "all"}
 #: fields of DSQConfig that only some formats have, with their defaults
 _OPTIONS = {"box": formats.BOX, "fraction_bits": None}
 #: fields of DSQConfig whose range depends on other fields

@@ -1,4 +1,4 @@
-"""Selective differentiation on the architectures of its paper (memsave, tables 1 and 3): what is kept, by who is wanted.
+"""Selective differentiation on its paper's architectures (memsave, tables 1 and 3): what is kept, by who is wanted.
 
     python -m analysis.stash.wanted    # needs torchvision; writes analysis/results/wanted.csv
 
@@ -9,7 +9,6 @@ all wanted; here stands the share of what a forward keeps, which does not depend
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
