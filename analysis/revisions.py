@@ -37,8 +37,8 @@ from torch import Tensor, nn
 
 import dsq
 from analysis import ROOT
+from analysis.attach import attach
 from analysis.models import encoder, resnet20
-from analysis.stash.setups import attach
 
 PROG = "python -m analysis.revisions"
 Found = Iterator[tuple[str, Any]]  #: what was computed, by name: tensors and numbers
@@ -114,9 +114,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "fixed, stochastic": {"format": "fixed", "rounding": "stochastic"},
     "excluded": {"exclude": "linear1|fc1", "eval_full_precision": True},
 }
-#: policies as analysis.stash.setups names them, on a model that is not converted
-POLICIES = ("bfloat16", "bfp 4", "bfp 2", "mesa", "gact 4", "gact 4 CB1", "gact 2 of bfp", "selective")
-POLICIES += ("selective + bfp 4", "wtacrs 0.3", "wtacrs 0.5 products + bfp 4", "checkpoint + bfp 4")
+#: policies as analysis/attach.py names them, on a model that is not converted
+POLICIES: tuple[str, ...] = ("bfloat16", "bfp 4", "bfp 2", "mesa", "gact 4", "gact 4 CB1", "gact 2 of bfp")
+POLICIES += ("selective", "selective + bfp 4", "wtacrs 0.3", "wtacrs 0.5 products + bfp 4", "checkpoint + bfp 4")
 
 
 def _train(setup: str) -> Found:
@@ -209,16 +209,13 @@ def compare_bits(other: Path, only: str) -> int:
 # ---- times ----
 
 #: policies that are timed: gact with uniform bits, which do not change meanwhile
-TIMED = ("bfp 4", "mesa", "gact 4 of snvint")
+TIMED = ("bfp 4", "mesa", "gact 4 uniform")
 
 
 def _step(model: nn.Module, x: Tensor, setup: str) -> Callable[[], None]:
-    """Forward and backward of a copy: plain, converted with a stash, or under a policy."""
+    """Forward and backward of a copy with a setup."""
     held = copy.deepcopy(model)
-    if setup.startswith("[8,4,4,8] "):
-        dsq.convert(held, dsq.DSQConfig(levels="[8,4,4,8]", stash=setup.split()[1]))  # type: ignore[arg-type]
-    else:
-        attach(held, setup)
+    attach(held, setup)
     return lambda: held(x).square().mean().backward()
 
 
@@ -228,7 +225,7 @@ def seconds() -> dict[str, float]:
 
     keep_freed_memory()
     torch.manual_seed(0)
-    converted = ("plain", "[8,4,4,8] linears", "[8,4,4,8] all")
+    converted = ("plain", "[8,4,4,8]", "[8,4,4,8] whole")
     calls: dict[str, Callable[[], object]] = {}
     for what, model, x, setups in (
         ("d 512", encoder(6, 512, 8, 2048, sdpa=True), torch.randn(8, 128, 512), (*converted, *TIMED)),

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,29 +27,29 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import dsq
+from analysis.attach import attach
 from analysis.figures import BLUE, GREY, ORANGE, look, save
 from analysis.models import GPT
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
 from dsq.process_memory import resident
 
-LEVELS = "[8,4,4,8]"
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits
-SETUPS = (
-    "fp32",
-    "autocast",
-    "checkpoint",
-    "checkpoint + autocast",
-    "linears",
-    "whole",
-    "whole + autocast",
-    "whole + packed checkpoints",
-    "mesa",
-    "gact",
-)
+#: setup -> its name in analysis/attach.py
+SETUPS = {
+    "fp32": "plain",
+    "autocast": "autocast",
+    "checkpoint": "around checkpoint",
+    "checkpoint + autocast": "around checkpoint + autocast",
+    "linears": "[8,4,4,8] headless",
+    "whole": "[8,4,4,8] whole headless",
+    "whole + autocast": "[8,4,4,8] whole headless + autocast",
+    "whole + packed checkpoints": "[8,4,4,8] whole headless + around snvint 4",
+    "mesa": "mesa",
+    "gact": "gact",
+}
 LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "late", "first")
 #: what makes a row another one
@@ -185,24 +184,15 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
     """The loss of a batch, and the model."""
-    parts = case.setup.split(" + ")
-    checkpointed: dict[str, Callable[..., Tensor]] = {
-        "checkpoint": partial(checkpoint, use_reentrant=False),
-        "packed checkpoints": dsq.stash.packed_checkpoint,
-    }
     blocks, width, tokens, vocabulary = case.size
-    around = next((checkpointed[part] for part in parts if part in checkpointed), None)
-    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False, around=around)
+    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False)
     if case.setting == "late":
         dsq.give_memory_back()
-    if "linears" in parts or "whole" in parts:
-        dsq.convert(model, dsq.DSQConfig(levels=LEVELS, stash="all" if "whole" in parts else "linears", exclude="head"))
-    for policy in {"mesa", "gact"}.intersection(parts):
-        dsq.stash.apply(model, policy)
+    attach(model, SETUPS[case.setup])
     ids, targets = torch.randint(case.size[-1], (2, case.batch, case.size[2]))
 
     def loss() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in parts):
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in case.setup):
             if case.loss == "usual":
                 return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
             options = nn.LinearCrossEntropyOptions()

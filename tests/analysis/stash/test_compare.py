@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from analysis.attach import attach
 from analysis.models import GPT
 from analysis.stash import compare, setups
 from analysis.stash.allocator import HeldBytes
@@ -75,7 +76,7 @@ def test_times_join_the_sizes_measured_before(few, tmp_path):
 def test_a_name_says_its_policies(name):
     words = torch.randint(16, (2, 8))
     model = GPT(16, 8, 16, 2, 2, dropout=0.0)
-    controllers = setups.attach(model, name)
+    controllers = attach(model, name)
     model(words).square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert bool(controllers) == (name != "plain" and "around" not in name and "[" not in name)
