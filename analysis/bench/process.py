@@ -55,7 +55,7 @@ SETTINGS = ("none", "late", "first")
 #: what makes a row another one
 KEYS = ("setup", "loss", "setting", "batch", "size", "threads")
 #: figures of a row on the terminal, with their formats
-SHOWN = {"batch": "", "above MiB": ".0f", "held MiB": ".0f", "process MiB": ".0f", "seconds": ".3g"}
+SHOWN = {"batch": "", "above MiB": ".0f", "process MiB": ".0f", "seconds": ".3g"}
 #: the search for the largest batch ends where one that is larger by this share does not fit
 NEAR = 1 / 32
 
@@ -204,9 +204,9 @@ def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
 
 
 def measure(case: Case) -> dict[str, float]:
-    """MiB above the state before the first step (parameters, AdamW's moments and the batch exist): the resident set's
-    high-water mark, and what malloc has given out between forward and backward. Besides, MiB of the whole process at
-    that mark, and the median of the seconds of a step: of CPU time on one thread.
+    """MiB of the resident set's high-water mark above the state before the first step (parameters, AdamW's moments and
+    the batch exist). Besides, MiB of the whole process at that mark, and the median of the seconds of a step: of CPU
+    time on one thread.
     """
     if case.setting != "late":
         dsq.give_memory_back(case.setting == "first")
@@ -214,13 +214,9 @@ def measure(case: Case) -> dict[str, float]:
     torch.manual_seed(0)
     loss_of_batch, model = training(case)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    held = 0
 
     def step() -> None:
-        nonlocal held
-        loss = loss_of_batch()
-        held = _given_out()
-        loss.backward()
+        loss_of_batch().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -232,26 +228,12 @@ def measure(case: Case) -> dict[str, float]:
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before, given_out = resident()["resident"], _given_out()
+    before = resident()["resident"]
     clock = host_clock()
     seconds = [clock(step, 1) for _ in range(WARM + case.steps)][WARM:]
     peak = resident()["peak"]
-    mib = {"above MiB": peak - before, "held MiB": held - given_out, "process MiB": peak}
+    mib = {"above MiB": peak - before, "process MiB": peak}
     return {name: nbytes / 2**20 for name, nbytes in mib.items()} | {"seconds": median(seconds)}
-
-
-class _MallInfo(ctypes.Structure):
-    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
-
-
-def _given_out() -> int:
-    """Bytes that glibc's malloc has given out and not got back (2.33 and later; elsewhere 0)."""
-    with suppress(AttributeError):
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
-        mallinfo2.restype = _MallInfo
-        found = mallinfo2()
-        return int(found.field4 + found.field7)  # hblkhd and uordblks: in mappings of their own, and in heaps
-    return 0
 
 
 if __name__ == "__main__":
