@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
+from dsq.layers import not_compiled_alone
 from dsq.stash.codes import BOUNDARY, Codec, Form, Kept, Stash, exact_form
 from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
 from dsq.stash.table import TABLE, Row
@@ -63,6 +64,7 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stash, self.rows = stash, rows
 
+    @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
