@@ -3,7 +3,7 @@
 evidence/     the suite of real tasks that judges every default and every figure
 experiments/  trainings to BLEU or accuracy, with what they cost
 stash/        the stash policies side by side
-memory/       the cost model's peak memory against the measured one
+memory.py     the cost model's peak memory against the measured one
 step_time.py  the cost model's time of a step against the measured one
 published.py  the cost model's throughput against trainings that others published; the fit of its constants
 bench/        times and memory on this CPU
@@ -13,7 +13,7 @@ house.py      lines and files of Python by room
 timing.py     the one timer, and races of steps
 results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
-models.py     the encoder and the ResNet-20 that are measured in several rooms; small_transformers.py: others
+models.py     the small models that are measured in several rooms
 results_page.py  docs/results.md and other pages, their tables written from results/
 figures.py    how pictures look
 """

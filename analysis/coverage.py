@@ -3,27 +3,21 @@
 Small configurations, so that it takes seconds; shares depend on the ratio of sequence to width, here 64 to 128.
 """
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
 import dsq
-from analysis.models import GPT, TRANSFORMERS, encoder, transformer
+from analysis.models import GPT, TRANSFORMERS, encoder, fairseq_transformer, transformer
 from dsq.command import OneLineParser, guarded, table
 
 WIDTH, LAYERS, HEADS, VOCABULARY, TOKENS = 128, 2, 4, 512, 64
 Made = tuple[nn.Module, dict[str, Any]]  #: a model and its inputs
-
-
-def _words() -> torch.Tensor:
-    return torch.randint(VOCABULARY, (2, TOKENS))
 
 
 def _values() -> torch.Tensor:
@@ -43,27 +37,6 @@ class _WrittenAttention(nn.Module):
         return x + self.out(dsq.functional.matmul(weights, v, self.qkv).transpose(1, 2).flatten(2))
 
 
-def _nano_gpt() -> Made:
-    return GPT(VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS, dropout=0.0), {"tokens_BT": _words()}
-
-
-def _fairseq() -> Made:
-    import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
-    from fairseq.data import Dictionary
-    from fairseq.models.transformer import TransformerModel, transformer_legacy
-
-    words = Dictionary()
-    for index in range(VOCABULARY - len(words)):
-        words.add_symbol(str(index))
-    sizes = {"layers": LAYERS, "embed_dim": WIDTH, "ffn_embed_dim": 4 * WIDTH, "attention_heads": HEADS}
-    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
-    args = argparse.Namespace(share_decoder_input_output_embed=True, **both)
-    transformer_legacy.transformer_iwslt_de_en(args)
-    task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
-    batch = {"src_tokens": _words(), "src_lengths": torch.full((2,), TOKENS), "prev_output_tokens": _words()}
-    return TransformerModel.build_model(args, task), batch
-
-
 MODELS: dict[str, Callable[[], Made]] = {
     **{name: partial(transformer, name, WIDTH, LAYERS, HEADS, VOCABULARY, (2, TOKENS)) for name in TRANSFORMERS},
     "nn.TransformerEncoder": lambda: (
@@ -80,8 +53,11 @@ MODELS: dict[str, Callable[[], Made]] = {
     ),
     "own attention": lambda: (encoder(LAYERS, WIDTH, HEADS, 4 * WIDTH, sdpa=True, causal=True), {"input": _values()}),
     "written attention": lambda: (_WrittenAttention(), {"x": _values()}),
-    "nanoGPT": _nano_gpt,
-    "fairseq": _fairseq,
+    "nanoGPT": lambda: (
+        GPT(VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS, dropout=0.0),
+        {"tokens_BT": torch.randint(VOCABULARY, (2, TOKENS))},
+    ),
+    "fairseq": partial(fairseq_transformer, WIDTH, LAYERS, HEADS, VOCABULARY, (2, TOKENS)),
 }
 
 

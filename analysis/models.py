@@ -1,10 +1,12 @@
-"""The one table of small models that are measured: an encoder, a GPT and a classifier of it, a ResNet-20, and models of
-transformers by name. All have random weights.
+"""The one table of small models that are measured: an encoder, a GPT and a classifier of it, a ResNet-20, models of
+transformers by name, and fairseq's transformer. All have random weights.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -157,7 +159,7 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10, ch
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
 
 
-# ---- models of transformers ----
+# ---- models of transformers and of fairseq ----
 
 
 def from_transformers(head: str, attention: str = "sdpa", **fields: Any) -> Any:
@@ -180,8 +182,10 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", {}),
     "distilbert": ("DistilBertForMaskedLM", {}),
     "gpt2": ("GPT2LMHeadModel", {}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {}),
     "opt": ("OPTForCausalLM", {}),
     "llama": ("LlamaForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {"num_key_value_heads": 2}),
     "mixtral": ("MixtralForCausalLM", {"num_key_value_heads": 2, "num_local_experts": 4}),
     "qwen2-moe": ("Qwen2MoeForCausalLM", {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}),
     "t5": ("T5ForConditionalGeneration", {"decoder_start_token_id": 0}),
@@ -206,18 +210,46 @@ def _sizes(name: str, width: int, blocks: int, heads: int) -> dict[str, Any]:
 
 
 def transformer(
-    name: str, width: int, blocks: int, heads: int, words: int = 1000, batch: tuple[int, int] = (8, 128)
+    name: str,
+    width: int,
+    blocks: int,
+    heads: int,
+    words: int = 1000,
+    batch: tuple[int, int] = (8, 128),
+    attention: str = "sdpa",
+    **fields: Any,
 ) -> tuple[Any, dict[str, Tensor]]:
-    """A model of TRANSFORMERS, and the inputs of a batch of (sequences, tokens), labels among them; images of 64 x 64
-    are as many as 64 tokens each make.
+    """A model of TRANSFORMERS, and the inputs of a batch of (sequences, tokens), labels among them; as
+    many images as have that many patches. ``fields``: of its configuration, before those of the table.
     """
-    head, fields = TRANSFORMERS[name]
-    sizes = _sizes(name, width, blocks, heads)
+    head, usual = TRANSFORMERS[name]
+    fields = _sizes(name, width, blocks, heads) | usual | fields
     if name == "vit":
-        images = torch.randn(batch[0] * batch[1] // 64, 3, 64, 64)
-        return from_transformers(head, **sizes, **fields), {
-            "pixel_values": images,
-            "labels": torch.zeros(len(images)).long(),
-        }
-    ids = torch.randint(words, batch)
-    return from_transformers(head, **sizes, **fields, vocab_size=words), {"input_ids": ids, "labels": ids}
+        side, tokens = fields["image_size"], (fields["image_size"] // fields["patch_size"]) ** 2
+        images = torch.randn(batch[0] * batch[1] // tokens, 3, side, side)
+        inputs = {"pixel_values": images, "labels": torch.zeros(len(images)).long()}
+        return from_transformers(head, attention, **fields), inputs
+    ids = torch.randint(1, words, batch)
+    return from_transformers(head, attention, **fields, vocab_size=words), {"input_ids": ids, "labels": ids}
+
+
+def fairseq_transformer(
+    width: int, layers: int, heads: int, words: int, batch: tuple[int, int]
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """fairseq's transformer, its output projection tied to the decoder's table, without dropout, and a batch."""
+    import_module("fairseq_plugin.shims")  # before fairseq, which does not load without
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerModel, base_architecture
+
+    dictionary = Dictionary()
+    for index in range(words - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": 4 * width, "attention_heads": heads}
+    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    args = Namespace(share_decoder_input_output_embed=True, dropout=0.0, **both)
+    base_architecture(args)
+    task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    model: nn.Module = TransformerModel.build_model(args, task).train()
+    ids = torch.randint(4, words, batch)
+    lengths = torch.full((batch[0],), batch[1])
+    return model, {"src_tokens": ids, "src_lengths": lengths, "prev_output_tokens": ids}

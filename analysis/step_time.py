@@ -11,15 +11,14 @@ layers, so that their passes are predicted with --container 32.
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
 import dsq
-from analysis.models import from_transformers
-from analysis.small_transformers import workload_of
+from analysis.memory import workload_of
+from analysis.models import transformer
 from analysis.timing import Call, in_turns, keep_freed_memory
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.estimate import evaluate
@@ -33,46 +32,14 @@ LENGTH, WORDS = 128, 4000
 WARM, ROUNDS = 3, 8
 
 
-@dataclass(frozen=True)
-class SmallModel:
-    """A small model of transformers: the name of its class, and its sizes."""
-
-    head: str
-    sequences: int
-    fields: dict[str, Any]
-
-
-def _alike(width: int, layers: int, heads: int, ffn: int) -> dict[str, Any]:
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-    }
-
-
-MODELS = {
-    "gpt2": SmallModel(
-        "GPT2LMHeadModel",
-        4,
-        {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": LENGTH, "activation_function": "gelu"},
-    ),
-    "llama": SmallModel("LlamaForCausalLM", 4, _alike(512, 2, 8, 1408)),
-    "bert": SmallModel("BertForMaskedLM", 8, _alike(256, 4, 4, 1024)),
-    "opt": SmallModel(
-        "OPTForCausalLM",
-        4,
-        {
-            "hidden_size": 384,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 6,
-            "ffn_dim": 1536,
-            "word_embed_proj_dim": 384,
-            "activation_function": "relu",
-        },
-    ),
-    "gpt_neox": SmallModel("GPTNeoXForCausalLM", 2, _alike(768, 2, 12, 3072)),
-    "qwen2": SmallModel("Qwen2ForCausalLM", 8, _alike(256, 6, 4, 768) | {"num_key_value_heads": 2}),
+#: name -> width, blocks, heads, sequences; and fields of its configuration that are not the usual ones
+MODELS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
+    "gpt2": ((256, 4, 4, 4), {"n_positions": LENGTH, "activation_function": "gelu"}),
+    "llama": ((512, 2, 8, 4), {"intermediate_size": 1408}),
+    "bert": ((256, 4, 4, 8), {}),
+    "opt": ((384, 3, 6, 4), {}),
+    "gpt_neox": ((768, 2, 12, 2), {}),
+    "qwen2": ((256, 6, 4, 8), {"intermediate_size": 768}),
 }
 LEVELS = (Precision(4, 4, 4, 16), Precision(16, 4, 4, 16))
 SETUPS = {
@@ -105,8 +72,9 @@ def run(options: argparse.Namespace) -> None:
 
 def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
     """A row for each setup: the step as measured, all setups in turns, and as predicted."""
+    model, inputs = _made(name)
     lengths = {"source_length": LENGTH} if name == "bert" else {"target_length": LENGTH}
-    workload = workload_of(build(name), MODELS[name].sequences, **lengths)
+    workload = workload_of(model, len(inputs["labels"]), **lengths)
     seconds = in_turns({setup: step(name, setup) for setup in SETUPS}, ROUNDS, repeats=1, warm=WARM)
     for label, setup in SETUPS.items():
         measured, predicted = min(seconds[label]), float(evaluate(workload, setup, hardware).total.seconds)
@@ -119,23 +87,23 @@ def compare(name: str, hardware: Hardware) -> Iterator[dict[str, Any]]:
         }
 
 
-def build(name: str) -> Any:
+def _made(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    return from_transformers(MODELS[name].head, "eager", vocab_size=WORDS, **MODELS[name].fields)
+    (width, blocks, heads, sequences), fields = MODELS[name]
+    return transformer(name, width, blocks, heads, WORDS, (sequences, LENGTH), "eager", **fields)
 
 
 def step(name: str, setup: str) -> Call:
     """One training step of the model."""
-    model = build(name)
+    model, inputs = _made(name)
     if setup.startswith("dsq"):
         dsq.convert(model, dsq.DSQConfig(levels=setup.removeprefix("dsq "), tied=True))  # type: ignore[arg-type]
-    ids = torch.randint(WORDS, (MODELS[name].sequences, LENGTH))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
 
     def run() -> None:
         optimiser.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=setup.startswith("bf16")):
-            loss = model(input_ids=ids, labels=ids).loss
+            loss = model(**inputs).loss
         loss.backward()
         optimiser.step()
 

@@ -22,7 +22,7 @@ from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
 from dsq.linear import Linear
 from dsq.process_memory import give_memory_back
 from dsq.quantizers import Quantised
-from dsq.stash.policy import applied
+from dsq.stash.controller import applied
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -1,12 +1,14 @@
-"""python -m analysis.bench PART: what a part costs, as a table on the terminal, a CSV and, of times, a picture."""
+"""python -m analysis.bench PART: what a part costs, as a table on the terminal and a CSV."""
 
 import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from analysis.bench import process
-from dsq.command import OneLineParser, count, guarded, make_folder
+from analysis.timing import TRUSTED_STRAY, Race
+from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
 
 #: part -> where its races are, imported when asked for: a function of rounds
 RACES = {
@@ -17,11 +19,11 @@ RACES = {
     "formats": "steps.formats",
     "tiny": "steps.tiny",
     "policies": "steps.policies",
-    "narrow_policies": "steps.narrow_policies",
     "gpt": "steps.gpt_steps",
 }
 #: part -> a function of the folder that its CSV goes to
 TABLES = {"stash": "stash.run", "format_errors": "kernels.format_errors"}
+SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     common = OneLineParser(add_help=False)
     common.add_argument("--rounds", type=count, default=15, help="turns of each contestant (default: 15)")
     common.add_argument("--threads", type=count, help="PyTorch's threads (default: as they are; process: 1)")
-    common.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV and the picture")
+    common.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV")
     names = (*RACES, *TABLES, "process")
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART", help=", ".join(names))
     for part in (*RACES, *TABLES):
@@ -54,14 +56,37 @@ def run(options: argparse.Namespace) -> None:
     work = getattr(import_module(f"analysis.bench.{module}"), function)
     if part in TABLES:
         return work(out)
-    from analysis.bench.report import text, write
-
-    races = []
+    found: list[dict[str, Any]] = []
     for race in work(options.rounds):
-        print(text([race]), flush=True)
-        races.append(race)
-    for path in write(races, out, part):
-        print(f"written: {path}")
+        print(f"{race.title}: ratios to {race.baseline}\n{table(rows(race), SHOWN)}\n{verdict(race)}\n", flush=True)
+        found += rows(race)
+    write_text(out / f"{part}.csv", as_csv(found))
+    print(f"written: {out / part}.csv")
+
+
+def rows(race: Race) -> list[dict[str, Any]]:
+    """A row for each contestant."""
+    return [
+        {
+            "race": race.title,
+            "contestant": result.name,
+            "ms": 1000 * result.median_seconds,
+            "ratio": result.ratio,
+            "best/best": result.best_ratio,
+            "stray": result.stray,
+            "baseline": race.baseline,
+            "trusted": race.trusted,
+        }
+        for result in race.results
+    ]
+
+
+def verdict(race: Race) -> str:
+    """What the baseline's ratio to itself says of the machine."""
+    measured = f"{race.baseline} against itself: {race.control.ratio:.3f}, stray {race.stray:.0%}"
+    if race.trusted:
+        return measured
+    return f"TOO NOISY TO TRUST: {measured} (more than {TRUSTED_STRAY:.0%}); stop what else runs here and repeat"
 
 
 if __name__ == "__main__":

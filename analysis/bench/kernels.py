@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ BLOCKS = [kind for name, kind in FORMATS.items() if "box" in options(name)]
 
 
 def against_copies(rounds: int) -> Iterator[Race]:
-    """Preallocated outputs by instruction set, allocation counted, formats, and other packages.
+    """Preallocated outputs by instruction set, allocation counted, and formats.
 
     Raises ValueError without the kernels.
     """
@@ -55,8 +54,6 @@ def against_copies(rounds: int) -> Iterator[Race]:
         for operation, base in of_each.pop("bfp").items():
             calls = {name: calls[operation] for name, calls in of_each.items()}
             yield race(f"{operation}, {size:,} float32 values", ("bfp", base), calls, rounds)
-    peers = {"this package": operations(sets[0], x, y, BFP(4, BOX))["quantise, columns"]}
-    yield race(f"others at 4 bits in boxes, {where}", copy, peers | dict(_peers(x)), max(rounds // 4, 3))
 
 
 def operations(isa: str, x: Tensor, y: Tensor, fmt: Format) -> dict[str, Call]:
@@ -86,35 +83,6 @@ def allocating(x: Tensor) -> dict[str, Call]:
         calls[f"quantise, {axis}"] = partial(dispatch.quantize, x, fmt, dim)
         calls[f"quantise to bfloat16, {axis}"] = partial(dispatch.quantize, x, fmt, dim, None, torch.bfloat16)
     return calls
-
-
-def _peers(x: Tensor) -> Iterator[tuple[str, Call]]:
-    """Fake quantisation at 4 bits, in blocks as near to 16 as each has."""
-    yield "plain PyTorch", partial(plain_pytorch, x)
-    yield "torch.compile of the same", partial(torch.compile(plain_pytorch, dynamic=False), x)
-    if find_spec("qtorch"):
-        from qtorch.quant import block_quantize
-
-        yield "QPyTorch", lambda: block_quantize(x.view(-1, 16), wl=4, dim=0, rounding="nearest").view(x.shape)
-    if find_spec("torchao"):
-        from torchao.prototype.mx_formats.mx_tensor import to_mx
-
-        yield "torchao fp4, block 32", lambda: to_mx(x, torch.float4_e2m1fn_x2, 32)[1]
-    if find_spec("mx"):
-        from mx.mx_ops import quantize_mx_op
-        from mx.specs import finalize_mx_specs
-
-        specs = finalize_mx_specs({"w_elem_format": "int4", "a_elem_format": "int4", "block_size": 16, "scale_bits": 8})
-        yield "microxcaling int4", lambda: quantize_mx_op(x, specs, elem_format="int4", axes=[-1])
-
-
-def plain_pytorch(x: Tensor, bits: int = 4, box: int = 16) -> Tensor:
-    """Block floating point along the last axis in PyTorch's own operations, float32 throughout, tiny boxes left out."""
-    boxes = x.unflatten(-1, (-1, box))
-    exponent = torch.frexp(boxes.abs().amax(-1, keepdim=True)).exponent - 1
-    unit = torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - (bits - 2))
-    largest = 2 ** (bits - 1) - 1
-    return ((boxes / unit).round().clamp(-largest, largest) * unit).flatten(-2)
 
 
 def product(rounds: int) -> Iterator[Race]:

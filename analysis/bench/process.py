@@ -24,12 +24,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import dsq
+from analysis.figures import BLUE, GREY, ORANGE, look, save
 from analysis.models import GPT
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
@@ -89,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the rows asked for and write ``out``/process.csv and .png, or process_largest.csv."""
+    """Measure the rows asked for and write ``out``/process.csv and front.png, or process_largest.csv."""
     path = options.out / ("process_largest.csv" if options.largest else "process.csv")
     import pandas as pd
 
@@ -107,10 +109,8 @@ def run(options: argparse.Namespace) -> None:
         write_text(path, as_csv(list(rows.values()), ".4g"))
     print(f"written: {path}")
     if not options.largest:
-        from analysis.bench.report import process_picture
-
-        process_picture(pd.read_csv(path), path.with_suffix(".png"))
-        print(f"written: {path.with_suffix('.png')}")
+        draw(list(rows.values()), options.out / "front.png")
+        print(f"written: {options.out / 'front.png'}")
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -149,6 +149,35 @@ def largest(case: Case, limit: float) -> int:
         room = limit - found["process MiB"] + found["above MiB"]  # memory grows about as the batch does
         batch = min(max(fits + 1, int(batch * room / found["above MiB"])), over - 1)
     return fits
+
+
+#: setups of the README's picture: what a stranger calls each, its colour
+DRAWN = {
+    "fp32": ("fp32", GREY),
+    "checkpoint": ("fp32, activation checkpointing", GREY),
+    "autocast": ("bf16 autocast", GREY),
+    "checkpoint + autocast": ("bf16 autocast, checkpointing", GREY),
+    "linears": ("dsq, the linears' stash packed", BLUE),
+    "whole": ("dsq, everything packed", ORANGE),
+}
+
+
+@look()
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw memory against time of a step, from the rows of the README: batch 16, freed memory given back."""
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    chosen = Case("", "in chunks", "first", 16).labels
+    for row in rows:
+        if row["setup"] not in DRAWN or any(row[name] != chosen[name] for name in KEYS if name != "setup"):
+            continue
+        label, colour = DRAWN[row["setup"]]
+        place = float(row["seconds"]), float(row["above MiB"])
+        axes.plot(*place, "o", color=colour, markersize=9)
+        axes.annotate(label, place, (9, -4), textcoords="offset points", color=colour)
+    axes.set(xlim=(4, 12.5), ylim=(0, 1000), xlabel="seconds a training step", ylabel="memory of the step, MiB")
+    axes.text(4.1, 30, "better: down and left", color=GREY, style="italic")
+    axes.grid()
+    save(figure, path)
 
 
 # ---- the process of a row ----

@@ -152,15 +152,12 @@ def tiny(rounds: int) -> Iterator[Race]:
 
 
 def policies(rounds: int) -> Iterator[Race]:
-    """Every policy that codes what is saved against plain steps: transformers of width 512, and the ResNet-20."""
-    for name in ("encoder", "vit", "bert", "gpt2", "llama", "resnet"):
-        yield _race(f"{name}, d 512", small(name, 512), ["fp32", "bfp", "mesa", "gact"], rounds, warm=2)
-
-
-def narrow_policies(rounds: int) -> Iterator[Race]:
-    """The transformers at width 128, where what a policy takes once a tensor weighs more; gact has adapted by then."""
-    for name in ("encoder", "vit", "bert", "gpt2", "llama"):
-        yield _race(f"{name}, d 128", small(name, 128), ["fp32", "bfp", "mesa", "gact"], rounds, warm=25)
+    """Every policy that codes what is saved against plain steps: transformers of width 512 and the ResNet-20, then the
+    transformers at width 128, where what a policy takes once a tensor weighs more; gact has adapted by then."""
+    transformers = ("encoder", "vit", "bert", "gpt2", "llama")
+    for width, warm, names in ((512, 2, (*transformers, "resnet")), (128, 25, transformers)):
+        for name in names:
+            yield _race(f"{name}, d {width}", small(name, width), ["fp32", "bfp", "mesa", "gact"], rounds, warm=warm)
 
 
 def gpt_steps(rounds: int) -> Iterator[Race]:

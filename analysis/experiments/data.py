@@ -60,8 +60,7 @@ class Data:
         if not self.translates:
             return text.read_tables(Path(self.path), self.task)
         columns = tuple(self.columns.split(","))
-        found = text.read_parallel(Path(self.path), self.source, self.target, self.prefix, columns)
-        return {split: _lower(part) for split, part in found.items()} if self.lowercase else found
+        return text.read_parallel(Path(self.path), self.source, self.target, self.prefix, columns, self.lowercase)
 
     def check_present(self) -> None:
         """Raise ValueError, with where to get them, where the data are absent or other than those published."""
@@ -103,20 +102,17 @@ def prepare(data: Data, folder: Path) -> str:
 
 
 def _prepare(data: Data, found: dict[str, Any], folder: Path) -> str:
-    record = folder / "data.json"
-    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != data.settings():
-        raise ValueError(f"{folder}: was prepared with other settings than the recipe's data: give another --out")
-    if not record.exists():  # what a killed preparation left may be of other settings
+    record, now = folder / "data.json", {**data.settings(), "text_sha256": text.sha256(found)}
+    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    if "text_sha256" not in made:  # what a killed preparation left may be of other settings
         shutil.rmtree(folder / "binary", ignore_errors=True)
-        (folder / text.SHA256_FILE).unlink(missing_ok=True)
         (_binarise_pairs if data.translates else _binarise_tables)(data, found, folder)
-    sha256 = text.check_same(found, folder)
-    write_text(record, json.dumps(data.settings(), indent=1) + "\n")
-    return sha256
-
-
-def _lower(part: ParallelText) -> ParallelText:
-    return ParallelText([a.lower() for a in part.source], [b.lower() for b in part.target], part.dropped)
+        write_text(record, json.dumps(now, indent=1) + "\n")
+    elif made["text_sha256"] == now["text_sha256"] and made != now:
+        raise ValueError(f"{folder}: was prepared with other settings than the recipe's data: give another --out")
+    elif made != now:
+        raise ValueError(f"{folder}: was made of other text than --data has now: put that back, or give another --out")
+    return now["text_sha256"]
 
 
 def _binarise_pairs(data: Data, found: dict[str, ParallelText], folder: Path) -> None:

@@ -55,7 +55,6 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
     costs = run.level_costs(experiment.workload)
     cost = weighed(costs, work) if costs and levels else None
     losses = [loss for _, loss in results["valid_loss"]]
-    own_model = results.get("costs", {}).get("first-principles", {})
     return {
         "recipe": experiment.name,
         "run": run.name,
@@ -69,8 +68,6 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
         "last_valid_loss": losses[-1] if losses else None,
         "arithmetic": cost.arithmetic if cost else None,
         "dram": cost.dram if cost else None,
-        "arithmetic_own_model": own_model.get("arithmetic"),
-        "dram_own_model": own_model.get("dram"),
         **{name: history.get(name) for name in _OPTIONS},
         "rise_at": None,
         **run.options,

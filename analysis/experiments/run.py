@@ -7,6 +7,7 @@
 
 data prepared once -> runs, each a process -> ledger.csv, a row a run; then python -m analysis.experiments.report.
 Several commands, on several machines that see one file system, may be at one experiment: each run is trained once.
+How far a run is: tail -f NAME/RUN/train.log.
 """
 
 import contextlib
@@ -14,7 +15,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,21 +26,19 @@ from typing import Any, NoReturn
 
 from analysis.experiments.data import prepare
 from analysis.experiments.fairseq_run import environment
-from analysis.experiments.ledger import FILE, add_row, place, read_ledger, row
+from analysis.experiments.ledger import FILE, add_row, place, row
 from analysis.experiments.recipe import Experiment, PlannedRun, check, load_experiment, plan
 from analysis.experiments.train import Training
 from costmodel.paper.run_cost import Cost
 from dsq.command import OneLineParser, count, guarded, make_folder, table
 
 PROG = "python -m analysis.experiments.run"
-POLL_SECONDS, PROGRESS_SECONDS = 1.0, 60.0
-_UPDATES = re.compile(r'"(?:valid_)?num_updates": "(\d+)"')
-_EPOCHS = re.compile(r'"update": ([\d.]+)')
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run: its settings (run.json), its lock, how far it is and what came out."""
+    """The folder of one run: its settings (run.json), its lock and what came out (results.json)."""
 
     path: Path
 
@@ -48,19 +46,16 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "run.log"
 
-    @property
-    def results(self) -> dict[str, Any] | None:
-        """What the run ended with; None before."""
-        return _read(self.path / "results.json")
-
-    @property
-    def settings(self) -> dict[str, Any] | None:
-        """What ``start`` recorded; None before."""
-        return _read(self.path / "run.json")
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run: "run", from its start, or "results", from its end; None before."""
+        with contextlib.suppress(FileNotFoundError):
+            content: dict[str, Any] = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
+            return content
+        return None
 
     def check(self, training: Training) -> None:
         """Raise ValueError where the folder holds a run with other settings than these."""
-        found = self.settings
+        found = self.read("run")
         if found is None:
             return
         settings = training.data.settings()
@@ -74,7 +69,7 @@ class RunFolder:
 
     def start(self, training: Training, place: dict[str, str]) -> None:
         """Record the run's settings and where it is started; a resumed run may have several places."""
-        places = [*(self.settings or {}).get("places", []), place]
+        places = [*(self.read("run") or {}).get("places", []), place]
         self.path.mkdir(parents=True, exist_ok=True)
         training.write(self.path, places=places)
 
@@ -92,18 +87,6 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def done(self, run: PlannedRun) -> float:
-        """The share of the training that is done, by its log."""
-        if self.results:
-            return 1.0
-        with contextlib.suppress(FileNotFoundError), (self.path / "train.log").open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 8192, 0))
-            text = file.read().decode("utf-8", "replace")
-            found = (_UPDATES if run.max_update else _EPOCHS).findall(text)
-            whole = run.max_update or float(run.training.get("max-epoch", 0))
-            return min(float(found[-1]) / whole, 1.0) if found and whole else 0.0
-        return 0.0
-
     def failure(self, status: int) -> str:
         """Why a run ended with this exit status: a signal, which leaves no word, or the last line of its log."""
         if status < 0:
@@ -112,33 +95,11 @@ class RunFolder:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(FileNotFoundError):
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return content
-    return None
-
-
-class Job:
-    """A run's process, in a group of its own, which holds the run's lock."""
-
-    def __init__(self, run: PlannedRun, folder: RunFolder, process: "subprocess.Popen[bytes]") -> None:
-        self.run, self.folder, self._process = run, folder, process
-
-    def status(self) -> int | None:
-        """The exit status of the process; None before."""
-        return self._process.poll()
-
-    def stop(self) -> None:
-        """End the process and what it started."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            os.killpg(self._process.pid, signal.SIGCONT)  # one that was stopped would never end
-            self._process.wait()
-
-
 class Session:
-    """One call of the command: starts the runs that are not finished, `jobs` at a time, and records those that end."""
+    """One call of the command: starts the runs that are not finished, ``jobs`` at a time, and records those that end.
+
+    The process of a run has a group of its own, and holds the run's lock.
+    """
 
     def __init__(self, experiment: Experiment, runs: list[PlannedRun], out: Path, threads: int) -> None:
         self.experiment, self.out, self.threads = experiment, out, threads
@@ -146,35 +107,32 @@ class Session:
         self.folders = {run.name: RunFolder((out / run.name).resolve()) for run in runs}
         self.failed: dict[str, str] = {}
         self.elsewhere: list[str] = []
-        self._started = time.monotonic()
-        self._done_before = self._done()
 
     def go(self, jobs: int) -> None:
         """Run to the end. Raises ValueError where runs failed; the others are finished then."""
         waiting = [run for run in self.runs.values() if not self._enter_finished(run)]
         print(f"{len(self.runs) - len(waiting)} of {len(self.runs)} runs were finished before", flush=True)
-        active: list[Job] = []
-        printed = time.monotonic()
+        active: dict[str, subprocess.Popen[bytes]] = {}
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active += self._start(waiting.pop(0))
+                    run = waiting.pop(0)
+                    if process := self._start(run):
+                        active[run.name] = process
                 time.sleep(POLL_SECONDS)
-                active = [one for one in active if not self._ended(one)]
-                if time.monotonic() - printed > PROGRESS_SECONDS:
-                    printed = time.monotonic()
-                    self._print_progress(active)
+                for name in [name for name, process in active.items() if process.poll() is not None]:
+                    self._ended(self.runs[name], active.pop(name).returncode)
         finally:
-            for one in active:
-                one.stop()
+            for process in active.values():
+                stop(process)
         if self.elsewhere:
             print(f"another process is at {', '.join(self.elsewhere)}: call again when it has ended")
         if self.failed:
             name, why = next(iter(self.failed.items()))
             raise ValueError(f"{len(self.failed)} of {len(self.runs)} runs failed, first {name}: {why}")
 
-    def _start(self, run: PlannedRun) -> list[Job]:
-        """The run's job; none where another command is at the run, or has ended it.
+    def _start(self, run: PlannedRun) -> "subprocess.Popen[bytes] | None":
+        """The run's process; None where another command is at the run, or has ended it.
 
         Raises ValueError where another command has begun the run with other settings since this one looked.
         """
@@ -185,11 +143,11 @@ class Session:
             if lock is None:
                 self.elsewhere.append(run.name)
             if lock is None or self._enter_finished(run):
-                return []
+                return None
             print(f"start  {run.name}", flush=True)
             folder.start(training, place("--cpu" in training.flags) | {"threads": str(self.threads)})
             with folder.log.open("ab") as log:
-                process = subprocess.Popen(
+                return subprocess.Popen(
                     [sys.executable, "-m", "analysis.experiments.train", "--resume", str(folder.path)],
                     env=environment() | {"OMP_NUM_THREADS": str(self.threads)},
                     stdin=subprocess.DEVNULL,
@@ -198,54 +156,43 @@ class Session:
                     start_new_session=True,
                     pass_fds=(lock,),
                 )
-        return [Job(run, folder, process)]
 
-    def _ended(self, one: Job) -> bool:
-        status = one.status()
-        if status is None:
-            return False
-        if status or not self._enter_finished(one.run):
-            self.failed[one.run.name] = f"{one.folder.failure(status)} (all of it: {one.folder.log})"
-            print(f"FAILED {one.run.name}: {self.failed[one.run.name]}", flush=True)
+    def _ended(self, run: PlannedRun, status: int) -> None:
+        entered = None if status else self._enter_finished(run)
+        if entered:
+            print(f"done   {run.name}: {entered['measure']} {entered['score']}", flush=True)
         else:
-            key = (self.experiment.name, one.run.name)
-            entered = next(row for row in read_ledger(self.out / FILE) if (row["recipe"], row["run"]) == key)
-            print(f"done   {one.run.name}: {entered['measure']} {entered['score']}, {self._left()}", flush=True)
-        return True
+            folder = self.folders[run.name]
+            self.failed[run.name] = f"{folder.failure(status)} (all of it: {folder.log})"
+            print(f"FAILED {run.name}: {self.failed[run.name]}", flush=True)
 
-    def _enter_finished(self, run: PlannedRun) -> bool:
-        """Whether the run is finished; its row is then in the ledger."""
-        folder, ledger = self.folders[run.name], self.out / FILE
-        results, settings = folder.results, folder.settings
+    def _enter_finished(self, run: PlannedRun) -> dict[str, Any] | None:
+        """The run's row, which is then in the ledger; None where the run is not finished."""
+        results, settings = (self.folders[run.name].read(name) for name in ("results", "run"))
         if results is None or settings is None:
-            return False
-        add_row(ledger, row(self.experiment, run, results, settings["places"]))
-        return True
+            return None
+        entered = row(self.experiment, run, results, settings["places"])
+        add_row(self.out / FILE, entered)
+        return entered
 
-    def _done(self) -> float:
-        """Runs' worth of training that is done."""
-        return sum(self.folders[name].done(run) for name, run in self.runs.items())
 
-    def _left(self) -> str:
-        done = self._done()
-        seconds, gained = time.monotonic() - self._started, done - self._done_before
-        left = _duration(seconds / gained * (len(self.runs) - done)) if gained > 0 else "unknown time"
-        return f"{done:.1f} of {len(self.runs)} runs' training done, {left} left"
-
-    def _print_progress(self, active: Sequence[Job]) -> None:
-        running = ", ".join(f"{one.run.name} {one.folder.done(one.run):.0%}" for one in active)
-        print(f"       {running}; {self._left()}", flush=True)
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a process, and all of its group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGCONT)  # one that was stopped would never end
+        process.wait()
 
 
 def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
-    """The plan as a table: each run's cost by dsq-cost's paper profile, and how far it is."""
+    """The plan as a table: each run's cost by dsq-cost's paper profile, and whether it is finished."""
     rows = []
     for run in runs:
         cost = run.expected(experiment.workload)
-        done = RunFolder(out / run.name).done(run)
         updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
         costs = {name: _range(cost, name) for name in ("arithmetic", "dram")}
-        rows.append({"run": run.name, "updates": updates, **costs, "done": f"{done:.0%}"})
+        finished = "yes" if RunFolder(out / run.name).read("results") else "no"
+        rows.append({"run": run.name, "updates": updates, **costs, "finished": finished})
     note = (
         f"{len(runs)} runs. arithmetic, dram: dsq-cost's paper profile of {experiment.workload}, fixed-point 32 = 1, "
         "by the shares of updates; from .. to where plateaus decide; - in floating point"
@@ -255,11 +202,6 @@ def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
 
 def _range(costs: Sequence[Cost], name: str) -> str:
     return " .. ".join(f"{getattr(cost, name):.4f}" for cost in costs) or "-"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def run_recipe(

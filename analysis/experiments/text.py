@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dsq.command import write_text
-
 SPLITS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 _OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 #: the names of columns that MNLI and QNLI have instead of ours
 _OWN_NAMES = {"gold_label": "label", "question": "sentence1"}
-SHA256_FILE = "text.sha256"  #: the file of a folder that was made of text, with its SHA-256
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,6 @@ class ParallelText:
 
     source: list[str]
     target: list[str]
-    dropped: int = 0  #: pairs left out because one side was empty
 
     @property
     def columns(self) -> list[list[str]]:
@@ -63,18 +59,26 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_parallel(
-    folder: Path, source: str, target: str, prefix: str = "", columns: tuple[str, ...] = ("de", "en")
+    folder: Path,
+    source: str,
+    target: str,
+    prefix: str = "",
+    columns: tuple[str, ...] = ("de", "en"),
+    lowercase: bool = False,
 ) -> dict[str, ParallelText]:
-    """The splits train, valid and test under ``folder``.
+    """The splits train, valid and test under ``folder``, without the pairs of which a side is empty.
 
     Args:
         columns: the languages of a .tsv file's columns, in order.
+        lowercase: lower-case all text.
     Raises:
         ValueError: a split is missing, there twice, empty, not UTF-8, or of uneven length.
     """
     if not folder.is_dir():
         raise ValueError(f"--data {folder}: no such directory; expected one with {_accepted(source, target)}")
-    return {split: _read_split(folder, split, source, target, prefix, columns) for split in SPLITS}
+    found = {split: _read_split(folder, split, source, target, prefix, columns) for split in SPLITS}
+    change = str.lower if lowercase else str
+    return {split: ParallelText(*([change(line) for line in side] for side in found[split])) for split in SPLITS}
 
 
 def _accepted(source: str, target: str) -> str:
@@ -84,7 +88,7 @@ def _accepted(source: str, target: str) -> str:
 
 def _read_split(
     folder: Path, split: str, source: str, target: str, prefix: str, columns: tuple[str, ...]
-) -> ParallelText:
+) -> tuple[list[str], list[str]]:
     found = {kind: _find(folder, split, prefix, kind) for kind in (source, target, "tsv")}
     if found["tsv"] and not found[source]:
         pairs = _read_table(_only(found["tsv"], split), columns, source, target)
@@ -102,7 +106,7 @@ def _read_split(
     kept = [(a.strip(), b.strip()) for a, b in pairs if a.strip() and b.strip()]
     if not kept:
         raise ValueError(f"--data {folder}: the {split} text holds no sentence pair")
-    return ParallelText([a for a, _ in kept], [b for _, b in kept], len(pairs) - len(kept))
+    return [a for a, _ in kept], [b for _, b in kept]
 
 
 def _find(folder: Path, split: str, prefix: str, kind: str) -> list[Path]:
@@ -185,23 +189,15 @@ def read_labelled(folder: Path, task: str, split: str) -> LabelledSentences:
     return LabelledSentences([label.strip() for label in table["label"]], [list(table[name]) for name in columns])
 
 
-def check_same(text: Mapping[str, ParallelText | LabelledSentences], folder: Path) -> str:
-    """The SHA-256 of the sentences, however packed their files are; the first call records it in ``folder``.
-
-    Raises ValueError where another is recorded: what lies in the folder was made of other sentences.
-    """
+def sha256(text: Mapping[str, ParallelText | LabelledSentences]) -> str:
+    """The SHA-256 of the sentences, however packed their files are."""
     digest = hashlib.sha256()
     for split, part in text.items():
         for column in part.columns:
             digest.update(f"{split} {len(column)}\n".encode())
             for line in column:
                 digest.update(f"{line}\n".encode())
-    found, record = digest.hexdigest(), folder / SHA256_FILE
-    if not record.exists():
-        write_text(record, f"{found}\n")
-    elif record.read_text(encoding="utf-8").strip() != found:
-        raise ValueError(f"{folder}: was made of other text than --data has now: put that back, or give another --out")
-    return found
+    return digest.hexdigest()
 
 
 def train_bpe(sentences: Iterable[str], size: int) -> Any:

@@ -25,9 +25,7 @@ from typing import Any
 
 from analysis.experiments.data import Data, add_flags, data_of, prepare
 from analysis.experiments.fairseq_run import command_line, fairseq, hypotheses, records, show
-from costmodel.cli.commands import estimate
-from costmodel.cli.main import parser
-from dsq.command import OneLineParser, guarded, make_folder, refuse_used, table, write_text
+from dsq.command import OneLineParser, guarded, make_folder, refuse_used, write_text
 from dsq.precision import DEFAULT_LEVELS, levels_text
 
 PROG = "python -m analysis.experiments.train"
@@ -118,6 +116,7 @@ def run(training: Training, out: Path) -> dict[str, Any]:
     trained = time.perf_counter()
     scored = _translated(training, found, folder / "binary", out) if data.translates else _classified(found, out)
     ended = time.perf_counter()
+    history = out / "checkpoints" / "dsq_history.json"
     seconds = {"prepare": prepared - started, "train": trained - prepared, "score": ended - trained}
     results = {
         "date": date.today().isoformat(),
@@ -126,7 +125,7 @@ def run(training: Training, out: Path) -> dict[str, Any]:
         "sentences": {split: len(part.columns[0]) for split, part in found.items()},
         "text_sha256": sha256,
         **scored,
-        **(_of_dsq(out / "checkpoints" / "dsq_history.json") if training.levels != FLOAT else {}),
+        **({} if training.levels == FLOAT else {"history": json.loads(history.read_text(encoding="utf-8"))}),
         "train_loss": _losses(out / "train.log", "train_inner", ""),
         "valid_loss": _losses(out / "train.log", "valid", "valid_"),
         "seconds": {stage: round(spent, 1) for stage, spent in {**seconds, "total": ended - started}.items()},
@@ -188,23 +187,13 @@ def _losses(log: Path, kind: str, prefix: str) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
-def _of_dsq(history: Path) -> dict[str, Any]:
-    """The record of the schedule, and profile -> the run's costs as ``dsq-cost estimate --history`` has them."""
-    costs = {}
-    for profile in ("first-principles", "paper"):
-        given = parser().parse_args(["estimate", "--history", str(history), "--profile", profile])
-        mean = estimate.run(given).sections[0].records[-1]
-        costs[profile] = {name: mean[name] for name in ("arithmetic", "dram")}
-    return {"history": json.loads(history.read_text(encoding="utf-8")), "costs": costs}
-
-
 def write_json(results: dict[str, Any], path: Path) -> None:
     """Write ``results`` to ``path``, whole or not at all."""
     write_text(path, json.dumps(results, indent=1) + "\n")
 
 
-def summary(results: dict[str, Any]) -> str:
-    """What a person reads at the end: score and time; for a DSQ run its levels, their stash, and its costs."""
+def summary(results: dict[str, Any], out: Path) -> str:
+    """What a person reads at the end: score and time; for a DSQ run its levels, and where its costs are."""
     if "bleu" in results:
         lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})"]
     else:
@@ -212,27 +201,10 @@ def summary(results: dict[str, Any]) -> str:
         lines = [f"dev accuracy {results['accuracy']:.1f} at the end, {told}"]
     lines.append(", ".join(f"{stage} {spent:.0f} s" for stage, spent in results["seconds"].items()))
     if "history" in results:
-        relative = "relative to fixed-point 32, weighed by the tokens at each level (dsq-cost estimate):"
-        lines += ["", _level_table(results["history"]["levels"]), "", relative]
-        lines += [
-            f"  {profile + ' profile:':26} arithmetic {cost['arithmetic']:.3f}x  DRAM {cost['dram']:.3f}x"
-            for profile, cost in results["costs"].items()
-        ]
+        levels = [level for level in results["history"]["levels"] if level["updates"]]
+        lines += [f"{str(level['precision']).replace(' ', '')}: {level['updates']:,} updates" for level in levels]
+        lines.append(f"costs: dsq-cost estimate --history {out / 'checkpoints' / 'dsq_history.json'}")
     return "\n".join(lines)
-
-
-def _level_table(levels: list[dict[str, Any]]) -> str:
-    """A row a level that was reached: its work, and the linears' stash of a training step."""
-    rows = []
-    for level in levels:
-        plain, packed = level.get("stash_bytes_fp32"), level.get("stash_bytes")
-        row = {name: level[name] for name in ("updates", "tokens")}
-        row = {"level": str(level["precision"]).replace(" ", ""), **row}
-        if plain and packed:
-            row |= {"stash fp32, KiB": plain / 1024, "stash DSQ, KiB": packed / 1024, "DSQ/fp32": packed / plain}
-        rows += [row] if level["updates"] else []
-    formats = {"level": "", "updates": ",", "tokens": ",", "stash fp32, KiB": ",.0f", "stash DSQ, KiB": ",.0f"}
-    return table(rows, {**formats, "DSQ/fp32": ".3f"})
 
 
 def _command() -> OneLineParser:
@@ -255,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["--resume"] and len(words) == 2:
         folder = Path(words[1])
-        return guarded(PROG, lambda: print(summary(run(Training.read(folder), folder))))
+        return guarded(PROG, lambda: print(summary(run(Training.read(folder), folder), folder)))
     given, flags = _command().parse_known_args(words)
 
     def work() -> None:
@@ -264,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         refuse_used(given.out, f", or go on with it: {PROG} --resume {given.out}")
         prepare(training.data, given.out)
         training.write(given.out)
-        print(summary(run(training, given.out)))
+        print(summary(run(training, given.out), given.out))
 
     return guarded(PROG, work)
 

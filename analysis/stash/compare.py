@@ -8,7 +8,6 @@ encoder     6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens
 resnet      ResNet-20 (32/64/128), 64 x 3 x 32 x 32; its other two rows train norms only and nothing but the input,
             with batch norm in evaluation mode
 boundaries  a GPT of 12 blocks, d 256, one sequence of 2,048 tokens; all but its first row checkpoint every block
-compiled    4 pre-LN blocks, d 256, 4 x 256 tokens, compiled one by one or in one graph, by inductor
 Random weights and data.
 
     stash     MiB kept at the end of the forward (dsq.stash.measure); weights and the batch excluded
@@ -21,7 +20,7 @@ Random weights and data.
     slope     stochastic policies: <mean of g over seeds, g0> / <g0, g0>, and its standard error; 1 where unbiased
 
 RUN/compare_stash.csv holds one row a setup; what was measured before is kept, so the command may be run in parts: sizes
-and gradients on a busy machine, times on a quiet one. It also writes RUN/compare_stash.md and RUN/compare_stash.png.
+and gradients on a busy machine, times on a quiet one. It also draws RUN/compare_stash.png.
 """
 
 import argparse
@@ -50,7 +49,7 @@ PROG = "python -m analysis.stash.compare"
 MIB = 2**20
 SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "held, MiB": ".1f", "peak, MiB": ".0f"}
 SHOWN |= {"time": ".2f", "error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
-MODELS = ["encoder", "resnet", "boundaries", "compiled"]
+MODELS = ["encoder", "resnet", "boundaries"]
 MEASURED = ["sizes", "gradients", "times"]
 Row = dict[str, Any]
 
@@ -87,7 +86,7 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], see
         made |= {"peak, MiB": step.peak / MIB}
     if measured == ["sizes"]:
         return made
-    model, controllers = trained(setup, bench)
+    model, controllers = trained(setup.name, bench)
     if "gradients" in measured:
         made |= against(plain.gradient, [bench.step(model) for _ in range(seeds if setup.stochastic else 1)])
     if "times" in measured:
@@ -99,9 +98,10 @@ def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], see
     return made
 
 
-def trained(setup: PolicySetup, bench: Bench) -> tuple[nn.Module, list[Any]]:
+def trained(name: str, bench: Bench) -> tuple[nn.Module, list[Any]]:
     """The model under a setup after two steps (estimates and caches exist, gact has adapted), and its controllers."""
-    model, controllers = attach(copy.deepcopy(bench.plain), setup.name)
+    model = copy.deepcopy(bench.plain)
+    controllers = attach(model, name)
     bench.step(model)
     bench.step(model)
     return model, controllers
@@ -133,7 +133,7 @@ def count_setup(number: int) -> list[int]:
     torch.manual_seed(0)
     model, (x, _) = case.model(), case.batch()
     case.prepare(model, x)
-    model, _ = attach(model, setup.name)
+    attach(model, setup.name)
     step = step_bytes(loss_that_keeps_nothing(model, x))
     return [stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left]
 
@@ -143,7 +143,8 @@ def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: in
     make_folder(out)
     keep_freed_memory()
     file = out / "compare_stash.csv"
-    rows = {(it["model"], it["setup"]): it for it in (read(file) if file.exists() else [])}
+    before: list[Any] = pd.read_csv(file).to_dict("records") if file.exists() else []
+    rows: dict[tuple[str, str], Row] = {(it["model"], it["setup"]): it for it in before}
     benches: dict[str, Bench] = {}
     for setup in setups:
         plain_case = setup.case.replace(", SDPA", "")
@@ -157,15 +158,8 @@ def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: in
         write_text(file, as_csv([rows[key] for key in order if key in rows]))
         print(table([made], SHOWN, markdown=True).splitlines()[-1], flush=True)
         gc.collect()
-    text = table(read(file), SHOWN, markdown=True)
-    write_text(out / "compare_stash.md", text + "\n")
     draw(pd.read_csv(file), out / "compare_stash.png")
-    print(f"\n{text}\n\ntable, CSV and picture: {out}/compare_stash.*")
-
-
-def read(file: Path) -> list[Row]:
-    """The rows of the CSV."""
-    return [{str(name): value for name, value in it.items()} for it in pd.read_csv(file).to_dict("records")]
+    print(f"CSV and picture: {out}/compare_stash.*")
 
 
 @look()
@@ -220,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         "--out",
         type=Path,
         required="--count" not in (argv or sys.argv),
-        help="folder for the table, the CSV and the picture",
+        help="folder for the CSV and the picture",
     )
     parser.add_argument("--models", nargs="+", default=MODELS[:2], choices=MODELS)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")

@@ -3,7 +3,7 @@
 A name is policies with " + " between them, in the order of applying: "bfp 4" and "snvint 4" (policy bfp, that format),
 "mesa", "gact 4", "gact 4 of bfp", "gact 4 CB1" (the last two with uniform bits), "selective", "checkpoint",
 "wtacrs 0.3", "wtacrs 0.3 products", and levels, "[16,4,4,16]", of dsq.convert. "around X": a GPT calls its blocks with
-a checkpoint, plain or packed in X. "blocks compiled" and "one graph" compile what the others are applied to.
+a checkpoint, plain or packed in X.
 """
 
 from collections.abc import Callable
@@ -75,21 +75,10 @@ CASES = {
     "resnet, norms": TrainingCase(resnet20, _images, F.cross_entropy, "norms only, BN eval"),
     "resnet, input": TrainingCase(resnet20, _images, F.cross_entropy, "input only, BN eval"),
     "boundaries": TrainingCase(lambda: GPT(256, 2048, 256, 12, 4, dropout=0.0), _words, _next_words),
-    "compiled": TrainingCase(lambda: encoder(4, 256, 4, 1024, sdpa=True), partial(_values, 4, 256, 256), F.mse_loss),
 }
-_ANY: tuple[str, ...] = (
-    "plain",
-    "checkpoint",
-    "bfp 4",
-    "bfp 2",
-    "snvint 4",
-    "snvint 2",
-    "mesa",
-    "gact 4",
-    "gact 2",
-    "gact 4 of bfp",
-)
-_ANY += ("gact 4 of snvint", "selective", "wtacrs 0.3", "selective + bfp 4", "checkpoint + bfp 4")
+_GACT = ("gact 4", "gact 2", "gact 4 of bfp", "gact 4 of snvint")
+_ANY: tuple[str, ...] = ("plain", "checkpoint", "bfp 4", "bfp 2", "snvint 4", "snvint 2", "mesa", *_GACT)
+_ANY += ("selective", "wtacrs 0.3", "selective + bfp 4", "checkpoint + bfp 4")
 _WTACRS = ("wtacrs 0.3 + bfp 4", "wtacrs 0.3 products", "wtacrs 0.3 products + bfp 4", "wtacrs 0.3 products + bfp 2")
 NAMES: dict[str, tuple[str, ...]] = {
     "encoder": (*_ANY, "[16,4,4,16]", *_WTACRS, "gact 4 CB1"),
@@ -98,10 +87,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "resnet, norms": ("plain", "selective"),
     "resnet, input": ("plain", "selective"),
     "boundaries": ("plain", "around checkpoint", "around bfp 4", "around snvint 4", "around bfp 2"),
-    "compiled": (
-        *("plain", "blocks compiled", "bfp 4", "blocks compiled + bfp 4", "one graph + bfp 4"),
-        *("mesa", "blocks compiled + mesa", "one graph + mesa"),
-    ),
 }
 
 
@@ -132,8 +117,8 @@ class PolicySetup:
 SETUPS = tuple(PolicySetup(case, name) for case, names in NAMES.items() for name in names)
 
 
-def attach(model: nn.Module, name: str) -> tuple[nn.Module, list[Any]]:
-    """Apply the policies of a name to a model, in place; the model to call, and the controllers."""
+def attach(model: nn.Module, name: str) -> list[Any]:
+    """Apply the policies of a name to a model, in place. Returns their controllers."""
     controllers: list[Any] = []
     for part in name.split(" + "):
         first, *words = part.split()
@@ -144,15 +129,10 @@ def attach(model: nn.Module, name: str) -> tuple[nn.Module, list[Any]]:
             if words[0] != "checkpoint":
                 around = partial(stash.packed_checkpoint, fmt=format_class(words[0])(int(words[1])))
             model.around = around
-        elif part == "one graph":
-            model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
-        elif part == "blocks compiled":
-            for block in list(model.children())[:-1]:
-                block.compile()
         elif first != "plain":
             policy, options = _policy(first, words)
             controllers.append(stash.apply(model, policy, **options))
-    return model, controllers
+    return controllers
 
 
 def _policy(first: str, words: list[str]) -> tuple[str, dict[str, Any]]:

@@ -13,11 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Form, Kept, Stash, exact_form, keep, kept
-
-LAYER = Kept("norm", "layernorm")
-GROUP = Kept("norm", "other", axis=1)
-BATCH = Kept("norm", "batchnorm", axis=1)
+from dsq.stash.codes import Form, Stash, exact_form, keep, kept
 
 aten = torch.ops.aten
 
@@ -43,7 +39,9 @@ class LayerNorm(torch.autograd.Function):
         else:
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
         unit, deviations = (x - mean).mul_(inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(unit, LAYER, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
+        form = stash.restored(
+            unit, "layernorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
+        )
         _keep(ctx, stash, y, (form, deviations), weight, (weight, bias))
         ctx.shape = shape
         return y
@@ -119,7 +117,7 @@ class RMSNorm(torch.autograd.Function):
         wide = x.float() if x.dtype.itemsize < 4 else x
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
         unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(unit, LAYER, lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
+        form = stash.restored(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
         keep(ctx, form, deviations, *_exact(stash, (weight,)))
         stash.derive(y, (form, *_exact(stash, (weight,))), _scaled)
         ctx.axes, ctx.shape = axes, shape
@@ -167,9 +165,11 @@ class BatchNorm(torch.autograd.Function):
         unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
         if training:
             axes = tuple(axis for axis in range(x.dim()) if axis != 1)
-            form = stash.restored(unit, BATCH, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
+            form = stash.restored(
+                unit, "batchnorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
+            )
         else:  # x^ is no unit
-            form = stash.code(unit, BATCH)
+            form = stash.code(unit, "batchnorm")
         _keep(ctx, stash, y, (form, deviations), weight, (_channels(weight, x), _channels(bias, x)))
         ctx.training = training
         return y  # type: ignore[no-any-return]
@@ -231,7 +231,7 @@ class GroupNorm(torch.autograd.Function):
         y, mean, inverse = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
         by_group = x.reshape(x.shape[0], groups, -1)
         unit = (by_group - mean[..., None]).mul_(inverse[..., None]).to(y.dtype).view(x.shape)
-        forms = stash.code(unit, GROUP), stash.exact(inverse)
+        forms = stash.code(unit, "groupnorm"), stash.exact(inverse)
         _keep(ctx, stash, y, forms, weight, (_channels(weight, x), _channels(bias, x)))
         return y  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""The bench of the process's memory on a tiny GPT, and its search and front on known figures."""
+"""The bench of the process's memory on a tiny GPT, and its search on known figures."""
 
 import pandas as pd
 import pytest
@@ -6,7 +6,6 @@ import pytest
 from analysis.bench import process
 from analysis.bench.__main__ import main
 from analysis.bench.process import Case, largest
-from analysis.bench.report import front
 
 TINY = ["process", "--size", "1", "64", "32", "100", "--batches", "2", "--steps", "1"]
 
@@ -19,7 +18,7 @@ def test_rows_a_picture_and_rows_that_are_kept(tmp_path, monkeypatch):
     assert list(rows["setup"]) == ["whole + packed checkpoints", "fp32"]
     assert (rows[["above MiB", "process MiB", "seconds"]] > 0).all(axis=None)
     assert (rows["above MiB"] < rows["process MiB"]).all()
-    assert (tmp_path / "process.png").stat().st_size > 1000
+    assert (tmp_path / "front.png").stat().st_size > 1000
 
 
 def test_no_row_is_one_line(tmp_path, capsys):
@@ -39,8 +38,3 @@ def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, m
     found = largest(Case("fp32", "usual", "none", 16), limit)
     assert expected * (1 - process.NEAR) - 1 <= found <= expected
     assert len(asked) < 8
-
-
-def test_the_front_has_the_rows_that_none_beats():
-    rows = pd.DataFrame({"seconds": [3.0, 1.0, 2.0, 4.0, 2.0], "above MiB": [5.0, 9.0, 7.0, 6.0, 8.0]})
-    assert list(front(rows)["above MiB"]) == [9, 7, 5]

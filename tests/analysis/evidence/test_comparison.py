@@ -73,3 +73,16 @@ def test_a_suite_without_runs_has_a_page() -> None:
 
 def test_the_committed_page_is_what_the_ledger_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(SUITE, read_rows(LEDGER, SUITE))
+
+
+def test_shares_are_of_pairs_on_one_processor() -> None:
+    found = {
+        ("sst2", setting, seed): {"loss": "1", "score": "1", "cpu": cpu, "seconds": seconds, "held_mib": held}
+        for setting, seed, cpu, seconds, held in (
+            *((FP32, 1, "a", "40", "8"), (FP32, 2, "a", "40", "")),
+            *(("advised", 1, "a", "30", "2"), ("advised", 2, "b", "80", "2")),
+        )
+    }
+    evidence = Evidence(SUITE, found)
+    assert evidence.shares("sst2", "advised", "seconds").values == (0.75,)
+    assert evidence.shares("sst2", "advised", "held_mib").values == (0.25,)

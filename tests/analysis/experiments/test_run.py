@@ -19,7 +19,7 @@ from analysis.experiments import data, demo, report, run
 from analysis.experiments.data import Data
 from analysis.experiments.ledger import add_row, read_ledger
 from analysis.experiments.recipe import load_experiment, plan
-from analysis.experiments.run import Job, RunFolder, Session
+from analysis.experiments.run import RunFolder, Session, stop
 from tests.analysis.experiments.tiny import GRID, HEAD, recipe
 from tests.fairseq_plugin.harness import sentence_pairs, write_pairs
 
@@ -38,9 +38,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_kept(tmp_path: Path, capsys:
             assert lock is None  # its process has it: a second command leaves the run alone
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
-    assert folder.results is None
-    (one,) = plan(load_experiment(path), ["snvint*seed1"])
-    assert folder.done(one) < 1
+    assert folder.read("results") is None
 
     assert run.main(given) == 0
     said = capsys.readouterr().out
@@ -89,10 +87,8 @@ def test_what_is_told_of_a_run_is_its_recipes(tmp_path: Path, capsys: pytest.Cap
     (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"train": 9}}')
     other = {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU", "levels": "", "format": "", "seed": 1}
     add_row(tmp_path / "ledger.csv", other)
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    assert made._ended(Job(one, folder, process))
-    assert "fp32_seed1: BLEU 2.5, " in capsys.readouterr().out
+    made._ended(one, 0)
+    assert "done   fp32_seed1: BLEU 2.5\n" in capsys.readouterr().out
     assert [row["seconds"] for row in read_ledger(tmp_path / "ledger.csv")] == ["", "9"]
 
 
@@ -119,14 +115,11 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     assert folder.failure(-9) == "killed by SIGKILL"
 
 
-def test_stopping_ends_a_job_that_is_suspended(tmp_path: Path) -> None:
-    made, folder = session(tmp_path)
-    (one,) = made.runs.values()
+def test_stopping_ends_a_process_that_is_suspended() -> None:
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    job = Job(one, folder, process)
     os.killpg(process.pid, signal.SIGSTOP)
-    job.stop()
-    assert job.status() == -signal.SIGTERM
+    stop(process)
+    assert process.returncode == -signal.SIGTERM
 
 
 # ---- the data that runs share -------------------------------------------------------------------------------------
@@ -171,6 +164,5 @@ def test_what_a_killed_preparation_left_is_not_taken(text: Data, tmp_path: Path)
     left = tmp_path / "data" / "binary" / "test.de-en.en.idx"
     left.parent.mkdir(parents=True)
     left.touch()
-    (tmp_path / "data" / "text.sha256").write_text("of text that was mended\n")
     data.prepare(text, tmp_path / "data")
     assert not left.exists()

@@ -74,9 +74,9 @@ def test_zero_shares_out_the_state(setup, a_parameter):
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "mixtral"])
 def test_prediction_against_what_malloc_counted(name):
-    """The record of running models (python -m analysis.memory.check): bytes held after the forward, and at the peak."""
+    """The record of running models (python -m analysis.memory): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")
-    from analysis.memory.check import compare
+    from analysis.memory import compare
 
     held = json.loads(Path("analysis/results/memory.json").read_text())[name]
     for record in compare(name, held):

@@ -1,0 +1,272 @@
+"""Memory as the ledger predicts it and as running models have it, on this machine's CPU.
+
+python -m analysis.memory [MODEL...] [--markdown] [--measured analysis/results/memory.json]
+
+Saved: what malloc has given out between forward and backward. Peak: the most during both. Every malloc of the process
+is counted (analysis.stash.allocator); parameters, gradients and batch are there before. Small models, dropout off.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dsq
+from analysis.models import fairseq_transformer, transformer
+from analysis.stash.allocator import figures, step_bytes
+from costmodel.model.entries import POLICIES
+from costmodel.model.memory import Method, peak_memory
+from costmodel.model.operations import Workload
+from costmodel.model.quantisation import AUTOCAST, DSQ, FP32, Setup
+from costmodel.workloads.named import fairseq, load_workload
+from costmodel.workloads.transformer import build
+from dsq.arguments import choice
+from dsq.command import OneLineParser, guarded, table
+from dsq.precision import Precision
+
+Record = dict[str, Any]
+MEGA = 1e6
+
+# ---- models: each with the loss of its batch, and what the cost model makes of it ----
+
+WORDS, WIDTH, BLOCKS, HEADS, BATCH = 1000, 128, 4, 4, (16, 128)
+LARGE = "gpt2-124m"  #: the model of full size
+#: batches that are other ones; the ViT's is of 16 images
+BATCHES = {LARGE: (2, 128), "vit": (18, 128)}
+FAIRSEQ = "fairseq"
+#: name -> fields of its configuration that are not the usual ones
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": 128, "activation_function": "gelu"},
+    LARGE: {"activation_function": "gelu"},
+    "llama": {"intermediate_size": 352},
+    "bert": {},
+    "opt": {},
+    "t5": {},
+    "vit": {"image_size": 96, "num_labels": 2},
+    "mixtral": {"intermediate_size": 352, "num_key_value_heads": 4},
+}
+NAMES = (*MODELS, FAIRSEQ)
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A model, the loss of its batch, and what the cost model makes of it."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    workload: Workload
+
+
+def checked_model(name: str) -> CheckedModel:
+    torch.manual_seed(0)
+    if name == FAIRSEQ:
+        return _fairseq()
+    batch, more = BATCHES.get(name, BATCH), MODELS[name]
+    if name == LARGE:
+        model, inputs = transformer("gpt2", 768, 12, 12, 50257, batch, **more)
+    else:
+        model, inputs = transformer(name, WIDTH, BLOCKS, HEADS, WORDS, batch, **more)
+    source, target = {"source_length": BATCH[1]}, {"target_length": BATCH[1]}
+    lengths: dict[str, int] = {"vit": {}, "t5": source | target, "bert": source}.get(name, target)
+
+    def loss() -> Tensor:
+        wanted = next(model.parameters()).dtype
+        for key, x in inputs.items():
+            inputs[key] = x.to(wanted) if x.is_floating_point() else x
+        return model(**inputs).loss
+
+    return CheckedModel(model, loss, workload_of(model, len(inputs["labels"]), **lengths))
+
+
+def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
+    """What the cost model makes of a model of transformers, by its config.json, with the attention that it runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
+        fused = None if model.config._attn_implementation == "sdpa" else False
+        return load_workload(str(path), sequences, fused=fused, **lengths)
+
+
+def _fairseq() -> CheckedModel:
+    model, inputs = fairseq_transformer(WIDTH, BLOCKS, HEADS, WORDS, BATCH)
+    for module in model.modules():
+        if type(module).__name__ == "MultiheadAttention":
+            module.skip_embed_dim_check = True  # type: ignore[assignment] # as fairseq_plugin: it calls its Linears
+
+    def loss() -> Tensor:
+        logits = model(**inputs)[0]
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), inputs["src_tokens"].flatten())
+
+    shape = fairseq("transformer_iwslt_de_en")
+    assert shape.encoder is not None
+    assert shape.decoder is not None
+    sizes: dict[str, Any] = {"layers": BLOCKS, "d": WIDTH, "heads": HEADS, "ffn": 4 * WIDTH, "dropout": False}
+    sizes["tables"] = (("embed_tokens", WORDS),)
+    stacks: dict[str, Any] = {"encoder": replace(shape.encoder, **sizes), "decoder": replace(shape.decoder, **sizes)}
+    head = replace(shape.head, outputs=WORDS, upcasts=True)
+    lengths: dict[str, Any] = {"sequences": BATCH[0], "source_length": BATCH[1], "target_length": BATCH[1]}
+    return CheckedModel(model, loss, build(replace(shape, head=head, **stacks, **lengths)))
+
+
+# ---- ways to train ----
+
+
+@dataclass(frozen=True)
+class CheckedMethod:
+    """How a model runs, and what is predicted."""
+
+    name: str
+    predicted: Method
+    autocast: bool = False
+    levels: str = ""  #: of dsq.convert, on a model in bfloat16
+    policy: str = ""  #: of dsq.stash
+    options: dict[str, Any] = field(default_factory=dict)
+    frozen: bool = False  #: its linear layers are not trained
+
+
+#: linear layers by their names in a workload; experts are none
+LINEARS = r"^(?!.*experts).*(_proj|fc\d|router|dense|output_projection)$"
+
+
+def _dsq(levels: str) -> CheckedMethod:
+    return CheckedMethod(f"dsq {levels}", Method("", Setup(DSQ, Precision.parse(levels))), levels=levels)
+
+
+def _policy(name: str, frozen: bool = False, **options: Any) -> CheckedMethod:
+    predicted = Method("", FP32, stash=POLICIES[name])
+    return CheckedMethod(name + ", frozen" * frozen, predicted, policy=name.split()[0], options=options, frozen=frozen)
+
+
+METHODS = (
+    CheckedMethod("fp32", Method("", FP32)),
+    CheckedMethod("bf16 autocast", Method("", AUTOCAST), autocast=True),
+    *map(_dsq, ("[16,4,4,16]", "[2,2,2,16]")),
+    _policy("bfp 4", bits=4),
+    _policy("gact 4", bits=4, adapt_interval=None),
+    _policy("mesa"),
+    _policy("wtacrs 0.3", ratio=0.3),
+    # the blocks of every stack: a name whose first number is its last part
+    CheckedMethod(
+        "checkpoint", Method("", FP32, recompute=True), policy="checkpoint", options={"segments": r"\D*\.\d+"}
+    ),
+    _policy("selective", frozen=True),
+)
+#: the methods of a model that is not trained by all. The large one takes a minute for each; fairseq scales queries in
+#: place, which autograd forbids of what the functions of mesa and wtacrs put out
+ONLY = {
+    LARGE: ["fp32", "bfp 4"],
+    FAIRSEQ: [method.name for method in METHODS if method.policy not in ("mesa", "wtacrs")],
+}
+
+
+def held(name: str) -> dict[str, Any]:
+    """Bytes that a model holds by each method; in a process that is counted."""
+    torch.set_num_threads(1)
+    found = {}
+    for method in METHODS:
+        if method.name in ONLY.get(name, [method.name]):
+            made = checked_model(name)
+            attach(made.model, method)
+            found[method.name] = asdict(step_bytes(_forward(made.loss, method)))
+    return found
+
+
+def attach(model: nn.Module, method: CheckedMethod) -> None:
+    """Have the model run by a method, in place."""
+    from transformers.pytorch_utils import Conv1D
+
+    if method.frozen:
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, Conv1D)):
+                module.requires_grad_(False)
+    if method.levels:
+        dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels, tied=True))  # type: ignore[arg-type]
+    if method.policy:
+        dsq.stash.apply(model, method.policy, **method.options)
+
+
+def _forward(loss: Callable[[], Tensor], method: CheckedMethod) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if method.autocast else nullcontext():
+            return loss()
+
+    return run
+
+
+# ---- the comparison ----
+
+
+def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:
+    """Bytes of each model and method: a process for each model that ``path`` lacks."""
+    known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    known |= {name: figures("analysis.memory", "--held", name) for name in names if name not in known}
+    if path:
+        path.write_text(json.dumps(known, indent=1))
+    return known
+
+
+def compare(name: str, held: dict[str, Any]) -> list[Record]:
+    """A row for each method: bytes as measured and as predicted."""
+    workload = checked_model(name).workload
+    return [_record(name, method, workload, held[method.name]) for method in METHODS if method.name in held]
+
+
+def _record(name: str, method: CheckedMethod, workload: Workload, held: dict[str, int]) -> Record:
+    workload = workload.freezing(LINEARS) if method.frozen else workload
+    memory = peak_memory(workload, replace(method.predicted, accumulates=True))  # gradients are there before
+    above = memory.peak - float(memory.totals[-1])
+    return {
+        **{"model": name, "method": method.name, "saved_MB": held["stash"] / MEGA},
+        **{"predicted_MB": memory.saved / MEGA, "off": memory.saved / held["stash"] - 1},
+        **{"peak_MB": held["peak"] / MEGA, "predicted_peak_MB": above / MEGA},
+        **{"peak_off": above / held["peak"] - 1, "peak_at": memory.cause},
+    }
+
+
+def _summary(name: str, records: list[Record]) -> Record:
+    """How far the predictions are off, in the median and at worst."""
+    found: Record = {"model": name}
+    for title, column in (("saved", "off"), ("peak", "peak_off")):
+        errors = [abs(record[column]) for record in records]
+        found |= {f"{title}: median": median(errors), f"{title}: worst": max(errors)}
+    return found
+
+
+def run(given: argparse.Namespace) -> None:
+    names = given.model or NAMES
+    for name in names:
+        choice("model", name, NAMES)
+    known = measurements(names, given.measured)
+    records = [record for name in names for record in compare(name, known[name])]
+    shown = {"model": "", "method": "", "saved_MB": ".2f", "predicted_MB": ".2f", "off": "+.1%"}
+    shown |= {"peak_MB": ".2f", "predicted_peak_MB": ".2f", "peak_off": "+.1%", "peak_at": ""}
+    print(table(records, shown, markdown=given.markdown))
+    summary = [_summary(name, [record for record in records if record["model"] == name]) for name in names]
+    summary.append(_summary("all", records))
+    print("\n" + table(summary, dict.fromkeys(summary[0], ".1%") | {"model": ""}, markdown=given.markdown))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(prog="python -m analysis.memory", description=__doc__)
+    parser.add_argument("model", nargs="*", help=f"any of {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="measurements to read, or to write if not there")
+    parser.add_argument("--held", choices=NAMES, help=argparse.SUPPRESS)  # of the process that is counted
+    given = parser.parse_args(argv)
+    if given.held:
+        print(json.dumps(held(given.held)))
+        return 0
+    return guarded(parser.prog, lambda: run(given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""dsq-cost's memory against models that run: python -m analysis.memory.check"""
