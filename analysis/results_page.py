@@ -12,6 +12,7 @@ A table stands between two comments of a page, of which the first says what it i
                                                                    of several seeds the mean (lowest..highest)
     <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
                                                                    scores: what each loses to fp32, there and here
+    <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks
     <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
     <!-- end -->
 """
@@ -27,6 +28,9 @@ from statistics import fmean
 from typing import Any
 
 from analysis import ROOT
+from analysis.evidence.comparison import Evidence, over_tasks
+from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.suite import load_suite
 from analysis.experiments import report
 from analysis.experiments.ledger import Configuration, configurations, read_ledger
 from analysis.experiments.recipe import RECIPES, load_experiment
@@ -34,7 +38,8 @@ from analysis.experiments.train import FLOAT
 from dsq.command import OneLineParser, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "ablations", "stash-policies", "formats"))
+_DOCS = ("results", "ablations", "stash-policies", "formats")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
 #: of a ledger's table: the time, which other work on the machine decides too, and what the text says
@@ -162,6 +167,11 @@ def _file(file: str, *columns: str, draw: bool) -> str:
     return table(rows, specs, markdown=True)
 
 
+def _evidence(*settings: str, draw: bool) -> str:
+    suite = load_suite()
+    return over_tasks(Evidence(suite, read_rows(LEDGER, suite)), settings)
+
+
 def _read(text: str, spec: str) -> str | float | None:
     return (float(text) if spec else text) if text else None
 
@@ -170,6 +180,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "ledger": _ledger,
     "grid": _grid,
     "paper": _paper,
+    "evidence": _evidence,
     "file": _file,
 }
 

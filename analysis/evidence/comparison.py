@@ -1,7 +1,7 @@
 """The page of the suite: by how much each setting differs from fp32, and from bf16 autocast, of the same seed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, stdev
@@ -34,7 +34,8 @@ otherwise; "all" is `stash="all"`.
   a token, and differences are in nats; elsewhere nats a sample, and differences are shares of fp32's loss.
 - Score: BLEU in translation; elsewhere the share of right tokens or classes in %.
 - ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
-- Held: MiB that a step keeps between forward and backward. Minutes: of one core.
+- Held: MiB that a step keeps between forward and backward. Minutes: of one core. Their shares of fp32's are means over
+  the tasks; the models are small, and time is gained in wide layers ([performance](performance.md)).
 """
 
 
@@ -83,6 +84,12 @@ class Evidence:
         pairs = self._pairs(task, setting).values()
         return Mean(tuple(float(row["score"]) - float(fp32["score"]) for row, fp32 in pairs))
 
+    def shares(self, task: str, setting: str, column: str) -> Mean:
+        """What ``column`` is of fp32's of the same seed, measured on the same processor."""
+        pairs = [pair for pair in self._pairs(task, setting).values() if pair[0].get("cpu") == pair[1].get("cpu")]
+        known = [(float(a[column]), float(b[column])) for a, b in pairs if a.get(column) and b.get(column)]
+        return Mean(tuple(ours / theirs for ours, theirs in known))
+
     def over_tasks(self, found: Callable[[str], Mean]) -> Mean:
         """The tasks' means, of those that have any."""
         means = (found(task) for task in self.suite.tasks)
@@ -115,10 +122,15 @@ class Evidence:
 def page(suite: Suite, rows: Mapping[Key, Row]) -> str:
     """The page: a table over tasks, a table by task, and what was run where."""
     evidence = Evidence(suite, rows)
-    parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", _over_tasks(evidence)]
+    parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", over_tasks(evidence, _of_many_tasks(suite))]
     parts += ["Above bf16 autocast by more than two standard errors:", _strays(evidence)]
     parts += ["## By task", _by_task(evidence), "## What was run", _whereabouts(evidence)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _of_many_tasks(suite: Suite) -> list[str]:
+    """The settings that tier 3 and those below it ask for; further ones are asked for of a task or two."""
+    return list(dict.fromkeys(run.setting.name for run in suite.runs(min(3, len(suite.tiers) - 1))))
 
 
 def _schedules(suite: Suite) -> str:
@@ -129,16 +141,21 @@ def _schedules(suite: Suite) -> str:
     )
 
 
-def _over_tasks(evidence: Evidence) -> str:
+def over_tasks(evidence: Evidence, settings: Iterable[str]) -> str:
+    """A row a setting: means over the tasks that have runs of it."""
     records: list[dict[str, Any]] = []
-    for name in evidence.suite.settings:
+    for name in settings:
         losses = evidence.over_tasks(partial(evidence.losses, setting=name))
         above = evidence.over_tasks(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = evidence.over_tasks(partial(evidence.scores, setting=name))
         if losses.values and name != FP32:
             record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
             record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
-            records.append(record | {"score minus fp32": scores.text("+.2f")})
+            record["score minus fp32"] = scores.text("+.2f")
+            for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
+                shares = evidence.over_tasks(partial(evidence.shares, setting=name, column=column))
+                record[label] = f"{shares.mean:.2f}" if shares.values else None
+            records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 

@@ -82,7 +82,8 @@ def attach(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPreci
     if not setting.levels:
         return None
     rises = {} if setting.rise_at is None else {"rise_at": setting.rise_at}
-    config = dsq.DSQConfig(levels=setting.levels, stash=setting.stash, **rises)  # type: ignore[arg-type]
+    how = {"stash": setting.stash, "format": setting.format, "rounding": setting.rounding}
+    config = dsq.DSQConfig(setting.levels, **how, **rises)  # type: ignore[arg-type]
     return dsq.DynamicPrecision(model, config, updates)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsq.formats import DEFAULT
+
 SUITE = Path(__file__).with_name("suite.toml")
 KINDS = ("translation", "language", "sentences", "finetuning", "images", "graph")
 FP32 = "fp32"
@@ -25,6 +27,8 @@ class Setting:
     levels: str = ""  #: of DSQConfig; "": not converted
     stash: str = "linears"  #: of DSQConfig
     rise_at: float | None = None  #: of DSQConfig
+    format: str = DEFAULT  #: of DSQConfig
+    rounding: str = "nearest"  #: of DSQConfig
     autocast: bool = False  #: PyTorch's own, to bfloat16
     policy: str = ""  #: a name of dsq.stash.policies(), or "packed_checkpoint"
     options: Mapping[str, Any] = field(default_factory=dict)  #: of the policy

@@ -52,7 +52,7 @@ def flags(task: Task, setting: Setting, seed: int) -> list[str]:
     data = {"max-tokens": task.batch, "validate-interval": 1000, "validate-interval-updates": task.updates // 3}
     given = {**schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed}
     if setting.levels:
-        given["dsq-stash"] = setting.stash
+        given |= {"dsq-stash": setting.stash, "dsq-format": setting.format, "dsq-rounding": setting.rounding}
     if setting.rise_at is not None:
         given["dsq-rise-at"] = setting.rise_at
     extra = ["--user-dir", str(USER)] if setting.autocast or setting.policy else []

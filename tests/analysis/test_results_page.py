@@ -120,7 +120,7 @@ def test_a_grid_of_losses_beside_fp32(ledger: Path) -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("pie ledger.csv", "accepted are ledger, grid, paper, file"),
+        ("pie ledger.csv", "accepted are ledger, grid, paper, evidence, file"),
         ("ledger ledger.csv", "table: ledger ledger.csv: missing a required argument: 'recipe'"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
         ("grid ledger.csv r format levels bfp*", "bfp_box=8 has no cell of its own at format bfp, levels "),

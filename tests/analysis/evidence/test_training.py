@@ -190,7 +190,8 @@ def test_flags_of_a_translation() -> None:
     fp32 = given("fp32")
     assert fp32["--max-update"] == fp32["--total-num-update"] == "900"
     assert fp32["--seed"] == "3"
-    assert given("advised all") == fp32 | {"--dsq-stash": "all", "--dsq-rise-at": "0.8"}
+    usual = {"--dsq-stash": "all", "--dsq-format": "snvint", "--dsq-rounding": "nearest"}
+    assert given("advised all") == fp32 | usual | {"--dsq-rise-at": "0.8"}
     assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(translation.USER)}
 
 
