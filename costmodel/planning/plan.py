@@ -73,7 +73,7 @@ class Question:
 
     def __post_init__(self) -> None:
         for name in ("devices", "tensor", "pipeline", "accumulate"):
-            whole_number(name, getattr(self, name), 1)
+            whole_number(name, getattr(self, name), 1, MOST_SEQUENCES)
         if not self.memory:
             raise ValueError(f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
         if self.zero and self.devices == 1:
