@@ -163,7 +163,7 @@ def test_experts_are_traced_before_and_after_conversion():
 
 def test_traced_experts_are_multiplied_in_groups(tmp_path):
     """A token's weights are no tensors of its own: DeepSeek-V3 was traced so, with 13 times the peak of its run."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
     experts = {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
