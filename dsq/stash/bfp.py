@@ -108,8 +108,10 @@ class Bfp(TablePolicy):
             bits = self.scheduler.precision.q1
         q1 = None
         if bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
-            layers = (module for module in self.model.modules() if isinstance(module, Quantised))
-            q1 = next((layer.quantizers.q1 for layer in layers), None)
+            for module in self.model.modules():
+                if isinstance(module, Quantised):
+                    q1 = module.quantizers.q1
+                    break
         make = _format.__wrapped__ if _compiling() else _format  # a graph calls no cache
         return make(bits, self.format_name, self.box, q1)
 

@@ -95,7 +95,7 @@ class Controller(SharedByCopies):
 
     def is_entered(self) -> bool:
         """Whether this thread is inside of a forward under the policy."""
-        return self in [policy for policy, _ in RUNNING.entered]
+        return self in RUNNING.entered
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""
@@ -166,7 +166,7 @@ class Running(threading.local):
     stashes of those of the table."""
 
     def __init__(self) -> None:
-        self.entered: list[tuple[Controller, nn.Module]] = []
+        self.entered: dict[Controller, nn.Module] = {}
         self.stashes: list[Any] = []
 
 
@@ -182,16 +182,21 @@ def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
         try:
             for policy, module in entering:
                 if not policy.is_entered():
-                    RUNNING.entered.append((policy, module))
+                    RUNNING.entered[policy] = module
                     stack.enter_context(policy.around(module))
             yield
         finally:
-            del RUNNING.entered[before:]
+            _leave(before)
+
+
+def _leave(before: int) -> None:
+    while len(RUNNING.entered) > before:
+        RUNNING.entered.popitem()
 
 
 def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
     """The policies in whose forward this thread is, and the models."""
-    return tuple(RUNNING.entered)
+    return tuple(RUNNING.entered.items())
 
 
 def _delete_attribute(module: nn.Module, name: str) -> None:
@@ -304,20 +309,19 @@ def suspended(model: nn.Module) -> Iterator[None]:
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    noted: list[tuple[Controller, nn.Module]] = []
+    before = len(RUNNING.entered)
     swapped: list[tuple[nn.Module, type[nn.Module]]] = []
     for owner in model.modules():
         for controller in applied(owner).values():
-            noted.append((controller, owner))
+            RUNNING.entered.setdefault(controller, owner)
             twins = dict(zip(controller.model.modules(), owner.modules(), strict=False))  # owner may be a deep copy
             swapped += [(twins.get(module, module), kind) for module, kind in controller.swapped]
     classes = [(module, type(module)) for module, _ in swapped]
     for module, kind in swapped:
         module.__class__ = kind
-    RUNNING.entered.extend(noted)
     try:
         yield
     finally:
-        del RUNNING.entered[len(RUNNING.entered) - len(noted) :]
+        _leave(before)
         for module, kind in classes:
             module.__class__ = kind

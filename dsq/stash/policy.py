@@ -180,15 +180,17 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
     holds its compiled call.
     """
-    left = [model]
+    left: list[nn.Module | None] = [model]
     while left:  # before each forward: children() also reads their names
         module = left.pop()
+        if module is None:
+            continue
         if type(module).__name__ == "OptimizedModule":
             yield module, "forward"
         elif module._compiled_call_impl is not None:
             yield module, "_compiled_call_impl"
         else:
-            left.extend(child for child in module._modules.values() if child is not None)
+            left.extend(module._modules.values())
 
 
 @contextmanager
