@@ -49,9 +49,8 @@ class Fused:
     w_shape: torch.Size  #: as it lies in memory
     stash: Any  #: shape and dtype of codes, and of scales
     forward: ForwardCall | None
-    backward: dict[
-        tuple[bool, bool], BackwardCall | None
-    ]  #: by whether dx and dw are wanted; made when first asked for
+    #: by whether dx and dw are wanted; made when first asked for
+    backward: dict[tuple[bool, bool], BackwardCall | None]
 
 
 class Plan(NamedTuple):

@@ -45,9 +45,10 @@ from dsq.stash.policy import register
 LEAST = 4
 _MOST = 16  #: the widest code
 _compiling = torch.compiler.is_compiling
+#: bits more than q1
 MORE: Mapping[What, int] = MappingProxyType(
-    {"attention": 2, "softmax": 2, "activation": 2, "layernorm": 2, "groupnorm": 2, "batchnorm": 2}
-)  #: than q1
+    dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
+)
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
