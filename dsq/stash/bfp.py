@@ -31,11 +31,10 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
-from dsq.kernels.dispatch import pack, unpack
 from dsq.packing import Rounding
 from dsq.quantizers import Quantised
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.codes import Code, What
+from dsq.stash.codes import Code, What, in_boxes
 from dsq.stash.controller import Controller, check_keys
 from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
@@ -165,10 +164,9 @@ class BoxCodec:
         self.formats, self.seed, self.turns = formats, seed, count(1)
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt, sizes, seed = self.formats[what], (values.numel(),), cast(Any, self.seed)
+        fmt, seed = self.formats[what], cast(Any, self.seed)
         if not fmt.packs:
             return None
         if seed is not None:
             seed = torch.randint(2**62, (), device="cpu").item() if _compiling() else seed + next(self.turns)
-        codes = pack(values.reshape(-1), fmt, 0, seed)
-        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
+        return in_boxes(values, fmt, seed)

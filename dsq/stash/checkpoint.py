@@ -27,8 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.kernels.dispatch import pack, unpack
-from dsq.stash.codes import Code, Form, Stash, What, refuse_create_graph
+from dsq.stash.codes import Code, Form, Stash, What, in_boxes, refuse_create_graph
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import in_backward, innermost_hooks
 from dsq.stash.memory import MemoryOrder, parameter_storages, storages_of, weak
@@ -191,6 +190,4 @@ class _Boxes:
     fmt: Format
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt, sizes = self.fmt, (values.numel(),)
-        codes = pack(values.reshape(-1), fmt, 0, None)
-        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
+        return in_boxes(values, self.fmt, None)

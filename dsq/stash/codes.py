@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsq.formats import Format
 from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.dispatch import pack_mask, unpack, unpack_mask
+from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
 FEW = 256  #: values up to which a tensor is kept exact
@@ -65,6 +66,13 @@ class Codec(Protocol):
         An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
         """
         ...
+
+
+def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
+    """The Code of values in boxes of neighbours; ``seed`` None rounds to nearest."""
+    sizes = (values.numel(),)
+    codes = pack(values.reshape(-1), fmt, 0, seed)
+    return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
 
 
 class _Entry(NamedTuple):
@@ -161,7 +169,7 @@ class Stash:
 
     def exact(self, x: Tensor) -> Form:
         """``x`` as it is."""
-        if not _compiling() and not is_weight(x):
+        if type(x) is not nn.Parameter and not _compiling() and not is_weight(x):
             key = storage_key(x)
             if key not in self._exact:
                 self._exact[key] = weak(x)
@@ -259,7 +267,8 @@ def keep(ctx: Any, *forms: Form | None) -> None:
 
 def kept(ctx: Any) -> list[Any]:
     """The values of the forms, in order, None for None. RuntimeError under create_graph=True."""
-    refuse_create_graph()
+    if torch.is_grad_enabled():
+        refuse_create_graph()
     return _values(ctx.forms, ctx.saved_tensors)
 
 
