@@ -44,9 +44,10 @@ def _boxes(name: str) -> CodeFamily:
     """A block format in boxes of 16."""
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
-    return CodeFamily(
-        lambda x, bits, seed: in_boxes(x, formats[bits], seed), lambda bits: _variance(formats[bits]), tuple(formats)
-    )
+    def encode(values_N: Tensor, bits: int, seed: int) -> Code:
+        return in_boxes(values_N, formats[bits], seed)
+
+    return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
 
 
 @cache
