@@ -20,8 +20,8 @@ from dsq.kernels.backend import (
     Backend,
     Codes,
     Dtypes,
-    GemmKernel,
     Groups,
+    Layer,
     LinearMatMuls,
     MatMul,
     Operand,
@@ -369,7 +369,8 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         if not all(gemm.fits(matmul, dtypes.y) for matmul in matmuls):
             continue
         x, w, dy, bias = (t.to(dtype) for t, dtype in zip(given, (*dtypes, dtypes.w), strict=True))
-        y, stash, dx, dw = _passes(backend, device, matmuls, gemm, dtypes, x, w, dy, bias)
+        layer = Layer(matmuls, dtypes, x.shape, w.shape, False)
+        y, stash, dx, dw = _passes(backend, device, layer, gemm.name, x, w, dy, bias)
         expected = REFERENCE.pack(x, q1, Layout.of(x.shape, 0), None)
         same = stash is not None and all(map(same_bits, expected, (stash.codes.cpu(), stash.scales.cpu())))
         wrong = [] if same else ["stash"]
@@ -383,13 +384,12 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
 
 
 def _passes(
-    backend: Backend, device: torch.device, matmuls: LinearMatMuls, gemm: GemmKernel, dtypes: Dtypes, *tensors: Tensor
+    backend: Backend, device: torch.device, layer: Layer, gemm: str, *tensors: Tensor
 ) -> tuple[Tensor, Codes | None, Tensor | None, Tensor | None]:
     """y, the stash, dx and dw of x, w, dy and a bias."""
     assert backend.linear is not None
     x, w, dy, bias = (t.to(device) for t in tensors)
-    forward = backend.linear.forward(matmuls, gemm.name, dtypes, x.shape, w.shape, False)
-    backward = backend.linear.backward(matmuls, (gemm.name, gemm.name), dtypes, dy.shape, w.shape, x.shape, False)
+    forward, backward = backend.linear.forward(layer, gemm), backend.linear.backward(layer, (gemm, gemm))
     assert forward is not None
     assert backward is not None
     y, stash = forward(x, w, bias, None, True)

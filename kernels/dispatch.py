@@ -136,34 +136,47 @@ def check_types(*dtypes: torch.dtype) -> None:
 
 def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` rounded to the grid of ``fmt`` with boxes along ``dim``, in ``dtype`` (default: that of ``x``)."""
-    check_types(x.dtype, dtype or x.dtype)
+    dtype = dtype or x.dtype
     if plain(x):
-        x = (x.detach() if x.requires_grad else x).contiguous()
-        return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype or x.dtype)
-    result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype or x.dtype)
+        return _quantize(x, fmt, dim, seed, dtype)
+    result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype)
     return result
+
+
+def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
+    check_types(x.dtype, dtype)
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype)
 
 
 def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x``: uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    check_types(x.dtype)
     if plain(x):
-        x = (x.detach() if x.requires_grad else x).contiguous()
-        return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
+        return _pack(x, fmt, dim, seed)
     codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, signed(seed))
     return codes, scales
 
 
+def _pack(x: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    check_types(x.dtype)
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
+
+
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
     """The values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
-    check_types(dtype)
     if plain(codes):
-        layout = layout_of(shape, dim)
-        check_codes(codes, scales, fmt, layout)
-        values = codec_for(codes.device, fmt).unpack(codes.contiguous(), scales.contiguous(), fmt, layout, dtype)
-        return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
+        return _unpack(codes, scales, fmt, shape, dim, dtype)
     result: Tensor = torch.ops.dsq.unpack(codes, scales, str(fmt), shape, dim, dtype)
     return result
+
+
+def _unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
+    check_types(dtype)
+    layout = layout_of(shape, dim)
+    check_codes(codes, scales, fmt, layout)
+    values = codec_for(codes.device, fmt).unpack(codes.contiguous(), scales.contiguous(), fmt, layout, dtype)
+    return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
 
 
 def signed(seed: int | None) -> int | None:
@@ -182,46 +195,26 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
 
 
-def _quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
-    check_types(x.dtype, dtype)
-    format, layout = parse_format(fmt), Layout.of(x.shape, dim)
-    return codec_for(x.device, format).quantize(x.contiguous(), format, layout, seed, dtype)
-
-
-def _pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    check_types(x.dtype)
-    format, layout = parse_format(fmt), Layout.of(x.shape, dim)
-    return codec_for(x.device, format).pack(x.contiguous(), format, layout, seed)
-
-
-def _unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim: int, dtype: torch.dtype) -> Tensor:
-    check_types(dtype)
-    format, layout = parse_format(fmt), Layout.of(tuple(shape), dim)
-    check_codes(codes, scales, format, layout)
-    values = codec_for(codes.device, format).unpack(codes.contiguous(), scales.contiguous(), format, layout, dtype)
-    return values.view(shape)
-
-
-def _fake_quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
-
-
 def _fake_pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
     codes = x.new_empty(layout.code_shape(format.bits), dtype=torch.uint8)
     return codes, x.new_empty(format.scale_shape(layout), dtype=torch.uint8)
 
 
-def _fake_unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim: int, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(shape, dtype=dtype)
-
-
-define("quantize(Tensor x, str format, int dim, SymInt? seed, ScalarType dtype) -> Tensor", _quantize, _fake_quantize)
-define("pack(Tensor x, str format, int dim, SymInt? seed) -> (Tensor, Tensor)", _pack, _fake_pack)
+define(
+    "quantize(Tensor x, str format, int dim, SymInt? seed, ScalarType dtype) -> Tensor",
+    lambda x, fmt, *rest: _quantize(x, parse_format(fmt), *rest),
+    lambda x, fmt, dim, seed, dtype: x.new_empty(x.shape, dtype=dtype),
+)
+define(
+    "pack(Tensor x, str format, int dim, SymInt? seed) -> (Tensor, Tensor)",
+    lambda x, fmt, *rest: _pack(x, parse_format(fmt), *rest),
+    _fake_pack,
+)
 define(
     "unpack(Tensor codes, Tensor scales, str format, SymInt[] shape, int dim, ScalarType dtype) -> Tensor",
-    _unpack,
-    _fake_unpack,
+    lambda codes, scales, fmt, shape, *rest: _unpack(codes, scales, parse_format(fmt), tuple(shape), *rest),
+    lambda codes, scales, fmt, shape, dim, dtype: codes.new_empty(shape, dtype=dtype),
 )
 
 

@@ -41,7 +41,7 @@ class CodecKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets."""
 
     def __init__(self, library: Library, isa: int) -> None:
-        self._library, self._c, self._isa, self._dtypes = library, library.c, isa, library.dtypes()
+        self.library, self._c, self._isa, self._dtypes = library, library.c, isa, library.dtypes()
         self._of_masks = {**self._dtypes, torch.bool: library.c.BYTE}
         self._quantize, self._pack, self._unpack = library.c.dsq_quantize, library.c.dsq_pack, library.c.dsq_unpack
         self.prepared = lru_cache(maxsize=DESCRIPTORS)(self._prepare)
@@ -62,7 +62,7 @@ class CodecKernels:
             "bits": fmt.bits,
             "box": fmt.box,
             "static_scale": -1 if exponent is None else exponent + BIAS,
-            "scales": getattr(self._library.c, SCALES[type(fmt)]),
+            "scales": getattr(self.library.c, SCALES[type(fmt)]),
             "dtype": self._dtypes[dtype],
             "out_dtype": self._dtypes[out_dtype],
             "stochastic": stochastic,
@@ -72,7 +72,7 @@ class CodecKernels:
     def _prepare(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
     ) -> _Prepared:
-        desc = self._library.new("CodecDesc", self.fields(fmt, layout, dtype, out_dtype, stochastic))
+        desc = self.library.new("CodecDesc", self.fields(fmt, layout, dtype, out_dtype, stochastic))
         return _Prepared(desc, layout.code_shape(fmt.bits), fmt.scale_shape(layout))
 
     def quantize(
@@ -123,7 +123,7 @@ class CodecKernels:
             "stochastic": stochastic,
             "isa": self._isa,
         }
-        return self._library.new("AffineDesc", fields)
+        return self.library.new("AffineDesc", fields)
 
     def affine_pack(
         self, x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None

@@ -13,13 +13,14 @@ from dsq.formats.fixed_point import BIAS
 from dsq.kernels.reference import stash as reference
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
+from dsq.kernels.triton import codec_kernels as kernels
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid
 
-#: the Grid of each format, by its name in tiles.py, which imports Triton
-GRIDS: dict[type[Format], str] = {
-    BFP: "POWER",
-    FixedPoint: "POWER",
-    SignedBFP: "SIGNED_POWER",
-    SignedNVInt: "SIGNED_E4M3",
+GRIDS: dict[type[Format], Grid] = {
+    BFP: POWER,
+    FixedPoint: POWER,
+    SignedBFP: SIGNED_POWER,
+    SignedNVInt: SIGNED_E4M3,
 }
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
@@ -57,14 +58,12 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> t
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    from dsq.kernels.triton.codec_kernels import decode
-
     y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
     if y.numel():
         launch = launch_for(fmt, layout, counted=False)
         words, word = words_of(codes, fmt.bits, launch.row_bits)
         with torch.cuda.device_of(y):
-            decode[launch.programs](
+            kernels.decode[launch.programs](
                 words, scales, scales.view(-1)[-1:], integers_for_bfloat16(y), *launch.sizes, launch.row_bits // word,
                 **grid_of(fmt), WORD=word, **launch.options,
             )  # fmt: skip
@@ -73,9 +72,7 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 def grid_of(fmt: Format) -> dict[str, Any]:
     """What the kernels know of the format, as compile-time arguments."""
-    from dsq.kernels.triton import tiles
-
-    return {"GRID": getattr(tiles, GRIDS[type(fmt)]), "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+    return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 
 def _encode(
@@ -84,15 +81,13 @@ def _encode(
 ) -> None:  # fmt: skip
     """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
     box, else written with the codes."""
-    from dsq.kernels.triton.codec_kernels import encode
-
     if not x.numel():
         return
     launch = launch_for(fmt, layout, counted=seed is not None)
     words, word = (None, 8) if codes is None else words_of(codes, fmt.bits, launch.row_bits)
     of_tensor = None if scales is None else scales.view(-1)[-1:]
     with torch.cuda.device_of(x):
-        encode[launch.programs](
+        kernels.encode[launch.programs](
             integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
             scales, of_tensor, *_seeds(seed, x.device), *launch.sizes, layout.columns, launch.row_bits // word,
             **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
@@ -112,8 +107,6 @@ def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor
 def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
     """Memory for the scales of ``x``, with those that have to be known before a value is rounded: the tensor's own, and
     those of boxes that no tile holds."""
-    from dsq.kernels.triton.codec_kernels import box_scales
-
     scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
     of_tensor = scales.view(-1)[-1:]
     if _of_tensor(fmt):
@@ -121,7 +114,7 @@ def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
     boxes = layout.boxes(fmt.box)
     if fmt.box and boxes and not holds_boxes(fmt, layout):
         with torch.cuda.device_of(x):
-            box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
+            kernels.box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
                 integers_for_bfloat16(x), scales, of_tensor, boxes, layout.rows, layout.columns, **grid_of(fmt),
                 BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES_OF_PROGRAM, WIDE=x.numel() >= WIDE,
             )  # fmt: skip
@@ -224,14 +217,10 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     """kernels/reference/stash.py on a GPU; float64 goes to PyTorch."""
     if x_N.dtype not in (*LOADED, torch.bool):
         return reference.pack_mask(x_N, low, high, nan_is_open)
-    from dsq.kernels.triton.codec_kernels import pack_mask as kernel
-
     count = x_N.numel()
     bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
-    if count:
-        options = {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open, "WIDE": count >= WIDE, **MASK}
-        with torch.cuda.device_of(x_N):
-            kernel[_mask_programs(bits)](_mask_values(x_N), bits, count, float(low), float(high), **options)
+    limits, options = (float(low), float(high)), {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open}
+    _launch_mask(kernels.pack_mask, count, _mask_values(x_N), bits, count, *limits, **options)
     return bits
 
 
@@ -239,32 +228,26 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
     """The same; float64 goes to PyTorch."""
     if dtype not in (*LOADED, torch.bool):
         return reference.unpack_mask(bits, count, closed, open, dtype)
-    from dsq.kernels.triton.codec_kernels import unpack_mask as kernel
-
     out = torch.empty(count, dtype=dtype, device=bits.device)
-    if count:
-        options = {"FLAGS": dtype is torch.bool, "WIDE": count >= WIDE, **MASK}
-        with torch.cuda.device_of(bits):
-            kernel[_mask_programs(bits)](bits, _mask_values(out), count, float(closed), float(open), **options)
+    given = bits, _mask_values(out), count, float(closed), float(open)
+    _launch_mask(kernels.unpack_mask, count, *given, FLAGS=dtype is torch.bool)
     return out
 
 
-def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
+def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """The same; float64 goes to PyTorch."""
-    if x_N.dtype not in LOADED:
-        return reference.apply_mask(bits, x_N)
-    from dsq.kernels.triton.codec_kernels import apply_mask as kernel
-
-    out, integers = torch.empty_like(x_N), torch.int32 if x_N.dtype is torch.float32 else torch.int16
-    if x_N.numel():
-        options = {"WIDE": x_N.numel() >= WIDE, **MASK}
-        with torch.cuda.device_of(x_N):
-            kernel[_mask_programs(bits)](bits, x_N.view(integers), out.view(integers), x_N.numel(), **options)
+    if x.dtype not in LOADED:
+        return reference.apply_mask(bits, x)
+    out, integers = torch.empty_like(x), torch.int32 if x.dtype is torch.float32 else torch.int16
+    _launch_mask(kernels.apply_mask, x.numel(), bits, x.view(integers), out.view(integers), x.numel())
     return out
 
 
-def _mask_programs(bits: Tensor) -> tuple[int]:
-    return (-(-bits.numel() // MASK["B"]),)
+def _launch_mask(kernel: Any, count: int, *given: Any, **options: bool) -> None:
+    """Launch ``kernel`` for a mask of ``count`` values; the first of what it is given is a tensor."""
+    if count:
+        with torch.cuda.device_of(given[0]):
+            kernel[(-(-count // (8 * MASK["B"])),)](*given, WIDE=count >= WIDE, **options, **MASK)
 
 
 def _mask_values(x: Tensor) -> Tensor:

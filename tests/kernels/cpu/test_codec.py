@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
-from dsq.kernels.backend import Dtypes, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import Dtypes, Layer, LinearMatMuls, MatMul, Operand
 from dsq.kernels.conformance import Case, disagreements, failures, linear_disagreements, mask_disagreements, same_bits
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
@@ -83,7 +83,7 @@ def test_a_layer_s_stash_rounds_by_its_own_random_numbers():
     forward = MatMul(Operand(q0, -1, seed=1), Operand(q0, -1, transposed=True, seed=2))
     matmuls = LinearMatMuls(forward, forward, MatMul(Operand(q0, 0, transposed=True), Operand(q1, 0, seed=5)))
     dtypes = Dtypes(*[torch.float32] * 3)
-    call = backend(SETS[0]).linear.forward(matmuls, "integer", dtypes, x.shape, torch.Size((24, 64)), True)
+    call = backend(SETS[0]).linear.forward(Layer(matmuls, dtypes, x.shape, torch.Size((24, 64)), True), "integer")
     _, stash = call(x, torch.randn(24, 64), None, 2**40, True)
     expected = REFERENCE.pack(x, q1, Layout.of(x.shape, 0), 2**40 + 5)
     assert all(map(same_bits, expected, stash[:2]))

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import dsq
 from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels import dispatch, tuning
 from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.kernels.triton import gemm
-from dsq.kernels.triton.backend import TRITON
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
+gemm = pytest.importorskip("dsq.kernels.triton.gemm")
+TRITON = pytest.importorskip("dsq.kernels.triton.backend").TRITON
 ROOT = Path(__file__).parents[3]
 INT8 = TRITON.gemms[3]
 FORWARD = {"axis": 1}, {"axis": 1, "transposed": True}  # x and w, boxes along the in-features
@@ -148,6 +149,14 @@ def test_a_device_without_kernels_is_named_once(monkeypatch):
 def test_importing_dsq_does_not_import_triton():
     code = "import sys, dsq; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
+    x = dsq.quantize(torch.randn(64, 64) * 2.0 ** torch.randint(-30, 30, (64, 1)), dsq.BFP(bits))
+    high, low = gemm.split(x)
+    assert torch.equal(high.double() + low.double(), x.double())
+    assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
 # ---- compiled; make gpu-compile compiles the rest
