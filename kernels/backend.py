@@ -16,7 +16,9 @@ from torch import Tensor
 from dsq.formats import Format, Layout, parse_format
 
 #: what kernels read and write
-FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: what callers may give: float64 is rounded to float32 first, or left to the reference (masks, affine codes)
+FLOATS = frozenset((*DTYPES, torch.float64))
 
 
 Sizes = tuple[int, int, int]  #: rows, columns and depth of a product
@@ -228,7 +230,7 @@ class FusedLinear(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches
 class Backend:
-    """The kernels of one kind of device. Tensors come contiguous, detached and checked."""
+    """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
 
     name: str
     #: the formats that quantise, pack and unpack take here; the reference does the others

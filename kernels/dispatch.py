@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
 from dsq.kernels.backend import (
+    DTYPES,
     FLOATS,
     AffineCodes,
     Backend,
@@ -104,6 +105,7 @@ def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend)
     return fastest(fitting, matmul, dtype, sizes, backend)
 
 
+_OF_MASKS = frozenset((*DTYPES, torch.bool))
 _PLAIN = (Tensor, Parameter)
 _compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
@@ -121,10 +123,13 @@ def plain(*tensors: Tensor | None) -> bool:
     return not special
 
 
-def backend_of(*tensors: Tensor) -> Backend:
-    """The backend of the tensors' device; the reference where ``plain`` says no."""
+def backend_of(dtype: torch.dtype, *tensors: Tensor) -> Backend:
+    """The backend of the tensors' device; the reference where ``plain`` says no, or kernels have no values of
+    ``dtype``."""
+    if dtype not in _OF_MASKS or not plain(*tensors):
+        return REFERENCE
     device_type = tensors[0].device.type
-    return (_backends.get(device_type) or _load(device_type)) if plain(*tensors) else REFERENCE
+    return _backends.get(device_type) or _load(device_type)
 
 
 def check_types(*dtypes: torch.dtype) -> None:
@@ -145,6 +150,8 @@ def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: t
 
 def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
     check_types(x.dtype, dtype)
+    if torch.float64 in (x.dtype, dtype):
+        return _quantize(x.float(), fmt, dim, seed, torch.float32).to(dtype)
     x = (x.detach() if x.requires_grad else x).contiguous()
     return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype)
 
@@ -159,6 +166,7 @@ def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Ten
 
 def _pack(x: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
     check_types(x.dtype)
+    x = x.float() if x.dtype is torch.float64 else x
     x = (x.detach() if x.requires_grad else x).contiguous()
     return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
 
@@ -175,7 +183,8 @@ def _unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], 
     check_types(dtype)
     layout = layout_of(shape, dim)
     check_codes(codes, scales, fmt, layout)
-    values = codec_for(codes.device, fmt).unpack(codes.contiguous(), scales.contiguous(), fmt, layout, dtype)
+    kernels, out = codec_for(codes.device, fmt), torch.float32 if dtype is torch.float64 else dtype
+    values = kernels.unpack(codes.contiguous(), scales.contiguous(), fmt, layout, out).to(dtype)
     return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
 
 
@@ -225,13 +234,13 @@ def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
     """A bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),): 1 for those above ``low`` and below
     ``high`` (NaN: no limit), and for NaN if ``nan_is_open``; of bool values for those that are true.
     """
-    return backend_of(x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
+    return backend_of(x.dtype, x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
 
 
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
     """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
     _check_mask(bits, count)
-    return backend_of(bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
+    return backend_of(dtype, bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
@@ -240,12 +249,12 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     _check_mask(bits, x.numel())
     if bits.device != x.device:
         raise ValueError(f"bits and x must be on one device, got {bits.device} and {x.device}")
-    return backend_of(bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
+    return backend_of(x.dtype, bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
 
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
-    return (backend_of(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
+    return (backend_of(x.dtype, x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
 
 
 def _check_mask(bits: Tensor, count: int) -> None:
@@ -274,7 +283,7 @@ def affine_pack(
     elif groups.number != -(-x.numel() // groups.run):
         raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
     x = (x.detach() if x.requires_grad else x).contiguous()
-    return backend_of(x).affine_pack(x, bits, groups, running, seed)
+    return backend_of(x.dtype, x).affine_pack(x, bits, groups, running, seed)
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
@@ -287,8 +296,8 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
     _check_ranges(ranges, groups)
     if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
-    contiguous = AffineCodes(codes.contiguous(), ranges.contiguous())
-    return backend_of(codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
+    contiguous, wide = AffineCodes(codes.contiguous(), ranges.contiguous()), torch.promote_types(dtype, ranges.dtype)
+    return backend_of(wide, codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
 
 
 def _check_groups(bits: int, groups: Groups) -> None:

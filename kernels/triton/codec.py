@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
-from dsq.kernels.reference import stash as reference
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
@@ -34,22 +33,17 @@ BOXES_OF_PROGRAM = 512
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
 
-#: what the kernels load and store
-LOADED = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
-    x = x.to(_float(x.dtype))
-    y = torch.empty_like(x, dtype=_float(dtype))
+    y = torch.empty_like(x, dtype=dtype)
     scales = None if holds_boxes(fmt, layout) and not _of_tensor(fmt) else _scales_first(x, fmt, layout)
     _encode(x, y, None, scales, fmt, layout, seed)
-    return y.to(dtype)
+    return y
 
 
 def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    x = x.to(_float(x.dtype))
     codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
     scales = _scales_first(x, fmt, layout)
     _encode(x, None, codes, scales, fmt, layout, seed)
@@ -58,7 +52,7 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> t
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
+    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device=codes.device)
     if y.numel():
         launch = launch_for(fmt, layout, counted=False)
         words, word = words_of(codes, fmt.bits, launch.row_bits)
@@ -67,7 +61,7 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
                 words, scales, scales.view(-1)[-1:], integers_for_bfloat16(y), *launch.sizes, launch.row_bits // word,
                 **grid_of(fmt), WORD=word, **launch.options,
             )  # fmt: skip
-    return y.to(dtype)
+    return y
 
 
 def grid_of(fmt: Format) -> dict[str, Any]:
@@ -198,11 +192,6 @@ def words_of(codes: Tensor, bits: int, row_bits: int) -> tuple[Tensor, int]:
     return codes, 8
 
 
-def _float(dtype: torch.dtype) -> torch.dtype:
-    """The type that a kernel reads or writes for ``dtype``."""
-    return dtype if dtype in LOADED else torch.float32
-
-
 def integers_for_bfloat16(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
@@ -214,9 +203,7 @@ MASK = {"B": 256, "num_warps": 4}
 
 
 def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """kernels/reference/stash.py on a GPU; float64 goes to PyTorch."""
-    if x_N.dtype not in (*LOADED, torch.bool):
-        return reference.pack_mask(x_N, low, high, nan_is_open)
+    """kernels/reference/stash.py on a GPU."""
     count = x_N.numel()
     bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
     limits, options = (float(low), float(high)), {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open}
@@ -225,9 +212,7 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
 
 
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-    """The same; float64 goes to PyTorch."""
-    if dtype not in (*LOADED, torch.bool):
-        return reference.unpack_mask(bits, count, closed, open, dtype)
+    """kernels/reference/stash.py on a GPU."""
     out = torch.empty(count, dtype=dtype, device=bits.device)
     given = bits, _mask_values(out), count, float(closed), float(open)
     _launch_mask(kernels.unpack_mask, count, *given, FLAGS=dtype is torch.bool)
@@ -235,9 +220,7 @@ def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: tor
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
-    """The same; float64 goes to PyTorch."""
-    if x.dtype not in LOADED:
-        return reference.apply_mask(bits, x)
+    """kernels/reference/stash.py on a GPU."""
     out, integers = torch.empty_like(x), torch.int32 if x.dtype is torch.float32 else torch.int16
     _launch_mask(kernels.apply_mask, x.numel(), bits, x.view(integers), out.view(integers), x.numel())
     return out

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Format, Layout
-from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
+from dsq.kernels.backend import DTYPES, Codes, GemmKernel, MatMul, Operand
 from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.triton import int8_kernels as kernels
-from dsq.kernels.triton.codec import GRIDS, LOADED, grid_of, words_of
+from dsq.kernels.triton.codec import GRIDS, grid_of, words_of
 
 Fits = Callable[[Format | None], bool]
 
@@ -114,7 +114,7 @@ class _Vectors(NamedTuple):
 def _fits_int8(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Whether codes are exact as bytes and have boxes that the kernels take."""
     a, b = matmul.a.format, matmul.b.format
-    if not matmul.exact or dtype not in LOADED or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
+    if not matmul.exact or dtype not in DTYPES or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
         return False
     return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match() and _has_int8()
 
@@ -176,9 +176,9 @@ def _spare(fmt: Format) -> int:
 
 _BF16 = torch.bfloat16
 GEMMS = (
-    GemmKernel("bfloat16", _exact(_narrow, _narrow, LOADED), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel("split a", _exact(_two_parts, _narrow, LOADED[:1]), _in_parts_of_a, b_dtype=_BF16),
-    GemmKernel("split b", _exact(_narrow, _two_parts, LOADED[:1]), _in_parts_of_b, a_dtype=_BF16),
+    GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
+    GemmKernel("split a", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts_of_a, b_dtype=_BF16),
+    GemmKernel("split b", _exact(_narrow, _two_parts, DTYPES[:1]), _in_parts_of_b, a_dtype=_BF16),
     *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )
