@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from dsq.conversion import converted
 from dsq.formats import WIDEST
-from dsq.stash.controller import APPLIED
-from dsq.stash.interception import suspended
+from dsq.stash.controller import applied, suspended
 from dsq.stash.policy import run_eagerly
 
 _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole
@@ -174,7 +173,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     states = [
         (module, name, controller.state_dict())
         for module in model.modules()
-        for name, controller in module.__dict__.get(APPLIED, {}).items()
+        for name, controller in applied(module).items()
     ]
     try:
         with torch.random.fork_rng():
@@ -188,7 +187,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             name,
             state,
         ) in states:  # as_plain may have made the controller anew
-            module.__dict__[APPLIED][name].load_state_dict(state)
+            applied(module)[name].load_state_dict(state)
 
 
 @contextmanager

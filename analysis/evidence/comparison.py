@@ -34,7 +34,8 @@ otherwise; "all" is `stash="all"`.
   a token, and differences are in nats; elsewhere nats a sample, and differences are shares of fp32's loss.
 - Score: BLEU in translation; elsewhere the share of right tokens or classes in %.
 - ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
-- Held: MiB that a step keeps between forward and backward. Minutes: of one core.
+- Held: MiB that a step keeps between forward and backward. Minutes: of one core. Their shares of fp32's are means over
+  the tasks; the models are small, and time is gained in wide layers ([performance](performance.md)).
 """
 
 
@@ -82,6 +83,12 @@ class Evidence:
         """Differences of scores to fp32 of the same seed."""
         pairs = self._pairs(task, setting).values()
         return Mean(tuple(float(row["score"]) - float(fp32["score"]) for row, fp32 in pairs))
+
+    def shares(self, task: str, setting: str, column: str) -> Mean:
+        """What ``column`` is of fp32's of the same seed, measured on the same processor."""
+        pairs = [pair for pair in self._pairs(task, setting).values() if pair[0].get("cpu") == pair[1].get("cpu")]
+        known = [(float(a[column]), float(b[column])) for a, b in pairs if a.get(column) and b.get(column)]
+        return Mean(tuple(ours / theirs for ours, theirs in known))
 
     def over_tasks(self, found: Callable[[str], Mean]) -> Mean:
         """The tasks' means, of those that have any."""
@@ -144,7 +151,11 @@ def over_tasks(evidence: Evidence, settings: Iterable[str]) -> str:
         if losses.values and name != FP32:
             record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
             record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
-            records.append(record | {"score minus fp32": scores.text("+.2f")})
+            record["score minus fp32"] = scores.text("+.2f")
+            for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
+                shares = evidence.over_tasks(partial(evidence.shares, setting=name, column=column))
+                record[label] = f"{shares.mean:.2f}" if shares.values else None
+            records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 

@@ -59,7 +59,7 @@ class Setup:
 
 
 def _more(attention: int, activation: int, norm: int) -> Setup:
-    more = {"attention": attention, "softmax": attention, "activation": activation, "norm": norm}
+    more = {"attention": attention, "softmax": attention, "activation": activation, "layernorm": norm}
     name = ", ".join(f"{kind} {4 + n}" for kind, n in more.items() if n and kind != "softmax")
     return Setup(name, "bfp", {"bits": 4}, more)
 

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 
 from dsq.config import DSQConfig
 from dsq.dynamic import DynamicPrecision, convert_at
-from dsq.stash.interception import under_policies
+from dsq.stash.controller import under_policies
 
 
 class PrecisionCallback(Callback):

@@ -8,15 +8,14 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backw
 
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed
 
-Start reading in table/ (what is kept of each operation), then codes.py (how), interception.py (when), and bfloat16.py
-(a whole policy in one file).
+Start reading in table/ (what is kept of each operation), then codes.py (how), interception.py and controller.py (when),
+and bfloat16.py (a whole policy in one file).
 """
 
 import importlib
 
 from dsq.stash.checkpoint import packed_checkpoint
-from dsq.stash.controller import Controller, Summary
-from dsq.stash.interception import suspended
+from dsq.stash.controller import Controller, Summary, suspended
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import apply, policies, register
 

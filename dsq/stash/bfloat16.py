@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import whole_number
-from dsq.stash.codes import Code, Kept
+from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, intercept
+from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -18,7 +18,6 @@ def attach(model: nn.Module, *, smallest: int = 256) -> Controller:
     """Keep float32 tensors of at least ``smallest`` values in bfloat16. Raises ValueError for ``smallest`` under 0."""
     controller = Bfloat16(model)
     controller.smallest = whole_number("smallest", smallest, 0)
-    intercept(controller, model)  # controller.remove() takes it back
     return controller
 
 
@@ -30,7 +29,7 @@ class Bfloat16(TablePolicy):
     def codec(self, module: nn.Module) -> "Bfloat16":
         return self
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         if values.dtype != torch.float32 or values.numel() < self.smallest:
             return None
         return (values.contiguous().to(torch.bfloat16),), _widen

@@ -31,20 +31,23 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
-from dsq.kernels.dispatch import pack
+from dsq.kernels.dispatch import pack, unpack
 from dsq.packing import Rounding
 from dsq.quantizers import Quantised
 from dsq.scheduler import PrecisionScheduler
-from dsq.stash.codes import Code, Kept, UnpackBoxes, What
+from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller, check_keys
-from dsq.stash.interception import TablePolicy, intercept
+from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
 #: bits of what no linear layer reads, whatever its q1: with 3 the generated corpus lost 2 BLEU, with 4 none
 LEAST = 4
 _MOST = 16  #: the widest code
-MORE: Mapping[What, int] = MappingProxyType({"attention": 2, "softmax": 2, "activation": 2, "norm": 2})  #: than q1
+_compiling = torch.compiler.is_compiling
+MORE: Mapping[What, int] = MappingProxyType(
+    {"attention": 2, "softmax": 2, "activation": 2, "layernorm": 2, "groupnorm": 2, "batchnorm": 2}
+)  #: than q1
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
@@ -82,7 +85,6 @@ def attach(
     choice("rounding", rounding, get_args(Rounding))
     controller = Bfp(model, bits, format, box, rounding, whole_number("seed", seed), scheduler)
     controller.format_now()  # refuses a box that the format has not
-    intercept(controller, model)
     return controller
 
 
@@ -108,7 +110,7 @@ class Bfp(TablePolicy):
         if bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
             layers = (module for module in self.model.modules() if isinstance(module, Quantised))
             q1 = next((layer.quantizers.q1 for layer in layers), None)
-        make = _format.__wrapped__ if torch.compiler.is_compiling() else _format  # a graph calls no cache
+        make = _format.__wrapped__ if _compiling() else _format  # a graph calls no cache
         return make(bits, self.format_name, self.box, q1)
 
     def codec(self, module: nn.Module) -> "BoxCodec":
@@ -147,29 +149,23 @@ def _format(bits: int | None, name: str | None, box: int | None, q1: Format | No
 
 
 @lru_cache(maxsize=64)
-def _formats(fmt: Format, more: tuple[tuple[What, int], ...]) -> dict[What, tuple[Format, str]]:
-    """The format of each thing that is kept, and its text, as operators take it: compilers cannot make a text."""
+def _formats(fmt: Format, more: tuple[tuple[What, int], ...]) -> dict[What, Format]:
+    """The format of each thing that is kept."""
     bits = {what: min(fmt.bits + dict(more).get(what, 0), _MOST) for what in get_args(What)}
-    wider = {what: fmt.at(bits[what]) if fmt.packs else fmt for what in bits}
-    return {what: (each, str(each)) for what, each in wider.items()}
+    return {what: fmt.at(bits[what]) if fmt.packs else fmt for what in bits}
 
 
 class BoxCodec:
     """Codes in boxes of neighbours; ``seed`` None rounds to nearest."""
 
-    def __init__(self, formats: Mapping[What, tuple[Format, str]], seed: int | None) -> None:
+    def __init__(self, formats: Mapping[What, Format], seed: int | None) -> None:
         self.formats, self.seed, self.turns = formats, seed, count(1)
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
-        fmt, text = self.formats[kept.what]
-        sizes, seed = (values.numel(),), cast(Any, self.seed)
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
+        fmt, sizes, seed = self.formats[what], (values.numel(),), cast(Any, self.seed)
         if not fmt.packs:
             return None
-        if torch.compiler.is_compiling():
-            if seed is not None:
-                seed = torch.randint(2**62, (), device="cpu").item()
-            codes = torch.ops.dsq.pack(values.reshape(-1), text, 0, seed)
-            return codes, lambda saved, dtype: torch.ops.dsq.unpack(*saved, text, sizes, 0, dtype)
         if seed is not None:
-            seed += next(self.turns)
-        return pack(values.reshape(-1), fmt, 0, seed), UnpackBoxes(fmt, sizes)
+            seed = torch.randint(2**62, (), device="cpu").item() if _compiling() else seed + next(self.turns)
+        codes = pack(values.reshape(-1), fmt, 0, seed)
+        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)

@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.kernels.dispatch import pack
-from dsq.stash.codes import BOUNDARY, Code, Form, Kept, Stash, UnpackBoxes, refuse_create_graph
+from dsq.kernels.dispatch import pack, unpack
+from dsq.stash.codes import Code, Form, Stash, What, refuse_create_graph
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import in_backward, innermost_hooks
 from dsq.stash.memory import MemoryOrder, parameter_storages, storages_of, weak
@@ -54,7 +54,7 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
     controller = Checkpointing(model, attached=tuple(found))
-    # the last of the hooks: gact's runs a step again
+    # not in ``call``, inside of which gact runs a step again
     controller.until_removed(model.register_forward_pre_hook(controller.start, with_kwargs=True))
     for module in found.values():
         controller.set_attribute(module, "forward", partial(_checkpointed, controller, module))
@@ -160,7 +160,7 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
 
     def pack_one(x: Tensor) -> Any:
         wanted = fmt.packs and type(x) is Tensor and x.grad_fn is not None and _rank_and_width(x) == layout
-        return _boundaries(fmt).code(x, BOUNDARY) if wanted else outer_pack(x)
+        return _boundaries(fmt).code(x, "boundary") if wanted else outer_pack(x)
 
     def unpack_one(kept: Any) -> Tensor:
         if not isinstance(kept, Form):
@@ -190,5 +190,7 @@ def _boundaries(fmt: Format) -> Stash:
 class _Boxes:
     fmt: Format
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
-        return pack(values.reshape(-1), self.fmt, 0, None), UnpackBoxes(self.fmt, (values.numel(),))
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
+        fmt, sizes = self.fmt, (values.numel(),)
+        codes = pack(values.reshape(-1), fmt, 0, None)
+        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)

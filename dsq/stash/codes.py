@@ -12,7 +12,6 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import ref
 
@@ -20,30 +19,29 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.formats import Format
-from dsq.kernels.backend import FLOATS, AffineCodes, Groups, Operand
-from dsq.kernels.dispatch import affine_unpack, pack_mask, unpack, unpack_mask
+from dsq.kernels.backend import FLOATS, Operand
+from dsq.kernels.dispatch import pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
 FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
-Kind = Literal["matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other"]
-What = Literal["linear", "product", "convolution", "softmax", "attention", "norm", "activation", "factor", "boundary"]
+#: a tensor that an operation keeps: a policy gives bits by this word
+What = Literal[
+    "linear",
+    "product",
+    "convolution",
+    "softmax",
+    "attention",
+    "layernorm",
+    "groupnorm",
+    "batchnorm",
+    "activation",
+    "factor",
+    "boundary",
+]
 
 _compiling = torch.compiler.is_compiling
 _keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A row's word on one tensor that an operation keeps."""
-
-    what: What  #: it is: dsq/stash/table gives bits to it
-    kind: Kind  #: of operation: Mesa's table 7 switches kinds on alone
-    axis: int = -1  #: along which Mesa's groups lie: heads (-3), channels
-
-
-BOUNDARY = Kept("boundary", "other")  #: a hidden state that a checkpoint keeps
 
 
 class Form(NamedTuple):
@@ -61,36 +59,12 @@ Code = tuple[tuple[Tensor, ...], Decode]
 class Codec(Protocol):
     """What a policy is to the table: how values become few bits."""
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         """Codes of ``values``, which lie in ``order``; None keeps the tensor exact.
 
         An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
         """
         ...
-
-
-@dataclass(eq=False, slots=True)
-class UnpackBoxes:
-    """The Decode of what a format's ``pack`` made of values of these sizes."""
-
-    fmt: Format
-    sizes: tuple[int, ...]
-    axis: int = 0
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return unpack(codes[0], codes[1], self.fmt, self.sizes, self.axis, dtype)
-
-
-@dataclass(eq=False, slots=True)
-class UnpackAffine:
-    """The Decode of what ``affine_pack`` made of ``count`` values."""
-
-    bits: int
-    groups: Groups
-    count: int
-
-    def __call__(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return affine_unpack(AffineCodes(*codes), self.bits, self.groups, self.count, dtype)
 
 
 class _Entry(NamedTuple):
@@ -109,10 +83,12 @@ class _Entry(NamedTuple):
 
     def seen_as(self, order: MemoryOrder) -> Form | None:
         """The form, as one consumer lays the values out."""
-        tensors = self.tensors()
+        tensors, make, own = self.tensors(), self.make, self.order
         if tensors is None:
             return None
-        return Form(tensors, self.make if order is self.order else _Seen(self.make, self.order, order))
+        return Form(
+            tensors, make if order is own else _Made(lambda saved: order.restore(own.flat(make(saved))), (make,))
+        )
 
 
 class Stash:
@@ -154,26 +130,29 @@ class Stash:
         self.codec = self._of_forward if segment is None else getattr(self._of_forward, "recomputed", self._of_forward)
         self._made = self._outside if segment is None else {}
 
-    def code(self, x: Tensor, kept: Kept) -> Form:
+    def code(self, x: Tensor, what: What) -> Form:
         """The form of ``x`` in the policy's codes; exact where it is a weight, of few values, or no plain float."""
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
         dtype, shape = x.dtype, x.shape
         if _compiling():
             order = MemoryOrder(tuple(shape), tuple(range(x.dim())), shape)
-            encoded = self.codec.encode(x.detach().contiguous(), order, kept)
-            return self.exact(x) if encoded is None else _traced(encoded, dtype, shape)
+            encoded = self.codec.encode(x.detach().contiguous(), order, what)
+            if encoded is None:
+                return self.exact(x)
+            tensors, decode = encoded
+            return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
         key, order, values = place(x)
         made = self._made.get(key)
         found = None if made is None else made.seen_as(order)
         if found is not None:
             return found
-        encoded = self.codec.encode(values, order, kept)
+        encoded = self.codec.encode(values, order, what)
         if encoded is None:
             return self.exact(x)
         tensors, decode = encoded
         self._count(values.numel() * x.element_size(), tensors)
-        return self._put(key, x, Form(tensors, _Decoded(decode, dtype, order)), order)
+        return self._put(key, x, Form(tensors, _Made(lambda codes: order.restore(decode(codes, dtype)))), order)
 
     def exact(self, x: Tensor) -> Form:
         """``x`` as it is."""
@@ -218,10 +197,11 @@ class Stash:
     def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
         """Note the codes that a quantised linear layer made of the rows of ``x``."""
         self._count(x.nbytes, codes)
-        if x.is_contiguous() and operand.format is not None:  # else no one looks for its rows in memory
+        fmt, axis, dtype = operand.format, operand.axis, x.dtype
+        if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
             key, order, _ = place(x)
             rows = x.shape[:-1].numel(), x.shape[-1]
-            make = _Decoded(UnpackBoxes(operand.format, rows, operand.axis), x.dtype, order)
+            make = _Made(lambda saved: order.restore(unpack(saved[0], saved[1], fmt, rows, axis, dtype)))
             self._put(key, x, Form(codes, make), order, (operand, x.shape[-1]))
 
     def derive(self, y: Tensor, sources: Sequence[Form | None], make: Callable[..., Tensor]) -> Form | None:
@@ -232,12 +212,13 @@ class Stash:
         if values.numel() != y.numel():  # an expanded tensor
             return None
         parts, tensors = _parts(sources)
-        return self._put(key, y, Form(tensors, _Derived(parts, make, order)), order)
+        made = _Made(lambda saved: order.laid_out(make(*_values(parts, saved))), [inner for _, inner in parts])
+        return self._put(key, y, Form(tensors, made), order)
 
-    def restored(self, y: Tensor, kept: Kept, restore: Callable[..., Tensor], *beside: Form) -> Form:
+    def restored(self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Form) -> Form:
         """The form of ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation
         could have been in."""
-        form = self.code(y, kept)
+        form = self.code(y, what)
         if form.make is _first:
             return form
         if _compiling():
@@ -317,11 +298,6 @@ def _values(parts: Sequence[tuple[int, Any]], saved: Sequence[Tensor]) -> list[A
     return values
 
 
-def _traced(code: Code, dtype: torch.dtype, shape: torch.Size) -> Form:
-    tensors, decode = code
-    return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
-
-
 def _first(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].detach()
 
@@ -333,74 +309,27 @@ def _holding(tensor: Tensor) -> Callable[[], Tensor]:
 class _Made:
     """Makes a value that several operations may keep: in a backward once, and held until the last of them had it."""
 
-    __slots__ = ("uses", "value")
-    uses: int  #: operations that are to ask for the value, and values that are to be made of it
-    value: Tensor | None
+    __slots__ = ("run", "sources", "uses", "value")
 
-    def __init__(self) -> None:
-        self.uses, self.value = 0, None
+    def __init__(self, run: Make, sources: Sequence[Make] = ()) -> None:
+        self.run = run
+        self.sources = sources  #: what makes the values that this one is made of
+        self.uses = 0  #: operations that are to ask for the value, and values that are to be made of it
+        self.value: Tensor | None = None
 
     def note_use(self) -> None:
         """An operation, or a value that one keeps, will ask for this one."""
         self.uses += 1
         if self.uses == 1:
-            for source in self.sources():
+            for source in self.sources:
                 if isinstance(source, _Made):
                     source.note_use()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        value = self.made(tensors) if self.value is None else self.value
+        value = self.run(tensors) if self.value is None else self.value
         self.uses -= 1
         self.value = None if self.uses <= 0 or _keep_graph() else value  # a graph that is kept may be read otherwise
         return value
-
-    def sources(self) -> Sequence[Any]:
-        """What makes the values that this one is made of."""
-        return ()
-
-    def made(self, tensors: Sequence[Tensor]) -> Tensor:
-        raise NotImplementedError
-
-
-class _Decoded(_Made):
-    __slots__ = ("decode", "dtype", "order")
-
-    def __init__(self, decode: Decode, dtype: torch.dtype, order: MemoryOrder) -> None:
-        super().__init__()
-        self.decode, self.dtype, self.order = decode, dtype, order
-
-    def made(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.order.restore(self.decode(tensors, self.dtype))
-
-
-class _Derived(_Made):
-    __slots__ = ("make", "order", "parts")
-
-    def __init__(self, parts: tuple[tuple[int, Any], ...], make: Callable[..., Tensor], order: MemoryOrder) -> None:
-        super().__init__()
-        self.parts, self.make, self.order = parts, make, order
-
-    def sources(self) -> Sequence[Any]:
-        return [make for _, make in self.parts]
-
-    def made(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.order.laid_out(self.make(*_values(self.parts, tensors)))
-
-
-class _Seen(_Made):
-    """The values of another view of the same memory."""
-
-    __slots__ = ("make", "order", "seen")
-
-    def __init__(self, make: Make, order: MemoryOrder, seen: MemoryOrder) -> None:
-        super().__init__()
-        self.make, self.order, self.seen = make, order, seen
-
-    def sources(self) -> Sequence[Any]:
-        return (self.make,)
-
-    def made(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.seen.restore(self.order.flat(self.make(tensors)))
 
 
 def _between(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:

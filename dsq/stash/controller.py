@@ -1,12 +1,20 @@
-"""What a policy hands back: the controller of one model, which can take everything back, and what it reports."""
+"""What a policy hands back: the controller of one model. It is entered around the model's calls, reports, and can take
+everything back.
+"""
 
-from collections.abc import Callable, Mapping
+import copyreg
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, ClassVar, Protocol, Self
 
+import torch
 from torch import nn
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
+_PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,14 @@ class Removable(Protocol):
 
 @dataclass(eq=False)
 class Controller(SharedByCopies):
-    """A policy at work on one model. Policies subclass it to add what they keep between steps.
+    """A policy at work on one model. Policies subclass it to say what is entered around a forward, and what they keep
+    between steps.
 
     `undo` collects what remove() takes back, in reverse order. state_dict() holds all that a resumed run needs to equal
     an unbroken one (estimates, caches, seeds).
     """
+
+    by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
 
     model: nn.Module
     name: str = ""  # set by apply
@@ -64,6 +75,27 @@ class Controller(SharedByCopies):
     #: (function, arguments): for a deep copy of the model, modules among the arguments stand for the copy's
     undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list, repr=False)
     swapped: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)  #: and their own classes
+
+    def around(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
+        recomputation of a part of one."""
+        return nullcontext()
+
+    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once. What a
+        compiler traces is left to policy.py's hook."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_entered():
+            return run(*args, **kwargs)
+        with again(((self, module),)):
+            return run(*args, **kwargs)
+
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a part of the model under the policy; inside of the model's forward, as it is."""
+        return Controller.call(self, self.model, run, *args, **kwargs)
+
+    def is_entered(self) -> bool:
+        """Whether this thread is inside of a forward under the policy."""
+        return self in [policy for policy, _ in RUNNING.entered]
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""
@@ -110,7 +142,7 @@ class Controller(SharedByCopies):
             ValueError where it is none, or was restored before.
         """
         target = self.model if copy is None else copy
-        if target.__dict__.get(APPLIED, {}).get(self.name) is not self:
+        if applied(target).get(self.name) is not self:
             if target is self.model:
                 return
             raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
@@ -127,6 +159,39 @@ class Controller(SharedByCopies):
             dicts = (hooks for m in model.modules() for name, hooks in vars(m).items() if "_hooks" in name and hooks)
             for hooks in dicts:
                 hooks.pop(getattr(hook, "id", None), None)
+
+
+class Running(threading.local):
+    """Per thread (nn.DataParallel): the policies in whose forward it is, outermost first, and whose forward; and the
+    stashes of those of the table."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Controller, nn.Module]] = []
+        self.stashes: list[Any] = []
+
+
+RUNNING = Running()
+
+
+@contextmanager
+def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
+    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
+    checkpoint enters those of its forward around its recomputation."""
+    before = len(RUNNING.entered)
+    with ExitStack() as stack:
+        try:
+            for policy, module in entering:
+                if not policy.is_entered():
+                    RUNNING.entered.append((policy, module))
+                    stack.enter_context(policy.around(module))
+            yield
+        finally:
+            del RUNNING.entered[before:]
+
+
+def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
+    """The policies in whose forward this thread is, and the models."""
+    return tuple(RUNNING.entered)
 
 
 def _delete_attribute(module: nn.Module, name: str) -> None:
@@ -156,3 +221,103 @@ def check_parameters(policy: str, model: nn.Module, saved: Mapping[str, tuple[in
             raise ValueError(
                 f"state of policy {policy!r} must be this model's, whose {name} is {here}; the state's is {there}"
             )
+
+
+# ---- calls of a model go through its policies
+
+
+def applied(model: nn.Module) -> dict[str, Controller]:
+    """The policies applied to this very module (not to its children), name to controller, the first applied first."""
+    here: dict[str, Controller] = model.__dict__.get(APPLIED, {})
+    return here
+
+
+def intercept(controller: Controller, model: nn.Module) -> None:
+    """Let calls of ``model`` go through ``controller.call``, until the controller is removed.
+
+    Calls of its parts, which a loss in chunks or a method of the model makes, go through ``controller.call_part``.
+
+    The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
+    """
+    model.__dict__.setdefault(APPLIED, {})[controller.name] = controller
+    for module in (model, *_parts(model)) if controller.by_parts else (model,):
+        if module is not model:
+            module.__dict__.setdefault(_PART_OF, []).append(controller)
+        controller.undo.append((_release, (module, controller)))
+        own = type(module)
+        if not hasattr(own, "_dsq_plain"):
+            object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The children of the model that are made of modules themselves, as its blocks; those in lists and dicts too."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _parts(child)
+        elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
+            yield child
+
+
+def _release(module: nn.Module, controller: Controller) -> None:
+    here, around = applied(module), module.__dict__.get(_PART_OF, [])
+    if here.get(controller.name) is controller:
+        del here[controller.name]
+    if controller in around:
+        around.remove(controller)
+    if here or around:
+        return
+    for name in (APPLIED, _PART_OF):
+        module.__dict__.pop(name, None)
+    if "_dsq_plain" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
+        object.__setattr__(module, "__class__", vars(type(module))["_dsq_plain"])
+
+
+def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return under_policies(self, partial(own.__call__, self), *args, **kwargs)
+
+    names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    kind: Any = _Unpicklable if type(own) is type else type(own)
+    return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
+
+
+def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
+    for policy in applied(model).values():
+        run = partial(policy.call, model, run)
+    for policy in model.__dict__.get(_PART_OF, ()):
+        run = partial(policy.call_part, model, run)
+    return run(*args, **kwargs)
+
+
+class _Unpicklable(type):
+    """The type of classes that are made here: pickle asks for one and gets the refusal of a model under a policy."""
+
+
+copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
+
+
+@contextmanager
+def suspended(model: nn.Module) -> Iterator[None]:
+    """Run the forward of ``model`` inside as if no stash policy were applied to it or to a module in it.
+
+    Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
+    eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
+    """
+    noted: list[tuple[Controller, nn.Module]] = []
+    swapped: list[tuple[nn.Module, type[nn.Module]]] = []
+    for owner in model.modules():
+        for controller in applied(owner).values():
+            noted.append((controller, owner))
+            twins = dict(zip(controller.model.modules(), owner.modules(), strict=False))  # owner may be a deep copy
+            swapped += [(twins.get(module, module), kind) for module, kind in controller.swapped]
+    classes = [(module, type(module)) for module, _ in swapped]
+    for module, kind in swapped:
+        module.__class__ = kind
+    RUNNING.entered.extend(noted)
+    try:
+        yield
+    finally:
+        del RUNNING.entered[len(RUNNING.entered) - len(noted) :]
+        for module, kind in classes:
+            module.__class__ = kind

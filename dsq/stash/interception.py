@@ -1,15 +1,11 @@
 """The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
 
-The model's class is set to a subclass of itself whose ``__call__`` enters the mode; copies and replicas of the model
-carry it. So are the classes of its parts, which a loss in chunks or a method of the model calls by themselves. The mode
-looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it is. torch.compile
-traces the mode into the graphs of a model, or of blocks, that were compiled before.
+The mode looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it is.
+torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
-import copyreg
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -22,8 +18,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
-from dsq.stash.codes import BOUNDARY, Codec, Form, Kept, Stash, exact_form
-from dsq.stash.controller import APPLIED, Controller, SharedByCopies, Summary
+from dsq.layers import not_compiled_alone
+from dsq.stash.codes import Codec, Form, Stash, What, exact_form
+from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
 from dsq.stash.table import TABLE, Row
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
@@ -64,6 +61,7 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stash, self.rows = stash, rows
 
+    @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
@@ -111,7 +109,7 @@ class _Inputs:
             if x is not None and rank is None:
                 rank = x.dim()
             if x is not None and x.grad_fn is not None and x.dim() == rank:
-                kept.append((stash.code(x, BOUNDARY), x.requires_grad))
+                kept.append((stash.code(x, "boundary"), x.requires_grad))
             else:
                 kept.append(argument)
         return cls(kept)
@@ -133,7 +131,7 @@ class _UnderPolicies:
     """A checkpoint's recomputation, under the policies of its forward."""
 
     run: Callable[..., Any]
-    entered: "tuple[tuple[ForwardPolicy, nn.Module], ...]"
+    entered: tuple[tuple[Controller, nn.Module], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with again(self.entered):
@@ -151,44 +149,14 @@ def _takes(values: Iterable[Any]) -> bool:
     return wanted
 
 
-#: the key in the __dict__ of a model's part: the policies of the model
-_PART_OF = "_dsq_part_of"
 #: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
 _PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
 
 
-class ForwardPolicy(Controller):
-    """A policy that acts while a model's forward runs. Subclasses say what is entered around it."""
-
-    intercepts = False  #: whether it does: ``intercept`` was called
-    by_parts = True  #: whether it acts on parts of the model that are called by themselves
-
-    def around(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
-        recomputation of a part of one."""
-        raise NotImplementedError
-
-    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once."""
-        if not torch.is_grad_enabled() or self.is_entered():
-            return run(*args, **kwargs)
-        with again(((self, module),)):
-            return run(*args, **kwargs)
-
-    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a part of the model under the policy; inside of the model's forward, as it is."""
-        if torch.compiler.is_compiling():
-            return run(*args, **kwargs)
-        return ForwardPolicy.call(self, self.model, run, *args, **kwargs)
-
-    def is_entered(self) -> bool:
-        """Whether this thread is inside of a forward under the policy."""
-        return self in [policy for policy, _ in _RUNNING.entered]
-
-
-class TablePolicy(ForwardPolicy):
+class TablePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
+    by_parts = True
     latest: Stash | None = None  #: of the latest training forward
     parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
@@ -209,7 +177,7 @@ class TablePolicy(ForwardPolicy):
             return super().call(module, run, *args, **kwargs)
         codec = self.traced_codec()
         if codec is None:
-            return run(*args, **kwargs)  # which policy.py's hook refuses
+            return super().call(module, run, *args, **kwargs)
         with Interception(Stash(codec), self.rows):
             return run(*args, **kwargs)
 
@@ -226,12 +194,12 @@ class TablePolicy(ForwardPolicy):
         stash = self.latest if goes_on and self.latest else Stash(self.codec(module), recomputing)
         if not recomputing:
             self.latest = stash
-        _RUNNING.stashes.append(stash)
+        RUNNING.stashes.append(stash)
         try:
             with Interception(stash, self.rows):
                 yield
         finally:
-            _RUNNING.stashes.pop()
+            RUNNING.stashes.pop()
             stash.forget()
 
     def report(self) -> Summary:
@@ -245,138 +213,18 @@ class TablePolicy(ForwardPolicy):
         return ()
 
 
-class _Running(threading.local):
-    """Per thread (nn.DataParallel): the policies in whose forward it is, outermost first, and whose forward."""
-
-    def __init__(self) -> None:
-        self.entered: list[tuple[ForwardPolicy, nn.Module]] = []
-        self.stashes: list[Stash] = []
-
-
-_RUNNING = _Running()
-
-
-@contextmanager
-def again(entering: Sequence[tuple[ForwardPolicy, nn.Module]]) -> Iterator[None]:
-    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
-    checkpoint enters those of its forward around its recomputation."""
-    before = len(_RUNNING.entered)
-    with ExitStack() as stack:
-        try:
-            for policy, module in entering:
-                if not policy.is_entered():
-                    _RUNNING.entered.append((policy, module))
-                    stack.enter_context(policy.around(module))
-            yield
-        finally:
-            del _RUNNING.entered[before:]
-
-
 def traced_in() -> bool:
     """Whether the code that a compiler traces now is under a policy of the table."""
     modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     return any(isinstance(mode, Interception) for mode in modes)
 
 
-def entered_now() -> tuple[tuple[ForwardPolicy, nn.Module], ...]:
-    """The policies in whose forward this thread is, and the models."""
-    return tuple(_RUNNING.entered)
-
-
-def form_now(x: Tensor, word: Kept) -> Form:
+def form_now(x: Tensor, what: What) -> Form:
     """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
     functions of other policies."""
-    return _RUNNING.stashes[-1].code(x, word) if _RUNNING.stashes else exact_form(x)
+    return RUNNING.stashes[-1].code(x, what) if RUNNING.stashes else exact_form(x)
 
 
 def codec_now() -> Codec | None:
     """The codec of the policy of the table in whose forward this thread is. For operators of compiled graphs."""
-    return _RUNNING.stashes[-1].codec if _RUNNING.stashes else None
-
-
-def intercept(controller: ForwardPolicy, model: nn.Module) -> None:
-    """Let calls of ``model`` go through ``controller.call``, until the controller is removed."""
-    controller.intercepts = True
-    for module in (model, *_parts(model)) if controller.by_parts else (model,):
-        if module is not model:
-            module.__dict__.setdefault(_PART_OF, []).append(controller)
-        controller.undo.append((_restore_class, (module, controller)))
-        if not hasattr(type(module), "_dsq_plain"):
-            object.__setattr__(
-                module, "__class__", _intercepted(type(module))
-            )  # a compiled module passes what is set on
-
-
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """The children of the model that are made of modules themselves, as its blocks; those in lists and dicts too."""
-    for child in model.children():
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-            yield from _parts(child)
-        elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
-            yield child
-
-
-def _restore_class(module: nn.Module, controller: ForwardPolicy) -> None:
-    if controller in module.__dict__.get(_PART_OF, ()):
-        module.__dict__[_PART_OF].remove(controller)
-    others = [p for p in (*forward_policies(module), *module.__dict__.get(_PART_OF, ())) if p is not controller]
-    if not others:
-        module.__dict__.pop(_PART_OF, None)
-        if "_dsq_plain" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
-            object.__setattr__(module, "__class__", vars(type(module))["_dsq_plain"])
-
-
-def forward_policies(model: nn.Module) -> list[ForwardPolicy]:
-    """Those applied to the model, the first applied first."""
-    policies = model.__dict__.get(APPLIED, {}).values()
-    return [policy for policy in policies if isinstance(policy, ForwardPolicy) and policy.intercepts]
-
-
-def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return under_policies(self, partial(own.__call__, self), *args, **kwargs)
-
-    names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
-    kind: Any = _Unpicklable if type(own) is type else type(own)
-    return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
-
-
-def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
-    for policy in forward_policies(model):
-        run = partial(policy.call, model, run)
-    for policy in model.__dict__.get(_PART_OF, ()):
-        run = partial(policy.call_part, model, run)
-    return run(*args, **kwargs)
-
-
-class _Unpicklable(type):
-    """The type of classes that are made here: pickle asks for one and gets the refusal of a model under a policy."""
-
-
-copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
-
-
-@contextmanager
-def suspended(model: nn.Module) -> Iterator[None]:
-    """Run the forward of ``model`` inside as if no stash policy were applied to it or to a module in it.
-
-    Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
-    eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
-    """
-    noted = [(policy, module) for module in model.modules() for policy in forward_policies(module)]
-    swapped: list[tuple[nn.Module, type[nn.Module]]] = []
-    for owner in model.modules():
-        for controller in owner.__dict__.get(APPLIED, {}).values():
-            twins = dict(zip(controller.model.modules(), owner.modules(), strict=False))  # owner may be a deep copy
-            swapped += [(twins.get(module, module), kind) for module, kind in controller.swapped]
-    classes = [(module, type(module)) for module, _ in swapped]
-    for module, kind in swapped:
-        module.__class__ = kind
-    _RUNNING.entered.extend(noted)
-    try:
-        yield
-    finally:
-        del _RUNNING.entered[len(_RUNNING.entered) - len(noted) :]
-        for module, kind in classes:
-            module.__class__ = kind
+    return RUNNING.stashes[-1].codec if RUNNING.stashes else None

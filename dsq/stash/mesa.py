@@ -23,13 +23,27 @@ from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
-from dsq.stash.codes import Code, Kept, Kind, UnpackAffine
+from dsq.stash.codes import Code, What
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
-from dsq.stash.interception import TablePolicy, codec_now, intercept
+from dsq.stash.interception import TablePolicy, codec_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS = ("matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other")
+#: the kind of operation, and the axis along which groups lie (heads -3, channels), by what is kept
+_PLACES: dict[What, tuple[str, int]] = {
+    "linear": ("linear", -1),
+    "product": ("matmul", -3),
+    "convolution": ("conv", 1),
+    "softmax": ("softmax", -3),
+    "attention": ("matmul", -3),
+    "layernorm": ("layernorm", -1),
+    "groupnorm": ("other", 1),
+    "batchnorm": ("batchnorm", 1),
+    "activation": ("gelu", -1),
+    "factor": ("other", -1),
+    "boundary": ("other", -1),
+}
 BITS = 8
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
@@ -65,7 +79,6 @@ def attach(
     choice("rounding", rounding, get_args(Rounding))
     ranges = RunningRanges(decay, rounding, whole_number("seed", seed))
     controller = Mesa(model, frozenset(kinds), ranges, groups or _most_named_heads(model))
-    intercept(controller, model)
     return controller
 
 
@@ -132,17 +145,17 @@ class RangeCodec:
         self.kinds, self.ranges, self.heads = kinds, ranges, heads
         self.turns: Counter[str] = Counter()
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
-        if kept.kind not in self.kinds:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
+        kind, axis = _PLACES[what]
+        if kind not in self.kinds:
             return None
-        groups, width = self._groups(order, kept.axis)
-        key = f"{kept.kind}:{width}"
+        groups, width = self._groups(order, axis)
+        count, key = values.numel(), f"{kind}:{width}"
         if torch.compiler.is_compiling():
             codes, ranges = torch.ops.dsq.pack_in_range(values, *groups, key)
-            count = values.numel()
             return (codes, ranges), lambda saved, dtype: torch.ops.dsq.unpack_in_range(*saved, *groups, count, dtype)
         packed = self.pack(key, values.contiguous(), groups)
-        return (packed.codes, packed.ranges), UnpackAffine(BITS, groups, values.numel())
+        return tuple(packed), lambda saved, dtype: affine_unpack(AffineCodes(*saved), BITS, groups, count, dtype)
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
         """Code the values in the next range of that key."""

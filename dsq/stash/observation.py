@@ -10,9 +10,9 @@ from torch.utils.hooks import RemovableHandle
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
 from dsq.quantizers import Quantised
+from dsq.stash.controller import applied
 from dsq.stash.memory import parameter_storages, weak
 from dsq.stash.meter import GraphMeter, next_node
-from dsq.stash.policy import applied
 
 
 class Observation:

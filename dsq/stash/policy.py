@@ -5,13 +5,13 @@
 
 A policy is a file or a folder of dsq/stash/, named in its __init__.py, which registers it. The keyword-only parameters
 ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
-once. attach changes a model by helpers (intercept, Controller.swap_classes), which put what remove() takes back on the
-controller. No policy imports another's.
+once. No policy imports another's.
 
-Two mechanisms exist:
-    model    a mode while the model's forward runs: interception.py. It runs the rows of the table (bfp, mesa, gact,
-             bfloat16), which differ in their codec alone, or other rules (selective)
-    modules  a module's class or forward replaced in place: controller.py (wtacrs, checkpoint)
+A controller's ``around`` is entered while the model's forward runs (controller.py). For policies of the table that is a
+mode which runs the table's rows (interception.py): bfp, mesa, gact and bfloat16 differ in their codec alone, selective
+has rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, by helpers of the
+controller, which remember what remove() takes back.
+
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
@@ -35,7 +35,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
-from dsq.stash.controller import APPLIED, Controller
+from dsq.stash.controller import Controller, applied, intercept
 from dsq.stash.interception import TablePolicy, traced_in
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
@@ -100,27 +100,12 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
         sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)
     controller.name = policy
-    controller.undo.append((_forget, (model, policy)))
+    intercept(controller, model)  # controller.remove() takes it back
     traces = isinstance(controller, TablePolicy) and controller.traced_codec() is not None
     refuse = _RefuseCompiled(_compiled_calls(model), traces)
     controller.until_removed(model.register_forward_pre_hook(refuse, prepend=True))
-    applied(model)[policy] = controller
     _ROOTS.add(model)
     return controller
-
-
-def applied(model: nn.Module) -> dict[str, Controller]:
-    """The policies applied to this very module (not to its children), name to controller."""
-    here: dict[str, Controller] = model.__dict__.setdefault(APPLIED, {})
-    return here
-
-
-def _forget(model: nn.Module, policy: str) -> None:
-    here = applied(model)
-    here.pop(policy, None)
-    if not here:
-        del model.__dict__[APPLIED]
-        _ROOTS.discard(model)
 
 
 def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
@@ -142,7 +127,7 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
     places = [(model, "this model")]
     places += [(module, f"this submodule {name!r} of the model") for name, module in model.named_modules() if name]
     places += [(root, "a model around this one") for root in around]
-    for other, where in ((other, where) for module, where in places for other in module.__dict__.get(APPLIED, ())):
+    for other, where in ((other, where) for module, where in places for other in applied(module)):
         if other == entry.name:
             raise ValueError(f"policy {other!r} is already applied to {where}; call remove() on its controller first")
         if not compatible(entry.name, other):
@@ -184,7 +169,10 @@ class _RefuseCompiled:
         if given_up or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
+            raise RuntimeError(
+                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
+                "first (dsq.unconvert(model), controller.remove())"
+            )
 
 
 def _compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:

@@ -21,9 +21,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import Code, Kept, Stash
-from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, forward_policies, intercept
+from dsq.stash.codes import Code, Stash, What
+from dsq.stash.controller import Controller, applied
+from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.table import TABLE, Row, masks, norms, products
@@ -64,7 +64,6 @@ def attach(model: nn.Module) -> Controller:
     """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
     controller = Selective(model)
     controller.rows = ROWS
-    intercept(controller, model)
     return controller
 
 
@@ -73,7 +72,7 @@ class Selective(TablePolicy):
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
-        if any(policy is not self and isinstance(policy, TablePolicy) for policy in forward_policies(module)):
+        if any(policy is not self and isinstance(policy, TablePolicy) for policy in applied(module).values()):
             yield  # whose rows keep no more than the leaves need, and that in fewer bits
             return
         with super().around(module):
@@ -82,5 +81,5 @@ class Selective(TablePolicy):
     def codec(self, module: nn.Module) -> "Selective":
         return self
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         return None

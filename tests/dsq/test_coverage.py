@@ -89,7 +89,7 @@ def test_the_stash_policy_that_convert_applied_is_back_after():
     net = dsq.convert(nn.TransformerEncoderLayer(64, 2, 128), dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
     found = dsq.report(net, torch.randn(8, 4, 64))
     assert found.stash_bytes < 0.3 * found.plain_stash_bytes
-    assert list(dsq.stash.policy.applied(net)) == ["bfp"]
+    assert list(dsq.stash.controller.applied(net)) == ["bfp"]
 
 
 class LikeFairseq(nn.Module):

@@ -103,7 +103,7 @@ def test_nothing_of_the_training_changes():
     net.linear.weight.grad = gradient = torch.ones(32, 32)
     fired = []
     net.linear.bias.register_post_accumulate_grad_hook(fired.append)  # as an optimizer within the backward
-    quantizers, policies = net.linear.quantizers, dict(dsq.stash.policy.applied(net))
+    quantizers, policies = net.linear.quantizers, dict(dsq.stash.controller.applied(net))
     hooks = list(net._forward_pre_hooks), list(net._forward_hooks)
     state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
     found = compare(net, loss_of(net, X))
@@ -114,7 +114,7 @@ def test_nothing_of_the_training_changes():
     assert torch.equal(gradient, torch.ones(32, 32))
     assert net.linear.bias.grad is None
     assert not fired
-    assert (net.linear.quantizers, dsq.stash.policy.applied(net)) == (quantizers, policies)
+    assert (net.linear.quantizers, dsq.stash.controller.applied(net)) == (quantizers, policies)
     assert (list(net._forward_pre_hooks), list(net._forward_hooks)) == hooks
     loss_of(net, X)().backward()
     assert len(fired) == 1
@@ -126,7 +126,7 @@ def test_a_copy_of_a_model_under_a_policy_is_suspended_too():
     copied = copy.deepcopy(net)
     with dsq.stash.suspended(copied):
         copied(X).sum().backward()
-    assert dsq.stash.policy.applied(net)["bfp"].report().raw_bytes == 0
+    assert dsq.stash.controller.applied(net)["bfp"].report().raw_bytes == 0
     assert compare(copied, loss_of(copied, X)).of_stash > 0.005
 
 

@@ -21,7 +21,6 @@ outputs to zero: at 4 bits the gradient of a ResNet-20 was off by 0.42 of its no
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,6 @@ from dsq.stash.codes import Codec
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, BitPlan, Sensitivities
 from dsq.stash.gact.step import (
-    GradientVariance,
     RecomputedForward,
     RecordedStep,
     ReplayedForward,
@@ -42,13 +40,11 @@ from dsq.stash.gact.step import (
     differentiable,
     sensitivities,
 )
-from dsq.stash.interception import TablePolicy, in_backward, intercept
+from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
-_ALARM = 0.5  #: part of the gradient's variance that the codes may make up before the user is warned
-_ALARM_AFTER = 20  #: steps from an adaptation to that check: the running mean must have seen the new bits
-_STATE = ("parameters", "step", "next_adaptation", "pending", "alarm", "noise_share", "plan", "variance")
+_STATE = ("parameters", "step", "next_adaptation", "pending", "plan")
 
 
 class Gact(TablePolicy):
@@ -62,9 +58,6 @@ class Gact(TablePolicy):
         self.step = 0
         self.next_adaptation = 0
         self.pending: RecordedStep | None = None
-        self.alarm: tuple[int, float] | None = None  #: (step of the check, V(b) expected then)
-        self.noise_share: float | None = None  #: of the gradient's variance, at the latest check
-        self.variance = GradientVariance(self)
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
         self.replay: ReplayedForward | None = None
@@ -80,7 +73,6 @@ class Gact(TablePolicy):
         if self.pending is not None and self.pending.complete and self.pending.training == module.training:
             self.adapt(self.pending)
             self.pending = None
-        self.check_alarm()
         self.pending = RecordedStep.start(module, args, kwargs) if self.due() else None
         self.inputs = args, kwargs
         self.step += 1
@@ -117,7 +109,6 @@ class Gact(TablePolicy):
         inputs = step.args, step.kwargs
         latest = self.latest
         self.replay = replay = ReplayedForward(self.plan, (self.seed, self.step))
-        listening, self.variance.listening = self.variance.listening, False
         try:
             with torch.enable_grad():
                 outputs, gradients = step.run(self.model)
@@ -133,28 +124,10 @@ class Gact(TablePolicy):
 
             c = sensitivities(gradient, replay.duals, self.plan.factor(self.plan.uniform))
         finally:
-            self.replay, self.variance.listening, self.latest = None, listening, latest
+            self.replay, self.latest = None, latest
         self.next_adaptation = self.step + (self.adapt_interval or 0)
         if c and all(math.isfinite(value) for value in c):
             self.plan.measured[len(c)] = Sensitivities(tuple(c), tuple(replay.sizes))
-            self.variance.restart()
-            self.alarm = self.step + _ALARM_AFTER, self.plan.variance(tuple(replay.sizes))
-
-    def check_alarm(self) -> None:
-        """Warn when the codes' variance dominates the gradient's (end of section 4.2)."""
-        if self.alarm is None or self.step < self.alarm[0]:
-            return
-        expected, self.alarm, self.variance.listening = self.alarm[1], None, False
-        overall = self.variance.value({name: p.numel() for name, p in self.model.named_parameters()})
-        if not overall:
-            return
-        self.noise_share = min(expected / overall, 1.0)
-        if self.noise_share > _ALARM:
-            warnings.warn(
-                f"gact: codes of {self.plan.bits:g} bits make up {self.noise_share:.0%} of the gradient's variance; "
-                "training may suffer, raise bits",
-                stacklevel=2,
-            )
 
     # ---- for the user ----
 
@@ -170,8 +143,6 @@ class Gact(TablePolicy):
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
             known = f", c = {measured.c[index]:.3g}" if measured else ""
             lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
-        if self.noise_share is not None:
-            lines.append(f"the codes make up {self.noise_share:.0%} of the gradient's variance")
         return tuple(lines)
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,10 +151,7 @@ class Gact(TablePolicy):
             "step": self.step,
             "next_adaptation": self.next_adaptation,
             "pending": None if self.pending is None else dict(vars(self.pending)),
-            "alarm": self.alarm,
-            "noise_share": self.noise_share,
             "plan": self.plan.state_dict(),
-            "variance": self.variance.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,10 +159,7 @@ class Gact(TablePolicy):
         check_parameters(self.name, self.model, state["parameters"])
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
         self.pending = None if state["pending"] is None else RecordedStep(**state["pending"])
-        self.alarm, self.noise_share = state["alarm"], state["noise_share"]
         self.plan.load_state_dict(state["plan"])
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.variance.load_state_dict(state["variance"], device)
 
 
 def _key(inputs: Any, training: bool) -> str:
@@ -235,7 +200,6 @@ def attach(
     # first: it refuses a model without blocks, which must then be left as it was
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), family), adapt_interval, seed)
-    intercept(controller, model)
     if checkpointing is not None:
         controller.until_removed(checkpointing)
     if level == "CB2":

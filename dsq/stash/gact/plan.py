@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
-from dsq.kernels.backend import Groups
-from dsq.kernels.dispatch import affine_pack, pack
+from dsq.kernels.backend import AffineCodes, Groups
+from dsq.kernels.dispatch import affine_pack, affine_unpack, pack, unpack
 from dsq.packing import quantize
-from dsq.stash.codes import Code, UnpackAffine, UnpackBoxes
+from dsq.stash.codes import Code
 
 _GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
@@ -34,8 +34,10 @@ class CodeFamily:
 
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
     """GACT's quantiser (appendix A.4): q = floor((x - low) / step + u), step = (max - min) / (2^b - 1), by groups."""
-    groups = Groups(_GROUP, -(-values_N.numel() // _GROUP))
-    return tuple(affine_pack(values_N, bits, groups, None, seed)), UnpackAffine(bits, groups, values_N.numel())
+    count = values_N.numel()
+    groups = Groups(_GROUP, -(-count // _GROUP))
+    packed = tuple(affine_pack(values_N, bits, groups, None, seed))
+    return packed, lambda codes, dtype: affine_unpack(AffineCodes(*codes), bits, groups, count, dtype)
 
 
 def _boxes(name: str) -> CodeFamily:
@@ -43,7 +45,9 @@ def _boxes(name: str) -> CodeFamily:
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
     def encode(values_N: Tensor, bits: int, seed: int) -> Code:
-        return pack(values_N, formats[bits], 0, seed), UnpackBoxes(formats[bits], (values_N.numel(),))
+        fmt, sizes = formats[bits], (values_N.numel(),)
+        codes = pack(values_N, fmt, 0, seed)
+        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
 
     return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
 
@@ -114,11 +118,6 @@ class BitPlan:
             bits = allocate(c, sizes, self.bits * sum(sizes), (*self.family.widths, EXACT), self.factor)
             self._allocated[sizes] = measured, bits
         return bits
-
-    def variance(self, sizes: Sizes) -> float:
-        """V(b) of equation 5 at the allocation of measured sizes."""
-        measured, bits = self.measured[len(sizes)], self.allocation(sizes) or ()
-        return sum(c * self.factor(b) for c, b in zip(measured.c, bits, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,11 +1,11 @@
 """GACT's codecs of one forward each, and what it measures of the training loop.
 
 A codec (dsq/stash/codes.py) is made for a training forward, for a forward run again, for a checkpoint's recomputation.
-A step of the loop is remembered to be run again, and the variance of the gradient is estimated.
+A step of the loop is remembered to be run again.
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dsq.stash.codes import Code, Decode, Kept
-from dsq.stash.controller import Controller
+from dsq.stash.codes import Code, Decode, What
 from dsq.stash.gact.plan import EXACT, BitPlan
 from dsq.stash.memory import MemoryOrder
 
@@ -31,7 +30,7 @@ class RecomputedForward:
     def __init__(self, plan: BitPlan, seed: tuple[int, int], segment: int = 0) -> None:
         self.plan, self.seed, self.segment, self.count = plan, seed, segment, 0
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         self.count += 1
         seed = _seed_of(*self.seed, self.segment, self.count)
         return self.plan.family.encode(values.reshape(-1), self.plan.uniform, seed)
@@ -52,7 +51,7 @@ class TrainingForward:
         """The forward is over: note what this kind of input makes the model save."""
         self.plan.layouts[self.key] = tuple(self.sizes)
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         index, size = len(self.sizes), values.numel()
         bits = self._bits(index, size)
         self.sizes.append(size)
@@ -90,7 +89,7 @@ class ReplayedForward:
         self.duals: list[Dual] = []
         self.sizes: list[int] = []
 
-    def encode(self, values: Tensor, order: MemoryOrder, kept: Kept) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         self.sizes.append(values.numel())
         index, flat = len(self.sizes), values.reshape(-1)
         first, second = (
@@ -181,54 +180,3 @@ def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual
         distance = sum(float((a - b).double().square().sum()) for a, b in zip(first, second, strict=True))
         result.append(0.5 * distance / factor)
     return result
-
-
-_SAMPLED = 1024  #: coordinates of each parameter, evenly spaced: means of all would cost as much as the parameters
-_FEWEST = 10  #: gradients before which no variance is told
-
-
-class GradientVariance:
-    """Var[g] of the gradients that reach the parameters while it listens, on a sample of their coordinates.
-
-    Non-finite gradients (a loss scaler's overflow) are passed over.
-    """
-
-    def __init__(self, controller: Controller) -> None:
-        self.listening = False
-        self.sums: dict[str, tuple[int, Tensor, Tensor]] = {}  #: gradients, their sum, the sum of their squares
-        for name, parameter in controller.model.named_parameters():
-            if parameter.requires_grad:
-                controller.until_removed(parameter.register_hook(partial(self._note, name)))
-
-    def restart(self) -> None:
-        """Forget, and listen."""
-        self.listening, self.sums = True, {}
-
-    def _note(self, name: str, grad: Tensor) -> None:
-        if not self.listening or not grad.numel():
-            return
-        sample = grad.detach().reshape(-1)[:: max(1, grad.numel() // _SAMPLED)].double()
-        count, total, square = self.sums.get(name, (0, torch.zeros_like(sample), sample.new_zeros(())))
-        if total.shape == sample.shape and bool(sample.isfinite().all()):
-            self.sums[name] = count + 1, total + sample, square + sample.square().sum()
-
-    def value(self, sizes: Mapping[str, int]) -> float | None:
-        """The variance, summed over the parameters; None before ten gradients came.
-
-        sizes: values of each parameter, by name.
-        """
-        variance = 0.0
-        for name, (count, total, square) in self.sums.items():
-            if count < _FEWEST:
-                return None
-            of_sample = float(square - total.square().sum() / count) / (count - 1)
-            variance += of_sample * sizes.get(name, 0) / total.numel()
-        return max(variance, 0.0) if self.sums else None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"listening": self.listening, "sums": dict(self.sums)}
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take back what state_dict gave, on the device of the model."""
-        self.listening = state["listening"]
-        self.sums = {name: (n, a.to(device), b.to(device)) for name, (n, a, b) in state["sums"].items()}

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Kept, Stash, keep, kept
-
-SOFTMAX = Kept("softmax", "softmax", axis=-3)
-OPERAND = Kept("attention", "matmul", axis=-3)  #: q, k or v
+from dsq.stash.codes import Stash, keep, kept
 
 
 def softmax(
@@ -43,7 +40,7 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, dtype: torch.dtype | None, safe: bool = False) -> Tensor:
         y = torch.ops.aten._safe_softmax(x, dim, dtype) if safe else F.softmax(x, dim, dtype=dtype)
-        keep(ctx, stash.restored(y, SOFTMAX, lambda rounded: _rows_of_one(rounded, dim)))
+        keep(ctx, stash.restored(y, "softmax", lambda rounded: _rows_of_one(rounded, dim)))
         ctx.dim, ctx.dtype = dim, x.dtype
         return y
 
@@ -85,7 +82,7 @@ class Attention(torch.autograd.Function):
         random = None
         if options[0]:
             random = stash.exact(torch.cuda.get_rng_state(q.device) if q.is_cuda else torch.get_rng_state())
-        forms = (stash.code(q, OPERAND), stash.code(k, OPERAND), stash.code(v, OPERAND))
+        forms = [stash.code(x, "attention") for x in (q, k, v)]
         keep(ctx, *forms, None if mask is None else stash.exact(mask), random)
         ctx.options = options
         return _attend(q, k, v, mask, options)
@@ -123,7 +120,7 @@ class TracedAttention(torch.autograd.Function):
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
         dropout, _, _, gqa = options
-        forms = (stash.code(q, OPERAND), stash.code(k, OPERAND), stash.code(v, OPERAND))
+        forms = [stash.code(x, "attention") for x in (q, k, v)]
         noise = None
         if dropout:
             lead = torch.broadcast_shapes(q.shape[:-2], _grouped(k, q, gqa).shape[:-2])

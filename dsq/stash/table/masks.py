@@ -3,6 +3,7 @@
 A ReLU's input is not kept, and its result is made again by whoever kept what it was made of (a norm's x^).
 """
 
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -14,6 +15,7 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.memory import MemoryOrder
+from dsq.stash.table.pointwise import Activation
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
@@ -66,7 +68,13 @@ def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplac
     """F.leaky_relu: the sign of x."""
     if inplace:
         return F.leaky_relu(input, negative_slope, inplace)
-    return Sided.apply(stash, input, F.leaky_relu, (negative_slope,), (0.0, nan), negative_slope)  # type: ignore[no-any-return, no-untyped-call]
+    run = partial(F.leaky_relu, negative_slope=negative_slope)
+    gradient = partial(_leaky, slope=negative_slope)
+    return Activation.apply(stash, input, run, gradient, (0.0, nan))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _leaky(dy: Tensor, mask: Tensor, slope: float) -> Tensor:
+    return dy * (mask + (1 - mask) * slope)
 
 
 def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
@@ -78,26 +86,8 @@ def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float 
     """F.hardtanh: whether x lies between the limits."""
     if inplace:
         return F.hardtanh(input, min_val, max_val, inplace)
-    return Sided.apply(stash, input, F.hardtanh, (min_val, max_val), (min_val, max_val), 0.0)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class Sided(torch.autograd.Function):
-    """dx = dy between the limits, and ``slope`` dy outside."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, stash: Stash, x: Tensor, function: Any, options: Any, limits: tuple[float, float], slope: float
-    ) -> Tensor:
-        y: Tensor = function(x, *options)
-        keep(ctx, stash.bits(x, *limits, nan_is_open=False))
-        stash.derive(y, (stash.find(x),), lambda x: function(x, *options))
-        ctx.slope = slope
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        mask = kept(ctx)[0].to(dy.dtype)
-        return None, dy * (mask if ctx.slope == 0 else mask + (1 - mask) * ctx.slope), *[None] * 4
+    run = partial(F.hardtanh, min_val=min_val, max_val=max_val)
+    return Activation.apply(stash, input, run, torch.mul, (min_val, max_val))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Form, Kept, Stash, exact_form, keep, kept
-
-LAYER = Kept("norm", "layernorm")
-GROUP = Kept("norm", "other", axis=1)
-BATCH = Kept("norm", "batchnorm", axis=1)
+from dsq.ops.products import autocast_dtype
+from dsq.stash.codes import Form, Stash, exact_form, keep, kept
 
 aten = torch.ops.aten
 
@@ -34,14 +31,17 @@ class LayerNorm(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         axes = tuple(range(-len(shape), 0))
-        if torch.is_autocast_enabled(x.device.type):  # which may cast x first
+        if autocast_dtype(x) is not None:  # which may cast x first
             y = F.layer_norm(x, shape, weight, bias, eps)
-            variance, mean = torch.var_mean(x.to(y.dtype), axes, correction=0, keepdim=True)
+            wide = x.to(torch.promote_types(y.dtype, torch.float32))
+            variance, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
             inverse = (variance + eps).rsqrt()
         else:
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
         unit, deviations = (x - mean).mul_(inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(unit, LAYER, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
+        form = stash.restored(
+            unit, "layernorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
+        )
         _keep(ctx, stash, y, (form, deviations), weight, (weight, bias))
         ctx.shape = shape
         return y
@@ -50,8 +50,10 @@ class LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         unit, inverse, weight = kept(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
+        weight = None if weight is None else weight.to(torch.promote_types(weight.dtype, dy.dtype))
+        standard = _standard(inverse.to(dy.dtype if weight is None else weight.dtype))  # as PyTorch's backward wants it
         dx, dw, db = aten.native_layer_norm_backward(
-            dy, unit.to(dy.dtype), ctx.shape, *_standard(inverse), weight, weight, [dx_wanted, *parameters]
+            dy, unit.to(dy.dtype), ctx.shape, *standard, weight, weight, [dx_wanted, *parameters]
         )
         return None, None if dx is None else dx.mul_(inverse), None, dw, db, None
 
@@ -115,7 +117,7 @@ class RMSNorm(torch.autograd.Function):
         wide = x.float() if x.dtype.itemsize < 4 else x
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
         unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(unit, LAYER, lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
+        form = stash.restored(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
         keep(ctx, form, deviations, *_exact(stash, (weight,)))
         stash.derive(y, (form, *_exact(stash, (weight,))), _scaled)
         ctx.axes, ctx.shape = axes, shape
@@ -163,9 +165,11 @@ class BatchNorm(torch.autograd.Function):
         unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
         if training:
             axes = tuple(axis for axis in range(x.dim()) if axis != 1)
-            form = stash.restored(unit, BATCH, lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations)
+            form = stash.restored(
+                unit, "batchnorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
+            )
         else:  # x^ is no unit
-            form = stash.code(unit, BATCH)
+            form = stash.code(unit, "batchnorm")
         _keep(ctx, stash, y, (form, deviations), weight, (_channels(weight, x), _channels(bias, x)))
         ctx.training = training
         return y  # type: ignore[no-any-return]
@@ -213,7 +217,7 @@ def group_norm(
     stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """F.group_norm."""
-    if input.numel() == 0 or torch.is_autocast_enabled(input.device.type):
+    if input.numel() == 0 or autocast_dtype(input) is not None:
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -227,7 +231,7 @@ class GroupNorm(torch.autograd.Function):
         y, mean, inverse = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
         by_group = x.reshape(x.shape[0], groups, -1)
         unit = (by_group - mean[..., None]).mul_(inverse[..., None]).to(y.dtype).view(x.shape)
-        forms = stash.code(unit, GROUP), stash.exact(inverse)
+        forms = stash.code(unit, "groupnorm"), stash.exact(inverse)
         _keep(ctx, stash, y, forms, weight, (_channels(weight, x), _channels(bias, x)))
         return y  # type: ignore[no-any-return]
 

@@ -11,16 +11,14 @@ kept already.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Form, Kept, Stash, keep, kept
-
-ACTIVATION = Kept("activation", "gelu")
-FACTOR = Kept("factor", "other")
+from dsq.stash.codes import Form, Stash, keep, kept
 
 aten = torch.ops.aten
 
@@ -28,35 +26,44 @@ aten = torch.ops.aten
 def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Any:
     """The row of an activation. backward: (dy, x, options) -> dx; options: by name, in PyTorch's order, at their
     defaults."""
+    usual = partial(function, **options), partial(backward, **options)
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
-        if not args and not named:
-            given = options
-        else:
+        run, gradient = usual
+        if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
                 return function(input, *args, **named)
-        return Activation.apply(stash, input, function, backward, given)  # type: ignore[no-any-return, no-untyped-call]
+            run, gradient = partial(function, **given), partial(backward, **given)
+        return Activation.apply(stash, input, run, gradient, None)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
 
 
 class Activation(torch.autograd.Function):
+    """y = run(x). Its gradient is made of dy and x; where limits are given, of dy and whether x lies between them, as 1
+    and 0."""
+
     @staticmethod
     def forward(
-        ctx: Any, stash: Stash, x: Tensor, function: Callable[..., Tensor], backward: Any, options: dict[str, Any]
+        ctx: Any,
+        stash: Stash,
+        x: Tensor,
+        run: Callable[[Tensor], Tensor],
+        gradient: Callable[[Tensor, Tensor], Tensor],
+        limits: tuple[float, float] | None,
     ) -> Tensor:
-        y = function(x, **options)
-        form = stash.code(x, ACTIVATION)
+        y = run(x)
+        form = stash.code(x, "activation") if limits is None else stash.bits(x, *limits, nan_is_open=False)
         keep(ctx, form)
-        stash.derive(y, (form,), lambda x: function(x, **options))
-        ctx.gradient, ctx.options = backward, options
+        stash.derive(y, (form if limits is None else stash.find(x),), run)
+        ctx.gradient = gradient
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = kept(ctx)
-        return None, ctx.gradient(dy, x.to(dy.dtype), **ctx.options), None, None, None
+        return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None
 
 
 tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()))
@@ -109,7 +116,7 @@ class Mul(torch.autograd.Function):
 def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Form | None:
     if not wanted:
         return None
-    return stash.code(x, FACTOR) if x.requires_grad and x.shape == y.shape else stash.exact(x)
+    return stash.code(x, "factor") if x.requires_grad and x.shape == y.shape else stash.exact(x)
 
 
 def power(stash: Stash, input: Any, exponent: Any) -> Tensor:

@@ -18,11 +18,7 @@ from dsq.linear import linear
 from dsq.ops import linear_passes
 from dsq.ops.products import packed
 from dsq.quantizers import Quantizers
-from dsq.stash.codes import Form, Kept, Stash, keep, kept
-
-LINEAR = Kept("linear", "linear")
-PRODUCT = Kept("product", "matmul", axis=-3)
-CONVOLUTION = Kept("convolution", "conv", axis=1)
+from dsq.stash.codes import Form, Stash, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,7 +31,7 @@ def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | Non
 class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
-        keep(ctx, stash.code(x, LINEAR), stash.exact(w_NK) if ctx.needs_input_grad[1] else None)
+        keep(ctx, stash.code(x, "linear"), stash.exact(w_NK) if ctx.needs_input_grad[1] else None)
         ctx.biased = bias is not None
         y = F.linear(x, w_NK, bias)
         # not a view: fairseq's attention scales it in place
@@ -120,7 +116,7 @@ class MatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:]
-        keep(ctx, *(operand(stash, x, PRODUCT, other) for x, other in ((a, b_wanted), (b, a_wanted))))
+        keep(ctx, *(operand(stash, x, other) for x, other in ((a, b_wanted), (b, a_wanted))))
         ctx.shapes = a.shape, b.shape
         return torch.matmul(a, b)
 
@@ -132,12 +128,12 @@ class MatMul(torch.autograd.Function):
         return None, da, db
 
 
-def operand(stash: Stash, x: Tensor, kept: Kept, wanted: bool) -> Form | None:
+def operand(stash: Stash, x: Tensor, wanted: bool) -> Form | None:
     """How one factor of a product is kept for the other's gradient: exact where no gradient flows through it (a mask,
     an adjacency, a table of rotations)."""
     if not wanted:
         return None
-    return stash.code(x, kept) if x.requires_grad else stash.exact(x)
+    return stash.code(x, "product") if x.requires_grad else stash.exact(x)
 
 
 def convolution(dimensions: int, transposed: bool) -> Any:
@@ -181,7 +177,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
         x_wanted, w_wanted, _ = ctx.needs_input_grad[1:4]
-        keep(ctx, stash.code(x, CONVOLUTION) if w_wanted else None, stash.exact(w) if x_wanted else None)
+        keep(ctx, stash.code(x, "convolution") if w_wanted else None, stash.exact(w) if x_wanted else None)
         ctx.geometry, ctx.shapes, ctx.strides = geometry, (x.shape, w.shape), (x.stride(), w.stride())
         return run(x, w, bias)  # type: ignore[no-any-return]
 

@@ -11,7 +11,8 @@ What the paper leaves open, and our choice:
 - A cached norm counts as at least a tenth of the batch's mean (sampling.NORM_FLOOR): last epoch's zero may be wrong.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,18 +21,21 @@ from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Summary, check_keys, check_parameters, parameter_shapes
-from dsq.stash.interception import ForwardPolicy, intercept
+from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.interception import in_backward
 from dsq.stash.policy import register
 from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, SampledProducts, Site
 from dsq.stash.wtacrs.rows import RowSampler, Tally
 
 
 @dataclass(eq=False)
-class WTACRS(ForwardPolicy):
+class WTACRS(Controller):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
+    by_parts = True
+
     sampler: RowSampler = field(kw_only=True)
+    products: bool = field(kw_only=True)  #: of two activations are sampled too
     latest: Tally = field(default_factory=Tally)
 
     def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
@@ -44,18 +48,19 @@ class WTACRS(ForwardPolicy):
         """
         self.sampler.cache.start_batch(ids)
 
-    def around(self, module: nn.Module) -> SampledProducts:
-        return SampledProducts(self.sampler)
-
-    def start(self, module: nn.Module, args: Any) -> None:
-        """Before a forward of the model: a training one is counted afresh."""
-        if torch.is_grad_enabled():
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        """Count a training forward afresh, and share draws within it. What a checkpoint draws again is not counted."""
+        recomputing = in_backward()
+        if not recomputing:
             self.sampler.tally = Tally()
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After it: draws are shared within one forward. What a checkpoint draws again later is not counted."""
-        self.sampler.close()
-        self.latest = replace(self.sampler.tally)
+        try:
+            with SampledProducts(self.sampler) if self.products else nullcontext():
+                yield
+        finally:
+            if not recomputing:
+                self.sampler.close()
+                self.latest = replace(self.sampler.tally)
 
     def report(self) -> Summary:
         tally, known = self.latest, len(self.sampler.cache.slot_of)
@@ -113,10 +118,11 @@ def attach(
         TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
     """
     number("ratio", ratio, above=0, most=1)
-    flag("products", products)
+    products = flag("products", products)
     sample_dim = whole_number("sample_dim", sample_dim)
     excluded = None if exclude is None else pattern("exclude", exclude)
-    controller = WTACRS(model, sampler=RowSampler(ratio, whole_number("seed", seed) + _rank()))
+    sampler = RowSampler(ratio, whole_number("seed", seed) + _rank())
+    controller = WTACRS(model, sampler=sampler, products=products)
     table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
     changed = controller.swap_classes(table, lambda name, _: excluded is None or not excluded.search(name))
     if not changed:
@@ -124,12 +130,8 @@ def attach(
         others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
         raise ValueError(f"nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides {others}")
     for name, module in changed:
-        controller.set_attribute(module, "_wtacrs", Site(name, controller.sampler, sample_dim))
+        controller.set_attribute(module, "_wtacrs", Site(name, sampler, sample_dim))
     controller.attached = tuple(name for name, _ in changed)
-    controller.until_removed(model.register_forward_pre_hook(controller.start, prepend=True))
-    controller.until_removed(model.register_forward_hook(controller.end, always_call=True))
-    if products:
-        intercept(controller, model)
     return controller
 
 

@@ -29,7 +29,6 @@ from torch.overrides import TorchFunctionMode
 from dsq.stash.codes import exact_form, keep, kept
 from dsq.stash.controller import SharedByCopies
 from dsq.stash.interception import form_now, in_checkpoint, multi_head_attention_forward
-from dsq.stash.table.products import LINEAR, PRODUCT
 from dsq.stash.wtacrs.rows import RowSampler, Tokens, index_of, norms_of, scales_of
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
@@ -124,7 +123,7 @@ class _SampledLinear(torch.autograd.Function):
         assert sample.rows is not None
         assert sample.index is not None
         w = exact_form(w_NK) if ctx.needs_input_grad[0] else None
-        keep(ctx, w, form_now(sample.rows, LINEAR), exact_form(sample.index))
+        keep(ctx, w, form_now(sample.rows, "linear"), exact_form(sample.index))
         ctx.sampler, ctx.sample, ctx.reader, ctx.tokens = sampler, sample, reader, tokens
         ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
         return z
@@ -179,7 +178,7 @@ class _SampledMatmul(torch.autograd.Function):
         a_kC, rows_2k = _keep(a, o.dtype, sampler)
         b_kC, cols_2k = _keep(b.transpose(-2, -1), o.dtype, sampler)
         forms = (None if x is None else exact_form(x) for x in (rows_2k, cols_2k))
-        keep(ctx, form_now(a_kC, PRODUCT), form_now(b_kC, PRODUCT), *forms)
+        keep(ctx, form_now(a_kC, "product"), form_now(b_kC, "product"), *forms)
         ctx.dtypes = a.dtype, b.dtype
         return o
 

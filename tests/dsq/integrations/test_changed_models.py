@@ -106,7 +106,6 @@ def test_a_resized_head_is_quantised_as_before(make, tied, converts):
         assert not dsq.report(model, IDS).left
 
 
-@pytest.mark.filterwarnings("ignore:gact. codes")  # one batch again and again: all variance is theirs
 @pytest.mark.parametrize("make", [gpt, bert])
 @pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
 def test_stash_policies_go_on_after_a_resize(make, policy):
@@ -116,7 +115,7 @@ def test_stash_policies_go_on_after_a_resize(make, policy):
     for it in (model, exact):
         torch.manual_seed(1)
         it.resize_token_embeddings(81)
-    for _ in range(22):  # to gact's check of its noise
+    for _ in range(3):
         model.zero_grad()
         loss(model).backward()
     loss(exact).backward()

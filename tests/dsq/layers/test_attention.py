@@ -89,10 +89,10 @@ def test_back_again_the_fused_path_too():
     before = [type(m) for m in net.modules()], net.layers[0].activation_relu_or_gelu, net.use_nested_tensor
     x = torch.randn(2, 5, 32)
     dsq.convert(net, dsq.DSQConfig(levels="[2,2,2,16]", stash="all"))
-    assert dsq.stash.policy.applied(net)
+    assert dsq.stash.controller.applied(net)
     assert dsq.unconvert(net) is net
     assert ([type(m) for m in net.modules()], net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == before
-    assert not dsq.stash.policy.applied(net)
+    assert not dsq.stash.controller.applied(net)
     torch.testing.assert_close(dsq.convert(net.eval(), FLOAT)(x), dsq.unconvert(net)(x))
     with pytest.raises(ValueError, match="nothing to take back"):
         dsq.unconvert(net)

@@ -174,6 +174,14 @@ def test_at_full_width_it_is_pytorch_s(masks, key_heads):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_mask_of_float32_serves_bfloat16():
+    given = [x.detach().bfloat16() for x in inputs()[0]]
+    y = attention(*given, FULL, MASKS["float"]["attn_mask"])[0]
+    assert y.dtype == torch.bfloat16
+    expected = F.scaled_dot_product_attention(*given, MASKS["float"]["attn_mask"].bfloat16())
+    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])
 def test_attention_and_its_gradients_are_the_equations(masks):
     formats = q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)

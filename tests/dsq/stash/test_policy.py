@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dsq.stash import apply, policies
-from dsq.stash.policy import applied
+from dsq.stash.controller import applied
 from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 
 from dsq.stash import apply, measure
-from dsq.stash.interception import entered_now, innermost_hooks
-from dsq.stash.policy import applied
+from dsq.stash.controller import applied, entered_now
+from dsq.stash.interception import innermost_hooks
 from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dsq.stash import apply, measure
-from dsq.stash.interception import entered_now
+from dsq.stash.controller import entered_now
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.every_policy import NAMES, small, snapshot, train
 from tests.dsq.stash.gradients import all_gradients, error, gradient

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from analysis.models import resnet20
 from dsq.stash import apply, measure
-from dsq.stash.policy import applied
+from dsq.stash.controller import applied
 from tests.dsq.stash.census import kept_bytes
 
 

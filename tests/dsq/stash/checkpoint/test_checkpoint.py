@@ -123,7 +123,7 @@ def test_with_bfp_inputs_and_recomputed_stash_are_packed():
     alone, exact = measure(lambda: model(x).sum()), gradient(model, x)
     packed = apply(model, "bfp", bits=4)
     report = measure(lambda: model(x).sum())
-    spared, by_norm = (x.nbytes - (x.numel() * (bits + 0.5) / 8 + 1) for bits in (4, 4 + MORE["norm"]))
+    spared, by_norm = (x.nbytes - (x.numel() * (bits + 0.5) / 8 + 1) for bits in (4, 4 + MORE["layernorm"]))
     assert report.nbytes <= alone.nbytes - 2 * spared - by_norm  # two blocks' inputs and what the last norm keeps
     assert packed.report().kept_bytes >= 3 * x.nbytes - 2 * spared - by_norm
     assert 0.01 < error(gradient(model, x), exact) < 0.2

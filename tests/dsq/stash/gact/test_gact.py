@@ -12,8 +12,6 @@ from dsq.formats import SignedBFP, SignedNVInt
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, allocate
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
-pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
-
 
 def variance(model: nn.Module, x: Tensor, draws: int = 30) -> float:
     return torch.stack([step(model, x) for _ in range(draws)]).var(0).sum().item()

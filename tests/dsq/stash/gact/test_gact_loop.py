@@ -1,9 +1,7 @@
-"""gact in a plain loop: what it leaves as it was, levels, casts, alarms, losses, and mistakes."""
+"""gact in a plain loop: what it leaves as it was, levels, casts, losses, and mistakes."""
 
 import copy
 import gc
-import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,8 +12,6 @@ from dsq.stash.gact.step import Dual
 from dsq.stash.interception import innermost_hooks
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 from tests.dsq.stash.gradients import all_gradients, error
-
-pytestmark = pytest.mark.filterwarnings("ignore:gact. codes of")
 
 
 def train(model: nn.Module, steps: int) -> Tensor:
@@ -170,22 +166,6 @@ def test_an_overflow_is_not_measured() -> None:
     step(model, rows())
     step(model, rows())
     assert controller.plan.measured
-
-
-def warned(make_batch: Callable[[int], Tensor], bits: float) -> bool:
-    model = make(Sensitive)
-    controller = stash.apply(model, "gact", bits=bits)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for number in range(30):
-            step(model, make_batch(number))
-    controller.remove()
-    return any("of the gradient's variance" in str(w.message) for w in caught)
-
-
-def test_alarm_when_the_codes_dominate_and_only_then() -> None:
-    assert warned(lambda number: rows(0), 2)  # one batch again and again: all variance is the codes'
-    assert not warned(lambda number: rows(number, 16), 8)
 
 
 def test_frozen_parameters_and_evaluation() -> None:
