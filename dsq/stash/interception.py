@@ -105,7 +105,8 @@ class _Inputs:
         kept: list[Any] = []
         rank = None
         for argument in saved:
-            x = argument.unpack() if isinstance(argument, SavedTensor) else None
+            with torch.no_grad():  # a packed checkpoint unpacks its own, as in a backward
+                x = argument.unpack() if isinstance(argument, SavedTensor) else None
             if x is not None and rank is None:
                 rank = x.dim()
             if x is not None and x.grad_fn is not None and x.dim() == rank:
