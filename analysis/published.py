@@ -3,7 +3,7 @@
     python -m analysis.published fit      the constants that bring half of MPT's trainings nearest to their prediction
     python -m analysis.published judge    every prediction beside what was published, the other half first; a picture
 
-analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 47 of others (table
+analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
 "others", second-hand). The rule of exclusion and the seed below were committed before anything was fitted.
 """
 
@@ -26,8 +26,9 @@ from analysis import ROOT
 from analysis.figures import BLUE, GREY, ORANGE, look, save
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.memory import Method, peak_memory
-from costmodel.model.operations import Workload
+from costmodel.model.operations import Operation, Pointwise, Workload
 from costmodel.model.quantisation import BF16
+from costmodel.planning.plan import NF4_BITS
 from costmodel.planning.step import step_time
 from costmodel.workloads.asked import ADAPTED
 from costmodel.workloads.config_json import transformer_of
@@ -68,6 +69,7 @@ DEVICES = {
     "a100_80gb": "a100-80gb",
     "8xA100": "a100-40gb",
     "h100_80gb": "h100",
+    "A100-80": "a100-80gb",
     "H100-80": "h100",
     "H100 96GB": "h100-96gb",
     "Blackwell": "b200",
@@ -75,8 +77,18 @@ DEVICES = {
 }
 MPT_WORDS = 50368
 _LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+_LLAMA_70 = _LLAMA | {
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "intermediate_size": 28672,
+}
 #: start of a model's name in the table "others" -> its config.json
 CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama2-13B": {"model_type": "llama", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 40}
+    | {"intermediate_size": 13824, "vocab_size": 32000},
+    "Llama2-70B": _LLAMA_70 | {"num_hidden_layers": 80, "vocab_size": 32000},
+    "Llama3-70B": _LLAMA_70 | {"num_hidden_layers": 80, "vocab_size": 128256},
     "Llama3": _LLAMA | {"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256},
     "Qwen3-8B": _LLAMA
     | {"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288}
@@ -84,7 +96,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304},
 }
 #: of the table "others", those that are predicted: data parallel, whole models
-OTHERS = re.compile(r"^(MPT-|Llama3.*8B |Llama3.*8B$|Qwen3-8B$|GPT-2 )")
+OTHERS = re.compile(r"^(MPT-|Llama3.*8B( |$)|Llama2-|Llama3-70B$|Qwen3-8B$|GPT-2 )")
+#: start of a row's source -> what its loss keeps of the logits: 16 bits and their gradient in their place, or nothing
+#: but a chunk. The others' losses are in fp32
+LOSSES = {"mosaicml": "16 bits", "llm-foundry": "16 bits", "torchtitan components": "chunked", "torchtune": "chunked"}
+#: a source whose RMS norms are one kernel, which keeps its x alone (norm_type "fused_rmsnorm" in its configs of 2024)
+FUSED_NORMS = "torchtitan docs/performance.md"
 
 
 @dataclass(frozen=True)
@@ -104,9 +121,22 @@ class Run:
 
     @property
     def peak(self) -> float:
-        """Bytes of one device. These trainings have losses that keep no more of the logits than 16 bits."""
+        """Bytes of one device."""
+        loss = next((found for source, found in LOSSES.items() if self.row["source"].startswith(source)), "fp32")
+        if loss == "fp32":
+            return peak_memory(self.workload, self.method).peak
+        memory = peak_memory(self.workload.chunking_loss(), self.method)
+        if loss == "chunked":
+            return memory.peak
         head = next(op for op in self.workload.gemms if op.name == "output_projection")
-        return peak_memory(self.workload.chunking_loss(), self.method).peak + 2 * head.M * head.N
+        at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
+        there = memory.totals[at : 2 * len(memory.operations) - at].max() + 2 * head.M * head.N
+        return max(memory.peak, float(there))
+
+    @property
+    def published_peak(self) -> float:
+        """Bytes of one device, as the allocator reserved them; 0: not published. Tables state GiB."""
+        return float(self.row["memory"] or 0) * 2**30
 
 
 def runs() -> list[Run]:
@@ -115,7 +145,8 @@ def runs() -> list[Run]:
     sizes = {row["model"].lower(): row for row in fitted + judging}
     found = [_run(row, "fitted" if row in fitted else "judging") for row in fitted + judging]
     for row in included():
-        if row["table"] == "others" and OTHERS.search(row["model"]) and "QLoRA" not in row["model"]:
+        whole = not re.search(r"TP|PP", row["layout"]) and row["micro_batch"] and row["sequence"].isdigit()
+        if row["table"] == "others" and OTHERS.search(row["model"]) and whole:
             known = sizes.get(row["model"].lower(), {})
             sized = {name: known[name] for name in ("d_model", "heads", "layers") if known}
             found.append(_run(row | sized, "others"))
@@ -138,11 +169,24 @@ def _run(row: Row, half: str) -> Run:
         config = config | dropouts | {"n_positions": length, "activation_function": "gelu"}
     model = replace(transformer_of(config, row["model"]), sequences=batch, target_length=length)
     zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
-    method = Method("bf16", BF16, recompute=row["recompute"] in ("full", "yes"), zero=zero, devices=devices)
+    again = row["recompute"] in ("full", "yes", "selective")
+    method = Method(
+        "bf16", BF16, recompute=again, selective=row["recompute"] == "selective", zero=zero, devices=devices
+    )
+    if "in-backward" in row["layout"]:  # bitsandbytes' paged AdamW of 8 bits, over weights of 16
+        method = replace(method, optimiser="adam-8bit-16bit", in_backward=True, offload=True)
+    if "QLoRA" in row["model"]:
+        method = replace(method, base_bits=NF4_BITS)
     hardware = next(found for name, found in DEVICES.items() if row["hardware"].startswith(name))
     workload = build(model).fusing_attention()
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
+    if row["source"].startswith(FUSED_NORMS):
+        workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
     return Run(row, half, workload, method, hardware, _tokens_per_second(row))
+
+
+def _fused_norm(op: Operation) -> Operation:
+    return replace(op, kind="norm") if isinstance(op, Pointwise) and op.kind == "rms" else op
 
 
 def _tokens_per_second(row: Row) -> float:
@@ -218,18 +262,22 @@ def judged(run: Run) -> dict[str, Any]:
     fields = ("model", "hardware", "devices", "layout", "recompute", "sequence", "micro_batch")
     record: dict[str, Any] = {"half": run.half} | {name: run.row[name] for name in fields}
     record |= {"published": run.published, "predicted": predicted, "ratio": predicted / run.published}
-    return record | {"peak_GB": memory / 1e9, "fits": "yes" if memory <= hardware.memory_bytes else "no"}
+    record |= {"peak_GB": memory / 1e9, "fits": "yes" if memory <= hardware.memory_bytes else "no"}
+    known = run.published_peak
+    return record | {"published_GB": known / 1e9 or None, "of_peak": memory / known if known else None}
 
 
 def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """How far off the predictions of throughput are, as ratios to what was published."""
+    """How far off the predictions of throughput are, as ratios to what was published, and those of memory."""
     ratios = sorted(record["ratio"] for record in records)
     off = sorted(abs(ratio - 1) for ratio in ratios)
     shares = {f"within {bound:.0%}": sum(one <= bound for one in off) / len(off) for bound in (0.15, 0.25)}
     low, high = (float(np.quantile(ratios, share)) for share in (0.1, 0.9))
     ends = {"least": ratios[0], "a tenth below": low, "a tenth above": high, "most": ratios[-1]}
     fitting = sum(record["fits"] == "no" for record in records)
-    return {"trainings": len(ratios), "median off": median(off)} | shares | ends | {"told not to fit": fitting}
+    peaks = [abs(record["of_peak"] - 1) for record in records if record["of_peak"]]
+    memory = {"told not to fit": fitting, "peaks": len(peaks), "peaks off": median(peaks) if peaks else None}
+    return {"trainings": len(ratios), "median off": median(off)} | shares | ends | memory
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
@@ -282,6 +330,7 @@ def run(task: str, markdown: bool) -> None:
     draw(records, PICTURE)
     shown = {"half": "", "trainings": "", "median off": ".1%", "within 15%": ".0%", "within 25%": ".0%"}
     shown |= dict.fromkeys(("least", "a tenth below", "a tenth above", "most"), ".2f") | {"told not to fit": ""}
+    shown |= {"peaks": "", "peaks off": ".1%"}
     halves_ = [{"half": kind} | summary([one for one in records if one["half"] == kind]) for kind in HALVES]
     print(table(halves_, shown, markdown=markdown))
     columns = dict.fromkeys(list(records[0])[:8], "") | {"published": ",.0f", "predicted": ",.0f", "ratio": ".2f"}

@@ -64,14 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(arguments: argparse.Namespace) -> None:
     """Print or write what one command finds. Raises ValueError for bad input, before anything is written."""
-    picture = getattr(arguments, "picture", None)
-    for path in (arguments.output, picture):
+    pictures = {"picture": (".png", ".svg"), "html": (".html",)}
+    written = {"output": arguments.output} | {name: getattr(arguments, name, None) for name in pictures}
+    for name, path in written.items():
         if path:
             check_writable(path)
-    if picture and not picture.endswith((".png", ".svg")):
-        raise ValueError(f"picture {picture} must end in .png or .svg")
-    if picture and arguments.output and os.path.realpath(picture) == os.path.realpath(arguments.output):
-        raise ValueError(f"output {arguments.output} is the picture too: name two files")
+        if path and not path.endswith(pictures.get(name, "")):
+            raise ValueError(f"{name} {path} must end in {' or '.join(pictures[name])}")
+    files = [os.path.realpath(path) for path in written.values() if path]
+    if len(set(files)) < len(files):
+        raise ValueError(f"{', '.join(name for name, path in written.items() if path)} are one file: name several")
     report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:
@@ -109,9 +111,18 @@ def _plan(commands: Commands) -> None:
     text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
     group.add_argument("--fit", metavar="SIZE", help=text)
     _int(group, "qlora", None, "as --lora, over weights of 4 bits (NF4, with scales quantised too)")
-    text = "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adafactor (factored), sgd"
+    text = (
+        "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adam-8bit-16bit (8 bits over weights "
+    )
+    text += "of 16), adafactor (factored), sgd"
     group.add_argument("--optimiser", "--optimizer", default="adam", metavar="NAME", help=text)
-    command.add_argument("--picture", metavar="FILE", help="memory over the step of the best method, as .png or .svg")
+    text = "the optimiser's state, and master weights, lie in the host's memory"
+    group.add_argument("--offload", action="store_true", help=text)
+    text = "the optimiser updates each layer's weights in the backward, as soon as their gradients are there"
+    group.add_argument("--in-backward", action="store_true", help=text)
+    text = "time against memory of all methods, and the best one's memory over the step, as .png or .svg"
+    command.add_argument("--picture", metavar="FILE", help=text)
+    command.add_argument("--html", metavar="FILE", help="the same as a page to explore, in one .html file")
 
 
 def _estimate(commands: Commands) -> None:

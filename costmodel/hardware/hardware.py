@@ -5,6 +5,7 @@
     [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
     [memory]      gb = 80            source = "..."     DRAM; may be left out
     [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
+    [host]        gb_per_s = 31.5    source = "..."     to the host's memory, each way; may be left out
     [network]     gb_per_s = 200  devices = 8  source = "..."  between nodes of so many devices; may be left out
     [attention]   efficiency = 0.37 efficiency_source = "..."  of a product's rate, in fused kernels; may be left out
     [on_chip]     mb = 40            source = "..."     of products' tiles; left out: caches serve what is read again
@@ -123,6 +124,7 @@ class Hardware:
     sources: dict[str, str]
     memory_bytes: float = 0  #: of DRAM; 0: not stated
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
+    host: float = 0  #: bytes a second to the host's memory, each way; 0: not stated
     measured: str = ""  #: when and how; empty: the figures are stated by others
     stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
     network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
@@ -187,7 +189,11 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = ["bandwidth", "vector", *(part for part in ("on_chip", "memory", "link", "network") if part in data)]
+    parts = [
+        "bandwidth",
+        "vector",
+        *(part for part in ("on_chip", "memory", "link", "host", "network") if part in data),
+    ]
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
 
@@ -205,9 +211,8 @@ def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
         sources={part: _source(data, part) for part in parts},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
         link=reached("link"),
-        network=1e9 * _number(data, "network.gb_per_s") * _efficiency(data, "network", datasheet)
-        if "network" in data
-        else 0,
+        host=reached("host"),
+        network=reached("network"),
         node=int(_number(data, "network.devices")) if "network" in data else 0,
         attention=_efficiency(data, "attention", datasheet) if "attention" in data else 1,
         efficiency=MEASURED if measured else IDEAL if datasheet else TYPICAL,

@@ -111,6 +111,7 @@ class Alike:
     temporary: float  #: that its backward holds besides
     gradients: float
     stream: float  #: of the residual stream, where this is a sum on it
+    result: float  #: of y as a product makes it, with what a fused kernel keeps to make its scores again
 
 
 @dataclass
@@ -134,6 +135,17 @@ def _layer(name: str) -> str:
 def in_layer(op: Operation) -> bool:
     """Whether it belongs to one of the alike layers, which recomputation runs again."""
     return bool(_layer(op.name))
+
+
+def results_kept(workload: Workload) -> frozenset[str]:
+    """The products whose results selective recomputation keeps, by name: in each layer fused attention's, and those of
+    the first, third, fifth... linear layer (torchtitan's default)."""
+    kept, linear = [], dict[str, int]()
+    for op in filter(in_layer, workload.gemms):
+        linear[_layer(op.name)] = linear.get(_layer(op.name), 0) + op.weight
+        if op.on_chip or (op.weight and linear[_layer(op.name)] % 2):
+            kept.append(op.name)
+    return frozenset(kept)
 
 
 def layer_of(op: Operation) -> str:
@@ -221,8 +233,9 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
     updated = op.trains and getattr(op, "kind", "") != "adam"
     gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
     stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0
+    result = sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
     keeps = tuple(_kept(op, tensor, setup) for tensor in kept)
-    return Alike(keeps, entering, added, made + packing, temporary, gradients, stream)
+    return Alike(keeps, entering, added, made + packing, temporary, gradients, stream, result)
 
 
 def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[_Tensor]:

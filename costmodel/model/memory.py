@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of, layer_of
+from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of, layer_of, results_kept
 from costmodel.model.ledger import STATE_BITS
 from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
 from costmodel.model.quantisation import BF16, Setup
@@ -37,6 +37,7 @@ OPTIMISERS = {
     "adam": Optimiser(8),
     "adam-8bit": Optimiser(2 + 2 * 4 / 256, 18 / 30),
     "adam-16bit": Optimiser(4, 14 / 30, master=False),
+    "adam-8bit-16bit": Optimiser(2 + 2 * 4 / 256, 10 / 30, master=False),
     "adafactor": Optimiser(0, 18 / 30),
     "sgd": Optimiser(0, 14 / 30),
 }
@@ -50,11 +51,14 @@ class Method:
     setup: Setup
     stash: Stash | None = None  #: a policy of dsq.stash
     recompute: bool = False  #: a layer keeps its input alone and runs its forward again
+    selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
     in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
     zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
     devices: int = 1
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
     optimiser: str = "adam"  #: a key of OPTIMISERS
+    offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
+    in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
     base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
@@ -109,7 +113,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     run = (
         replace(method, setup=BF16) if shards and method.setup.autocast else method
     )  # FSDP's mixed precision casts all
-    alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimiser="adam", trusted=True)
+    alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimiser="adam", offload=False, trusted=True)
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
@@ -147,10 +151,11 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
     kept = np.array([entry.kept for entry in entries])
     entering = kept.copy()  # what the forward leaves of each
     starts = np.arange(len(entries))  # of each operation's layer, where the backward runs the layer again
+    results = results_kept(workload) if method.selective else ()
     for index, entry in enumerate(entries):
         if method.recompute and entry.layer:
             entering[index] = 0
-            entering[index, Category.ACTIVATIONS] = entry.entering
+            entering[index, Category.ACTIVATIONS] = entry.entering + entry.alike.result * (entry.op.name in results)
             if index and entry.layer == entries[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
@@ -181,7 +186,7 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
         stream = alike.stream or stream  # the gradient that passes by the branch
         if isinstance(op, Gemm) or op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
-        gradients += 0 if method.accumulates else alike.gradients
+        gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)
         beside = waiting + encoder_gradient + new + outputs[entry.layer] + (stream if entry.layer else 0.0)
         found.append((gradients, alike.temporary + beside))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
@@ -212,12 +217,18 @@ def state(workload: Workload, method: Method) -> Rows:
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     base = sum(op.parameters for op in workload.operations if is_base(op, method))
     frozen = (workload.parameters - workload.trained - base) * (working or word) + base * method.base_bits / 8
+    there = 0 if method.offload else 1 / method.shared_by(1)
     # the master weights go with the optimiser's state, where there is a working copy
-    master = workload.trained * word * has_master(method) / method.shared_by(1 if working else 3)
+    master = workload.trained * word * has_master(method) * (there if working else 1 / method.shared_by(3))
     held = np.zeros(len(CATEGORIES))
     held[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
-    held[Category.OPTIMISER] = workload.trained * optimiser.state / method.shared_by(1)
+    held[Category.OPTIMISER] = workload.trained * optimiser.state * there
     return held
+
+
+def in_host(workload: Workload, method: Method) -> float:
+    """Bytes of a device's state that lie in the host's memory."""
+    return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
 
 
 def packed_values(workload: Workload, method: Method) -> list[float]:

@@ -35,14 +35,15 @@ _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the l
 
 #: the levels of the paper's schedule that end it, and ours
 LEVELS = (Precision(16, 4, 4, 16), *DEFAULT_LEVELS)
-#: policies that trainings of docs/evidence.md support at these settings; the others lost accuracy or were not tried
-TRUSTED = ("bfp 4", "mesa")
+#: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
+TRUSTED = {"dsq [8,4,4,8]": "[8,4,4,8]", "bfp 4": "[8,4,4,8] all"}
 USUAL = (
     Method("fp32", FP32),
     Method("bf16 autocast", AUTOCAST),
     Method("bf16", BF16),
-    *(Method(f"dsq {level}", Setup(DSQ, level), trusted=level in DEFAULT_LEVELS) for level in LEVELS),
+    *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
     *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
+    Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),
     Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
 )
@@ -66,6 +67,8 @@ class Question:
     pipeline: int = 1
     accumulate: int = 1  #: batches of a step, on each data-parallel device
     optimiser: str = "adam"
+    offload: bool = False  #: the optimiser's state lies in the host's memory
+    in_backward: bool = False  #: the optimiser updates a layer's weights as soon as their gradients are there
     base_bits: float = 0  #: of frozen weights in layers
 
     def __post_init__(self) -> None:
@@ -77,6 +80,10 @@ class Question:
             raise ValueError(f"--zero {self.zero} does nothing on one device: give --devices, or leave it out")
         if self.zero > 1 and self.pipeline > 1:
             raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
+        if self.in_backward and (self.accumulate > 1 or self.pipeline > 1 or self.zero > 1):
+            raise ValueError(
+                "--in-backward frees gradients at once: leave out --accumulate, --pipeline and --zero 2 or 3"
+            )
 
     @property
     def memory(self) -> float:
@@ -98,8 +105,9 @@ class Question:
         if self.step.lora is not None and not self.methods:
             name = ("Q" if self.base_bits else "") + f"LoRA {self.step.lora}"
             listed = tuple(replace(method, name=method.name.format(name)) for method in ADAPTERS)
-        own: dict[str, Any] = {"devices": self.devices, "zero": self.zero, "optimiser": self.optimiser}
-        return tuple(replace(method, **own, base_bits=self.base_bits) for method in listed)
+        shared = ("devices", "zero", "optimiser", "offload", "in_backward", "base_bits")
+        own: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        return tuple(replace(method, **own) for method in listed)
 
     def stages(self, method: Method, sequences: int | None = None) -> Stages:
         """A device's operations of one micro-batch, of the first and the last stage."""
@@ -261,7 +269,8 @@ class Plan:
         facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
         facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
         facts |= {name: getattr(question, name) for name in ("devices", "zero", "tensor", "pipeline", "accumulate")}
-        facts |= {"optimiser": question.optimiser, "best": self.best.method.name}
+        facts |= {name: getattr(question, name) for name in ("optimiser", "offload", "in_backward")}
+        facts |= {"best": self.best.method.name}
         methods = [row.record() for row in self.rows]
         return {"answer": self.answer, **facts, "methods": methods, "notes": self.notes}
 
@@ -275,6 +284,9 @@ class Plan:
         if any(row.fits_chunked and not row.fits for row in rows):
             notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
         notes.append("memory: tensors, without fragmentation, workspaces and the CUDA context (0.5 GB).")
+        units = {peak.datatype for peak in question.hardware.peaks}
+        if "fp16" in units and "bf16" not in units:
+            notes.append("its units take no bf16: read fp16 with a scaled loss, at the same size and time.")
         if not all(row.method.trusted for row in rows):
             doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
             notes.append(f"not advised, as no training of docs/evidence.md supports them: {doubted}.")
@@ -293,6 +305,8 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     if question.optimiser == "adam" and step.lora is None:
         yield "--optimiser adam-8bit", replace(question, optimiser="adam-8bit")
         yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
+        if question.hardware.host and not question.offload:
+            yield "--offload", replace(question, offload=True)
     if question.hardware.link and question.shard.devices == 1:
         for devices in (2, 4, 8):
             if devices > question.devices:
@@ -308,7 +322,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _several(question: Question) -> str:
     devices = question.devices * question.shard.devices
-    return f"each of {devices:,} " if devices > 1 else "an "
+    return f"each of {devices:,} " if devices > 1 else "one "
 
 
 def _time(seconds: float) -> str:

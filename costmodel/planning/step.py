@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.arithmetic import matmuls
-from costmodel.model.entries import in_layer, layer_of
+from costmodel.model.entries import in_layer, layer_of, results_kept
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import OPTIMISERS, Method, is_base, packed_values
+from costmodel.model.memory import OPTIMISERS, Method, in_host, is_base, packed_values
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import BF16
 from costmodel.model.roofline import step_floor
@@ -40,6 +40,7 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
     update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimiser].traffic)
+    updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
         seconds += _layers_forward(workload, method, hardware)
@@ -48,9 +49,18 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     seconds *= micro_batches
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
-    alone = seconds + packing + float(update.seconds)
+    alone = seconds + packing + updating
     bound = "link" if sending > alone else bound
-    return Step(seconds, packing, float(update.seconds), sending, exposed, bound, reached.low, reached.high)
+    return Step(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
+
+
+def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
+    """Time of an update's way to the host's memory and back, both ways at once; 0: nothing lies there."""
+    if not method.offload:
+        return 0.0
+    if not hardware.host:
+        raise ValueError(f"hardware {hardware.name!r} states no [host] gb_per_s in its file: --offload needs it")
+    return in_host(workload, method) / hardware.host
 
 
 def sending_seconds(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> float:
@@ -105,7 +115,8 @@ def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) ->
 def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
     """Seconds of the forward of all layers, which recomputation runs again."""
     again = workload.recomputing_layers().operations
-    layers = replace(workload, operations=tuple(op for op in again if in_layer(op)))
+    results = results_kept(workload) if method.selective else ()
+    layers = replace(workload, operations=tuple(op for op in again if in_layer(op) and op.name not in results))
     moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
@@ -115,8 +126,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
     updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
     gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast weights are fp32 up to ZeRO-2; FSDP's
-    mixed precision, ZeRO-3, gathers 16 bits. What no device has whole is sent for each micro-batch: gradients under
-    ZeRO-2 and 3, weights under ZeRO-3."""
+    mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What no device has whole is sent for
+    each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3."""
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:
@@ -124,5 +135,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     whole = method.setup.autocast and method.zero < 3  # FSDP's mixed precision gathers what it casts
     word = (STATE_BITS if whole else float(method.setup.container_bits)) / 8
     gradients *= micro_batches if method.zero >= 2 else 1
-    weights = 2 * workload.parameters * micro_batches if method.zero == 3 else workload.trained
-    return part * (gradients + word * weights)
+    if method.zero < 3:
+        return part * (gradients + word * workload.trained)
+    few = sum(op.parameters for op in workload.operations if is_base(op, method))
+    gathered = word * (workload.parameters - few) + few * method.base_bits / 8
+    return part * (gradients + 2 * micro_batches * gathered)

@@ -169,7 +169,10 @@ class _RefuseCompiled:
         if given_up or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
+            raise RuntimeError(
+                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
+                "first (dsq.unconvert(model), controller.remove())"
+            )
 
 
 def _compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:

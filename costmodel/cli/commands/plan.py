@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from functools import partial
 
 from costmodel.cli.output import Answer, Section
 from costmodel.cli.query import hardware_of, heading, setups_of
@@ -26,11 +27,11 @@ def run(arguments: argparse.Namespace) -> Answer:
         **{name: getattr(arguments, name) for name in _ASKED},
     )
     plan = question.ask()
-    if arguments.picture:
-        from costmodel.cli.pictures.memory import draw_memory
+    for path, draw in ((arguments.picture, "draw_picture"), (arguments.html, "draw_page")):
+        if path:
+            from costmodel.cli.pictures import plan as pictures
 
-        title = f"{plan.workload.name}, {plan.best.method.name}"
-        write_whole(arguments.picture, lambda path: draw_memory(path, title, plan.best.memory, question.memory))
+            write_whole(path, partial(getattr(pictures, draw), plan=plan))
     data = plan.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
     shown = _SHOWN if question.sized else {name: spec for name, spec in _SHOWN.items() if name != "largest_batch"}
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer([section], notes, data, lead=plan.answer)
 
 
-_ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser")
+_ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 
 
 def _sort(arguments: argparse.Namespace) -> list[str]:

@@ -28,13 +28,15 @@ LABEL["bbox"] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor"
 Point = tuple[float, float]
 
 
-def new_figure() -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(9, 6), dpi=150)
-    axes.grid(True, which="major", color="#EEEEEE", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.1, top=0.93)
-    return figure, axes
+def new_figure(columns: int = 1) -> tuple[Figure, Any]:
+    """A figure, and its axes: one, or a list of them side by side."""
+    figure, listed = plt.subplots(1, columns, figsize=(9 * columns, 6), dpi=150, squeeze=False)
+    for axes in listed[0]:
+        axes.grid(True, which="major", color="#EEEEEE", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.subplots_adjust(left=0.09 / columns, right=1 - 0.03 / columns, bottom=0.1, top=0.93)
+    return figure, listed[0][0] if columns == 1 else listed[0]
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, load_suite
+from costmodel.planning.plan import TRUSTED
 
 SUITE = load_suite()
 
@@ -73,6 +74,15 @@ def test_a_suite_without_runs_has_a_page() -> None:
 
 def test_the_committed_page_is_what_the_ledger_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(SUITE, read_rows(LEDGER, SUITE))
+
+
+@pytest.mark.parametrize("setting", TRUSTED.values())
+def test_what_dsq_cost_advises_is_supported(setting: str) -> None:
+    """Over two tasks or more its loss is at most 0.03 above the yardstick's in the mean: nats, or a share."""
+    evidence = Evidence(SUITE, read_rows(LEDGER))
+    above = evidence.over_tasks(lambda task: evidence.losses(task, setting, YARDSTICK))
+    assert len(above.values) > 1
+    assert above.mean <= 0.03
 
 
 def test_shares_are_of_pairs_on_one_processor() -> None:

@@ -1,6 +1,8 @@
-"""What a picture must not do: cover a name, name one place twice."""
+"""What pictures show, and must not do: cover a name, name one place twice."""
 
 import itertools
+import shutil
+import subprocess
 
 import pytest
 
@@ -8,7 +10,10 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.text import Text
 
+import costmodel
+from costmodel.cli.main import main
 from costmodel.cli.pictures.figure import around, name_points, new_figure
+from costmodel.cli.pictures.plan import front
 from costmodel.cli.pictures.roofline import Dot, coinciding, roofs
 from costmodel.hardware.hardware import load_hardware
 
@@ -43,3 +48,37 @@ def test_roofs_of_about_one_rate_share_a_label():
     assert ["fp8", "int8"] in [names for _, names in found]
     assert ["fp32", "vector"] in [sorted(names) for _, names in found]
     assert all(high[0] > 1.3 * low[0] for high, low in itertools.pairwise(found))
+
+
+def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
+    plan = costmodel.plan("gpt2", "rtx-3090", sequences=4)
+    kept = front(plan.rows)
+    assert 1 < len(kept) < len(plan.rows)
+    for row in plan.rows:
+        ahead = [one for one in kept if one.step.seconds <= row.step.seconds and one.memory.peak <= row.memory.peak]
+        assert ahead if row not in kept else ahead == [row]
+
+
+@pytest.mark.parametrize("precisions", [(), ("bfp:[2,2,2,16]",)])
+def test_a_plans_picture_is_written(capsys, tmp_path, precisions):
+    path = tmp_path / "plan.png"
+    assert main(["plan", "gpt2", *precisions, "--picture", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plans_page_opens_by_itself_in_a_browser(capsys, tmp_path):
+    """Its scripts run without a network: both pictures are drawn, and the menu names the methods."""
+    pytest.importorskip("plotly")
+    path = tmp_path / "plan.html"
+    assert main(["plan", "gpt2", "--html", str(path)]) == 0
+    assert 'src="http' not in path.read_text()
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no Chromium")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    home = f"--user-data-dir={tmp_path / 'profile'}"
+    said = subprocess.run([browser, *options, home, path.as_uri()], capture_output=True, text=True, timeout=120)
+    drawn = said.stdout[said.stdout.rindex("<svg") - 10**6 :]
+    assert "cartesianlayer" in drawn
+    assert "gpt2: better down and left" in drawn
+    assert "bf16, selective recompute" in said.stdout

@@ -1,0 +1,150 @@
+"""The pictures of a plan: time against memory of all its methods, and the best one's memory over the step; drawn by
+matplotlib as a file, by plotly as a page."""
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from costmodel.model.entries import CATEGORIES
+from costmodel.planning.plan import GIGA, Plan, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: as PyTorch's memory profiler names them; the stash is a band of its own
+COLOURS = {
+    "parameters": "#009E73",
+    "optimiser": "#56B4E9",
+    "gradients": "#0072B2",
+    "activations": "#D55E00",
+    "stash": "#CC79A7",
+    "logits": "#F0E442",
+    "temporary": "#999999",
+}
+TIME, MEMORY = "time of a step (ms)", "memory of a device (GB)"
+FITS, TOO_LARGE = "#0072B2", "#D55E00"
+
+
+def front(rows: tuple[Row, ...]) -> list[Row]:
+    """The rows than which none is both quicker and smaller, the quickest first."""
+    found: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.step.seconds, row.memory.peak)):
+        if not found or row.memory.peak < found[-1].memory.peak:
+            found.append(row)
+    return found
+
+
+def place(row: Row) -> tuple[float, float]:
+    """The row's point: milliseconds, GB."""
+    return row.step.seconds * 1e3, row.memory.peak / GIGA
+
+
+def bands(row: Row) -> dict[str, list[float]]:
+    """GB of each category at each moment of the step, of those that there are."""
+    sizes = {name: (row.memory.bytes[:, CATEGORIES.index(name)] / GIGA).tolist() for name in COLOURS}
+    return {name: band for name, band in sizes.items() if any(band)}
+
+
+def moments(row: Row) -> tuple[list[int], list[str]]:
+    """Where the step's parts begin, and their names."""
+    return [0, len(row.memory.operations), len(row.memory.totals) - 1], ["forward", "backward", "update"]
+
+
+def draw_picture(path: Path, plan: Plan) -> None:
+    """A .png or .svg of both."""
+    from costmodel.cli.pictures.figure import new_figure, save
+
+    figure, (all_, one) = new_figure(columns=2)
+    _draw_methods(all_, plan)
+    _draw_memory(one, plan.best, plan.question.memory / GIGA)
+    save(figure, path)
+
+
+def _draw_methods(all_: "Axes", plan: Plan) -> None:
+    """Every method's time and memory, the front and the budget as lines."""
+    from matplotlib.ticker import LogFormatter
+
+    from costmodel.cli.pictures.figure import BLACK, GREY, around, name_points
+
+    points = {row.method.name: place(row) for row in plan.rows}
+    all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
+    colours = [FITS if row.fits else TOO_LARGE for row in plan.rows]
+    times, peaks = np.transpose(list(points.values()))
+    all_.scatter(times, peaks, c=colours, s=30, zorder=3)
+    all_.axhline(plan.question.memory / GIGA, color=BLACK, linestyle="--", linewidth=1)
+    all_.set(
+        xlabel=TIME, ylabel=MEMORY, ylim=(0, 1.1 * peaks.max()), title=f"{plan.workload.name}: better down and left"
+    )
+    all_.set_xscale("log")
+    all_.margins(x=0.4)
+    for axis in (all_.xaxis.set_major_formatter, all_.xaxis.set_minor_formatter):
+        axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+    all_.figure.canvas.draw()
+    taken = [around(all_, point, 6) for point in points.values()]
+    named = zip(points.items(), colours, strict=True)
+    name_points(all_, [(name, point, colour) for (name, point), colour in named], taken)
+
+
+def _draw_memory(one: "Axes", best: Row, budget: float) -> None:
+    """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
+    from costmodel.cli.pictures.figure import BLACK
+
+    one.grid(visible=False)
+    found, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
+    one.stackplot(range(count), *found.values(), labels=found, colors=[COLOURS[name] for name in found], linewidth=0)
+    one.plot(best.memory.moment, top, "o", color=BLACK, markersize=5)
+    side = ("right", -8) if best.memory.moment > count / 2 else ("left", 8)
+    label = f"peak {top:,.2f} GB\n{best.memory.cause}"
+    one.annotate(label, (best.memory.moment, top), (side[1], 8), textcoords="offset points", ha=side[0], fontsize=9)
+    if top < budget < 1.5 * top:
+        one.axhline(budget, color=BLACK, linestyle="--", linewidth=1)
+    one.set_xticks(*moments(best))
+    one.set(ylabel=MEMORY, xlim=(0, count - 1), ylim=(0, 1.25 * top), title=best.method.name)
+    one.legend(loc="upper right", ncols=4, fontsize=8, frameon=False)
+
+
+def draw_page(path: Path, plan: Plan) -> None:
+    """One self-contained page of both: each point tells what its row has; a menu chooses whose memory is shown. Raises
+    ValueError where there is no plotly."""
+    try:
+        from plotly.subplots import make_subplots
+    except ImportError as error:
+        raise ValueError(f"--html draws by plotly, which cannot be imported: {error}") from None
+    titles = (f"{plan.workload.name}: better down and left", "memory over the step")
+    figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
+    times, peaks = zip(*map(place, front(plan.rows)), strict=True)
+    left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
+    figure.add_scatter(x=times, y=peaks, mode="lines", line={"color": "#999999"}, showlegend=False, **left)
+    figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
+    for row in plan.rows:
+        x, y = place(row)
+        dot = {"color": FITS if row.fits else TOO_LARGE, "size": 9}
+        look = {"mode": "markers", "marker": dot, "hovertext": _told(row), "hoverinfo": "text", "showlegend": False}
+        figure.add_scatter(x=[x], y=[y], name=row.method.name, **look, **left)
+    owners = [""] * len(figure.data)  # of each trace, whose memory it is
+    for row in plan.rows:
+        for name, band in bands(row).items():
+            look = {"stackgroup": row.method.name, "line": {"width": 0}, "fillcolor": COLOURS[name]}
+            figure.add_scatter(y=band, name=name, visible=row is plan.best, **look, **right)
+            owners.append(row.method.name)
+    names = [row.method.name for row in plan.rows]
+    shown = {name: [{"visible": [owner in ("", name) for owner in owners]}] for name in names}
+    choices = [{"label": name, "method": "update", "args": shown[name]} for name in names]
+    menu = {"buttons": choices, "active": plan.rows.index(plan.best), "x": 1, "xanchor": "left", "y": 0.2}
+    figure.update_xaxes(title_text=TIME, type="log", **left).update_yaxes(title_text=MEMORY, rangemode="tozero")
+    ticks, words = moments(plan.best)
+    figure.update_xaxes(tickvals=ticks, ticktext=words, **right)
+    answer = "<br>".join(textwrap.wrap(plan.answer, 170))
+    figure.update_layout(title={"text": answer, "font_size": 13}, updatemenus=[menu], margin_t=120)
+    path.write_text(figure.to_html(include_plotlyjs=True), encoding="utf-8")
+
+
+def _told(row: Row) -> str:
+    """What the row's record has, a line each."""
+
+    def line(name: str, value: object) -> str:
+        return f"{name}: {value:,.4g}" if isinstance(value, float) else f"{name}: {value}"
+
+    return "<br>".join(line(*field) for field in row.record().items())
