@@ -14,6 +14,7 @@ timing.py     the one timer, and races of steps
 results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
 models.py     the small models that are measured in several rooms
+attach.py     what a setup's name puts on a model
 results_page.py  docs/results.md and other pages, their tables written from results/
 figures.py    how pictures look
 """

@@ -7,12 +7,12 @@ with a tab between them; words are what spaces separate.
 
 import copy
 import itertools
-import lzma
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,26 +20,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
+from analysis.attach import attach
+from analysis.experiments.text import read_lines
 from dsq.command import OneLineParser, guarded, table
 from dsq.gradient_check import compare
 
 WIDTH, WORDS, LONGEST, BATCH, PAIRS = 128, 5000, 24, 64, 12_000
 Batch = tuple[Tensor, Tensor]
 
-#: levels, and what is applied after conversion
-SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "[8,8,8,8]": ("[8,8,8,8]", {}),
-    "[8,4,4,8]": ("[8,4,4,8]", {}),
-    "[4,4,4,8]": ("[4,4,4,8]", {}),
-    "[4,3,3,8]": ("[4,3,3,8]", {}),
-    "[3,3,3,8]": ("[3,3,3,8]", {}),
-    "[2,2,2,2]": ("[2,2,2,2]", {}),
-    "[8,4,4,8], bfp 4": ("[8,4,4,8]", {"policy": "bfp", "bits": 4}),
-    "[8,4,4,8], bfp 8": ("[8,4,4,8]", {"policy": "bfp", "bits": 8}),
-    "[8,4,4,8], mesa": ("[8,4,4,8]", {"policy": "mesa"}),
-    "[8,4,4,8], gact 4": ("[8,4,4,8]", {"policy": "gact", "bits": 4}),
-    "bfp 4": ("[32,32,32,32]", {"policy": "bfp", "bits": 4}),
-}
+#: as analysis/attach.py names them
+SETTINGS = (
+    *(f"[{levels}]" for levels in ("8,8,8,8", "8,4,4,8", "4,4,4,8", "4,3,3,8", "3,3,3,8", "2,2,2,2")),
+    *(f"[8,4,4,8] + {policy}" for policy in ("snvint 4", "snvint 8", "mesa", "gact 4")),
+    "snvint 4",
+)
 
 
 class Translator(nn.Module):
@@ -69,10 +63,9 @@ class Translator(nn.Module):
         return F.cross_entropy(self.out(h).flatten(0, 1), wanted.flatten(), ignore_index=0, label_smoothing=0.1)
 
 
-def batches(path: str) -> Iterator[Batch]:
+def batches(path: Path) -> Iterator[Batch]:
     """Random batches of the first pairs of a file, without end."""
-    with lzma.open(path, "rt") if path.endswith(".xz") else open(path) as file:
-        rows = [[side.lower().split() for side in line.split("\t")[:2]] for line in itertools.islice(file, 2 * PAIRS)]
+    rows = [[side.lower().split() for side in line.split("\t")[:2]] for line in read_lines(path)[: 2 * PAIRS]]
     rows = [row for row in rows if all(3 <= len(side) <= LONGEST for side in row)][:PAIRS]
     counts = [Counter(itertools.chain.from_iterable(row[side] for row in rows)) for side in (0, 1)]
     ids = [{word: i for i, (word, _) in enumerate(c.most_common(WORDS - 4), 4)} for c in counts]
@@ -89,10 +82,9 @@ def checks(model: nn.Module, batch: Batch, update: int) -> Iterator[dict[str, An
     plain = copy.deepcopy(model)
     if dsq.converted(plain):
         dsq.unconvert(plain)
-    for name, (levels, policy) in SETTINGS.items():
-        changed = dsq.convert(copy.deepcopy(plain), dsq.DSQConfig(levels))
-        if policy:
-            dsq.stash.apply(changed, **policy)
+    for name in SETTINGS:
+        changed = copy.deepcopy(plain)
+        attach(changed, name)
         yield row(update, name, changed, partial(changed, *batch))
     casts = itertools.cycle((False, True))  # compare's first pass is the plain one
 
@@ -113,7 +105,7 @@ def row(update: int, name: str, model: nn.Module, loss: Callable[[], Tensor]) ->
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.gradients", description=__doc__)
-    parser.add_argument("file", help="pairs of sentences, text or .xz")
+    parser.add_argument("file", type=Path, help="pairs of sentences, text or .xz")
     parser.add_argument("--stash", choices=("linears", "all"), help="train at [8,4,4,8] with this stash; default: fp32")
     parser.add_argument("--at", type=int, nargs="+", default=[100, 200, 500], metavar="UPDATE", help="when to compare")
     given = parser.parse_args(argv)

@@ -11,8 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import dsq
+from analysis.attach import attach
 from analysis.models import fairseq_transformer, transformer
 from analysis.stash.allocator import figures, step_bytes
 from costmodel.model.entries import POLICIES
@@ -126,10 +125,7 @@ class CheckedMethod:
 
     name: str
     predicted: Method
-    autocast: bool = False
-    levels: str = ""  #: of dsq.convert, on a model in bfloat16
-    policy: str = ""  #: of dsq.stash
-    options: dict[str, Any] = field(default_factory=dict)
+    setup: str  #: of analysis/attach.py
     frozen: bool = False  #: its linear layers are not trained
 
 
@@ -138,33 +134,29 @@ LINEARS = r"^(?!.*experts).*(_proj|fc\d|router|dense|output_projection)$"
 
 
 def _dsq(levels: str) -> CheckedMethod:
-    return CheckedMethod(f"dsq {levels}", Method("", Setup(DSQ, Precision.parse(levels))), levels=levels)
+    return CheckedMethod(f"dsq {levels}", Method("", Setup(DSQ, Precision.parse(levels))), f"bf16 + {levels} tied")
 
 
-def _policy(name: str, frozen: bool = False, **options: Any) -> CheckedMethod:
-    predicted = Method("", FP32, stash=POLICIES[name])
-    return CheckedMethod(name + ", frozen" * frozen, predicted, policy=name.split()[0], options=options, frozen=frozen)
+def _policy(name: str, setup: str = "") -> CheckedMethod:
+    return CheckedMethod(name, Method("", FP32, stash=POLICIES[name]), setup or name)
 
 
 METHODS = (
-    CheckedMethod("fp32", Method("", FP32)),
-    CheckedMethod("bf16 autocast", Method("", AUTOCAST), autocast=True),
+    CheckedMethod("fp32", Method("", FP32), "fp32"),
+    CheckedMethod("bf16 autocast", Method("", AUTOCAST), "bf16 autocast"),
     *map(_dsq, ("[16,4,4,16]", "[2,2,2,16]")),
-    _policy("bfp 4", bits=4),
-    _policy("gact 4", bits=4, adapt_interval=None),
-    _policy("mesa"),
-    _policy("wtacrs 0.3", ratio=0.3),
+    _policy("bfp 4", "snvint 4"),
+    _policy("gact 4", "gact 4 uniform"),
+    *map(_policy, ("mesa", "wtacrs 0.3")),
     # the blocks of every stack: a name whose first number is its last part
-    CheckedMethod(
-        "checkpoint", Method("", FP32, recompute=True), policy="checkpoint", options={"segments": r"\D*\.\d+"}
-    ),
-    _policy("selective", frozen=True),
+    CheckedMethod("checkpoint", Method("", FP32, recompute=True), r"checkpoint \D*\.\d+"),
+    replace(_policy("selective"), name="selective, frozen", frozen=True),
 )
 #: the methods of a model that is not trained by all. The large one takes a minute for each; fairseq scales queries in
 #: place, which autograd forbids of what the functions of mesa and wtacrs put out
 ONLY = {
     LARGE: ["fp32", "bfp 4"],
-    FAIRSEQ: [method.name for method in METHODS if method.policy not in ("mesa", "wtacrs")],
+    FAIRSEQ: [method.name for method in METHODS if method.name not in ("mesa", "wtacrs 0.3")],
 }
 
 
@@ -175,28 +167,24 @@ def held(name: str) -> dict[str, Any]:
     for method in METHODS:
         if method.name in ONLY.get(name, [method.name]):
             made = checked_model(name)
-            attach(made.model, method)
+            if method.frozen:
+                _freeze_linears(made.model)
+            attach(made.model, method.setup)
             found[method.name] = asdict(step_bytes(_forward(made.loss, method)))
     return found
 
 
-def attach(model: nn.Module, method: CheckedMethod) -> None:
-    """Have the model run by a method, in place."""
+def _freeze_linears(model: nn.Module) -> None:
     from transformers.pytorch_utils import Conv1D
 
-    if method.frozen:
-        for module in model.modules():
-            if isinstance(module, (nn.Linear, Conv1D)):
-                module.requires_grad_(False)
-    if method.levels:
-        dsq.convert(model.bfloat16(), dsq.DSQConfig(levels=method.levels, tied=True))  # type: ignore[arg-type]
-    if method.policy:
-        dsq.stash.apply(model, method.policy, **method.options)
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            module.requires_grad_(False)
 
 
 def _forward(loss: Callable[[], Tensor], method: CheckedMethod) -> Callable[[], Tensor]:
     def run() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16) if method.autocast else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in method.setup):
             return loss()
 
     return run

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 import dsq
 from analysis import ROOT
+from analysis.attach import attach
 from analysis.models import encoder, resnet20
 
 PROG = "python -m analysis.revisions"
@@ -106,41 +107,28 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "torch encoder": (_torch_encoder, (4, 20, 48)),
     "resnet": (lambda: resnet20((8, 12, 16)), (8, 3, 12, 12)),
 }
-#: name -> options of DSQConfig (None: not converted), and policies with their options
-SETUPS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, dict[str, Any]]]]] = {
-    "linears": ({}, []),
-    "whole": ({"stash": "all"}, []),
-    "fixed, stochastic": ({"format": "fixed", "rounding": "stochastic"}, []),
-    "excluded": ({"exclude": "linear1|fc1", "eval_full_precision": True}, []),
-    "linears + mesa": ({}, [("mesa", {})]),
-    "bfloat16": (None, [("bfloat16", {})]),
-    "bfp 4": (None, [("bfp", {})]),
-    "bfp 2, stochastic": (None, [("bfp", {"bits": 2, "rounding": "stochastic", "seed": 3})]),
-    "bfp 8, box 32": (None, [("bfp", {"bits": 8, "box": 32})]),
-    "mesa": (None, [("mesa", {})]),
-    "mesa, groups": (None, [("mesa", {"groups": 2})]),
-    "gact": (None, [("gact", {})]),
-    "gact CB1": (None, [("gact", {"level": "CB1"})]),
-    "gact 2 of bfp": (None, [("gact", {"bits": 2, "format": "bfp"})]),
-    "selective": (None, [("selective", {})]),
-    "selective + bfp": (None, [("selective", {}), ("bfp", {})]),
-    "wtacrs": (None, [("wtacrs", {})]),
-    "wtacrs, products + bfp": (None, [("wtacrs", {"ratio": 0.5, "products": True}), ("bfp", {})]),
-    "checkpoint + bfp": (None, [("checkpoint", {}), ("bfp", {})]),
+#: options of DSQConfig
+CONFIGS: dict[str, dict[str, Any]] = {
+    "linears": {},
+    "whole": {"stash": "all"},
+    "fixed, stochastic": {"format": "fixed", "rounding": "stochastic"},
+    "excluded": {"exclude": "linear1|fc1", "eval_full_precision": True},
 }
+#: policies as analysis/attach.py names them, on a model that is not converted
+POLICIES: tuple[str, ...] = ("bfloat16", "bfp 4", "bfp 2", "mesa", "gact 4", "gact 4 CB1", "gact 2 of bfp")
+POLICIES += ("selective", "selective + bfp 4", "wtacrs 0.3", "wtacrs 0.5 products + bfp 4", "checkpoint + bfp 4")
 
 
 def _train(setup: str) -> Found:
     """Two steps at each of two levels, plain and under autocast: bytes, loss and gradients; an evaluation."""
-    options, policies = SETUPS[setup]
     for (name, (make, shape)), autocast in product(MODELS.items(), (False, True)):
         torch.manual_seed(0)
-        model, x = make(), torch.randn(shape)
-        config = None if options is None else dsq.DSQConfig(levels="[4,3,3,8] [8,4,4,8]", **options)
-        if config is not None:
+        model, x, config = make(), torch.randn(shape), None
+        if setup in CONFIGS:
+            config = dsq.DSQConfig(levels="[4,3,3,8] [8,4,4,8]", **CONFIGS[setup])
             dsq.convert(model, config)
-        for policy, given in policies:
-            dsq.stash.apply(model, policy, **given)
+        else:
+            attach(model, setup)
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         for step in range(4):
             torch.manual_seed(step)
@@ -170,7 +158,7 @@ def _loss(model: nn.Module, x: Tensor, autocast: bool, losses: list[Tensor]) -> 
 CASES: dict[str, Callable[[], Found]] = {
     **{f"pack {name}": partial(_pack, formats) for name, formats in FORMATS.items()},
     **{f"linear {style or 'default'}": partial(_linear, style) for style in STYLES},
-    **{f"train {name}": partial(_train, name) for name in SETUPS},
+    **{f"train {name}": partial(_train, name) for name in (*CONFIGS, *POLICIES)},
 }
 
 
@@ -220,21 +208,15 @@ def compare_bits(other: Path, only: str) -> int:
 
 # ---- times ----
 
+#: policies that are timed: gact with uniform bits, which do not change meanwhile
+TIMED = ("bfp 4", "mesa", "gact 4 uniform")
 
-def _steps(model: nn.Module, x: Tensor, policies: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Forward and backward: plain, converted, and under policies."""
 
-    def step(model: nn.Module) -> Callable[[], None]:
-        return lambda: model(x).square().mean().backward()
-
-    yield "plain", step(model)
-    for stash in ("linears", "all"):
-        config = dsq.DSQConfig(levels="[8,4,4,8]", stash=stash)  # type: ignore[arg-type]
-        yield f"[8,4,4,8] {stash}", step(dsq.convert(copy.deepcopy(model), config))
-    for policy in policies:
-        held = copy.deepcopy(model)
-        dsq.stash.apply(held, policy, **({"adapt_interval": None} if policy == "gact" else {}))
-        yield policy, step(held)
+def _step(model: nn.Module, x: Tensor, setup: str) -> Callable[[], None]:
+    """Forward and backward of a copy with a setup."""
+    held = copy.deepcopy(model)
+    attach(held, setup)
+    return lambda: held(x).square().mean().backward()
 
 
 def seconds() -> dict[str, float]:
@@ -243,13 +225,14 @@ def seconds() -> dict[str, float]:
 
     keep_freed_memory()
     torch.manual_seed(0)
-    policies = ("bfp", "mesa", "gact")
+    converted = ("plain", "[8,4,4,8]", "[8,4,4,8] whole")
     calls: dict[str, Callable[[], object]] = {}
-    for width, heads, x in ((512, 8, torch.randn(8, 128, 512)), (128, 4, torch.randn(16, 64, 128))):
-        steps = _steps(encoder(6, width, heads, 4 * width, sdpa=True), x, policies)
-        calls |= {f"d {width}: {name}": call for name, call in steps}
-    layer = _steps(nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True))
-    calls |= {f"layer 64 x 64: {name}": call for name, call in layer}
+    for what, model, x, setups in (
+        ("d 512", encoder(6, 512, 8, 2048, sdpa=True), torch.randn(8, 128, 512), (*converted, *TIMED)),
+        ("d 128", encoder(6, 128, 4, 512, sdpa=True), torch.randn(16, 64, 128), (*converted, *TIMED)),
+        ("layer 64 x 64", nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True), converted),
+    ):
+        calls |= {f"{what}: {setup}": _step(model, x, setup) for setup in setups}
     x = torch.randn(2048, 512)
     for dim in (-1, 0):
         calls[f"quantize 2^20, dim {dim}"] = partial(dsq.quantize, x, dsq.BFP(4), dim)
@@ -267,11 +250,8 @@ def compare_times(other: Path, rounds: int) -> None:
             who = (turn + place) % 3
             times[who].append(json.loads(_run((ROOT, other, other)[who], "seconds")))
         print(f"round {turn + 1} of {rounds} done", file=sys.stderr, flush=True)
-    print(table(_rows(*times), dict.fromkeys(("old ms", "new ms", "new/old", "old/old"), ".3f") | {"call": ""}))
-
-
-def _rows(new: list[dict[str, float]], old: list[dict[str, float]], again: list[dict[str, float]]) -> list[Any]:
-    rows = []
+    new, old, again = times
+    rows: list[dict[str, Any]] = []
     for name in old[0]:
         row: dict[str, Any] = {"call": name}
         row |= {label: 1e3 * median(t[name] for t in tree) for label, tree in (("old ms", old), ("new ms", new))}
@@ -279,7 +259,7 @@ def _rows(new: list[dict[str, float]], old: list[dict[str, float]], again: list[
             ratios = [mine[name] / base[name] for mine, base in zip(tree, old, strict=True)]
             row |= {label: median(ratios), f"{label} spread": f"{min(ratios):.3f}-{max(ratios):.3f}"}
         rows.append(row)
-    return rows
+    print(table(rows, dict.fromkeys(rows[0], ".3f") | {"call": ""}))
 
 
 # ---- processes ----

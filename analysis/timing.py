@@ -29,20 +29,18 @@ def keep_freed_memory() -> None:
         mallopt(-4, 0)  # M_MMAP_MAX
 
 
-def wall_clock(call: Call, repeats: int) -> float:
-    """Seconds a call as the host sees them."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
+def _clock(now: Callable[[], float]) -> Clock:
+    def clock(call: Call, repeats: int) -> float:
+        start = now()
+        for _ in range(repeats):
+            call()
+        return (now() - start) / repeats
+
+    return clock
 
 
-def cpu_clock(call: Call, repeats: int) -> float:
-    """Seconds of this process's CPU time a call."""
-    start = time.process_time()
-    for _ in range(repeats):
-        call()
-    return (time.process_time() - start) / repeats
+#: as the host sees them; of this process's CPU time
+wall_clock, cpu_clock = _clock(time.perf_counter), _clock(time.process_time)
 
 
 def host_clock() -> Clock:

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
-from torch._C._dynamo import eval_frame
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
-from dsq.layers import mixed
+from dsq.layers import mixed, not_compiled_alone
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
@@ -29,6 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 #: fields of DSQConfig that it alone acts on
 _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
+_STASH_ALONE = "dsq.stash.apply(model, 'bfp') packs what a model without products keeps, as one of convolutions"
 
 
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
@@ -73,7 +73,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
                 raise
         _warn_of_little(model, excluded + tied)
     else:
-        warnings.warn("model has no product to convert: it stays as it is", stacklevel=2)
+        warnings.warn(f"model has no product to convert: it stays as it is; {_STASH_ALONE}", stacklevel=2)
     if config.exclude is not None and not excluded:
         warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
     return model
@@ -145,7 +145,7 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     level = whole_number("level", level, 0, len(config.levels) - 1)
     layers = converted(model)
     if not layers:
-        raise ValueError("model has no converted layers; dsq.convert converts them")
+        raise ValueError(f"model has no converted layers; dsq.convert converts them; {_STASH_ALONE}")
     quantizers = config.at(level)
     for module in layers.values():
         module.quantizers = quantizers
@@ -203,6 +203,8 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
 def quantised_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
     kind = class_of(module)
+    if any(p.is_complex() for p in module.parameters(recurse=False)):
+        return None
     if kind in _CLASSES:
         return _CLASSES[kind]
     if kind is nn.Conv2d and cuts_patches(module):
@@ -354,8 +356,5 @@ def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) ->
         warnings.warn(text, stacklevel=3)
 
 
-register_module_module_registration_hook(_convert_replacement)
-# torch._dynamo.skip_code without its import, which takes a second: a compiler that makes a module while it runs would
-# trace the hook, and compiled autograd fails there
-_SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
-eval_frame.set_code_exec_strategy(_convert_replacement.__code__, _SKIPPED)
+# a compiler that makes a module while it runs would trace the hook, and compiled autograd fails there
+register_module_module_registration_hook(not_compiled_alone(_convert_replacement))

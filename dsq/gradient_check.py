@@ -182,11 +182,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for (
-            module,
-            name,
-            state,
-        ) in states:  # as_plain may have made the controller anew
+        for module, name, state in states:  # as_plain may have made the controller anew
             applied(module)[name].load_state_dict(state)
 
 

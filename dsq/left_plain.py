@@ -68,6 +68,8 @@ def embedded(model: nn.Module) -> set[int]:
 
 def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     kind = type(module)
+    if any(p.is_complex() for p in own):
+        return "its parameters are complex"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
     if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":

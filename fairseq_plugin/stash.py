@@ -1,8 +1,8 @@
 """How many bytes the converted linears really keep between forward and backward."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
@@ -10,28 +10,12 @@ from torch import nn
 import dsq
 from dsq.stash.observation import Observation
 
+#: the stash of some training steps, summed up; a tensor that several layers share counts once:
+#: stash_bytes, the storages that the converted linears keep for their backward; stash_bytes_fp32, what plain linears
+#: would have saved of the same inputs, 4 bytes a value; linears_called, converted linears that ran; steps, how many
+Measured = Counter[str]
 #: one training step of so many is measured, at each level: a batch is no sample of a corpus
 EVERY = 16
-
-
-@dataclass
-class Measured:
-    """The stash of training steps, summed up. A tensor that several layers share counts once, in both numbers."""
-
-    stash_bytes: int = 0  #: the storages that the converted linears keep for their backward
-    stash_bytes_fp32: int = 0  #: what plain linears would have saved of the same inputs: the inputs, 4 bytes a value
-    linears_called: int = 0  #: converted linears that ran
-    steps: int = 0  #: training steps that were measured
-
-    def __add__(self, other: "Measured") -> "Measured":
-        return Measured(*(getattr(self, it.name) + getattr(other, it.name) for it in fields(Measured)))
-
-    def mean(self) -> dict[str, int]:
-        """The numbers a step, for the record of a run; nothing where no step was measured."""
-        if not self.steps:
-            return {}
-        each = ("stash_bytes", "stash_bytes_fp32", "linears_called")
-        return {**{name: round(getattr(self, name) / self.steps) for name in each}, "stash_steps": self.steps}
 
 
 @contextlib.contextmanager
@@ -49,10 +33,18 @@ def sampled(levels: list[Measured], scheduler: dsq.PrecisionScheduler, model: nn
         yield
     finally:
         seen.end()
-    levels[level] += Measured(seen.nbytes, seen.input_bytes, seen.layers, 1)
+    found = {"stash_bytes": seen.nbytes, "stash_bytes_fp32": seen.input_bytes, "linears_called": seen.layers}
+    levels[level].update({**found, "steps": 1})
 
 
 def history(scheduler: dsq.PrecisionScheduler, found: list[Measured]) -> list[dict[str, Any]]:
-    """The work at each level, as ``scheduler.history`` has it, with the stash ``found`` there."""
+    """The work at each level, as ``scheduler.history`` has it, with the mean of the stash ``found`` there a step."""
     levels = scheduler.history()["levels"]
-    return [{**level, **one.mean()} for level, one in zip(levels, found, strict=True)]
+    return [{**level, **_mean(one)} for level, one in zip(levels, found, strict=True)]
+
+
+def _mean(found: Measured) -> dict[str, int]:
+    """Nothing where no step was measured."""
+    steps = found["steps"]
+    each = ("stash_bytes", "stash_bytes_fp32", "linears_called")
+    return {**{name: round(found[name] / steps) for name in each}, "stash_steps": steps} if steps else {}

@@ -71,14 +71,14 @@ class DSQState(nn.Module):
             "config": self.config.as_dict(),
             "scheduler": self.scheduler.state_dict(),
             "trained_level": self.trained_level,
-            "stash": [dataclasses.asdict(measured) for measured in self.stash],
+            "stash": [dict(measured) for measured in self.stash],
             "validations": list(self.validations),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state["scheduler"])
         self.trained_level = state["trained_level"]
-        self.stash = [Measured(**measured or {}) for measured in state["stash"]]
+        self.stash = [Measured(measured or {}) for measured in state["stash"]]
         self.validations = list(state["validations"])
 
 

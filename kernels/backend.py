@@ -3,6 +3,7 @@
 Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ from torch import Tensor
 from dsq.formats import Format, Layout, parse_format
 
 #: what kernels read and write
-FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: what callers may give: float64 is rounded to float32 first, or left to the reference (masks, affine codes)
+FLOATS = frozenset((*DTYPES, torch.float64))
 
 
 Sizes = tuple[int, int, int]  #: rows, columns and depth of a product
@@ -165,6 +168,31 @@ class Dtypes(NamedTuple):
     y: torch.dtype
 
 
+class Layer(NamedTuple):
+    """A linear layer of given formats, dtypes and shapes."""
+
+    matmuls: LinearMatMuls
+    dtypes: Dtypes
+    x_shape: torch.Size  #: (..., K)
+    w_shape: torch.Size  #: as the products have it: (N, K), or (K, N)
+    stochastic: bool
+
+    @property
+    def x_matrix(self) -> torch.Size:
+        """(T, K)."""
+        return torch.Size((math.prod(self.x_shape[:-1]), self.x_shape[-1]))
+
+    @property
+    def y_shape(self) -> torch.Size:
+        """(..., N)."""
+        return torch.Size((*self.x_shape[:-1], self.matmuls.output.sizes(self.x_matrix, self.w_shape)[1]))
+
+    @property
+    def y_matrix(self) -> torch.Size:
+        """(T, N)."""
+        return torch.Size((self.x_matrix[0], self.y_shape[-1]))
+
+
 class GemmKernel(NamedTuple):
     """One way to multiply: a kernel, and what it takes."""
 
@@ -187,39 +215,22 @@ BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple
 
 
 class FusedLinear(Protocol):
-    """The passes of a linear layer in one call each, made for given shapes and dtypes, none of them float64.
+    """The passes of a linear layer, of dtypes other than float64, in one call each.
 
     The calls trust their caller: formats are of the backend's own, codes those of the Layout, and the kernels named are
     ones that fit the products.
     """
 
-    def forward(
-        self,
-        matmuls: LinearMatMuls,
-        gemm: str,
-        dtypes: Dtypes,
-        x_shape: torch.Size,
-        w_shape: torch.Size,
-        stochastic: bool,
-    ) -> ForwardCall | None:
+    def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
         """``gemm`` of y; None: the passes are to be run kernel by kernel."""
 
-    def backward(
-        self,
-        matmuls: LinearMatMuls,
-        gemms: tuple[str, str],
-        dtypes: Dtypes,
-        dy_shape: torch.Size,
-        w_shape: torch.Size | None,
-        x_shape: torch.Size | None,
-        stochastic: bool,
-    ) -> BackwardCall | None:
-        """``gemms`` of dx and of dw; what is not wanted is None, as is its shape."""
+    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+        """``gemms`` of dx and of dw; None for what is not wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches
 class Backend:
-    """The kernels of one kind of device. Tensors come contiguous, detached and checked."""
+    """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
 
     name: str
     #: the formats that quantise, pack and unpack take here; the reference does the others

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from dsq.formats import Format, Layout, parse_format
 from dsq.kernels.backend import (
+    DTYPES,
     FLOATS,
     AffineCodes,
     Backend,
@@ -104,6 +105,7 @@ def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend)
     return fastest(fitting, matmul, dtype, sizes, backend)
 
 
+_OF_MASKS = frozenset((*DTYPES, torch.bool))
 _PLAIN = (Tensor, Parameter)
 _compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
@@ -121,10 +123,13 @@ def plain(*tensors: Tensor | None) -> bool:
     return not special
 
 
-def backend_of(*tensors: Tensor) -> Backend:
-    """The backend of the tensors' device; the reference where ``plain`` says no."""
+def backend_of(dtype: torch.dtype, *tensors: Tensor) -> Backend:
+    """The backend of the tensors' device; the reference where ``plain`` says no, or kernels have no values of
+    ``dtype``."""
+    if dtype not in _OF_MASKS or not plain(*tensors):
+        return REFERENCE
     device_type = tensors[0].device.type
-    return (_backends.get(device_type) or _load(device_type)) if plain(*tensors) else REFERENCE
+    return _backends.get(device_type) or _load(device_type)
 
 
 def check_types(*dtypes: torch.dtype) -> None:
@@ -136,34 +141,51 @@ def check_types(*dtypes: torch.dtype) -> None:
 
 def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` rounded to the grid of ``fmt`` with boxes along ``dim``, in ``dtype`` (default: that of ``x``)."""
-    check_types(x.dtype, dtype or x.dtype)
+    dtype = dtype or x.dtype
     if plain(x):
-        x = (x.detach() if x.requires_grad else x).contiguous()
-        return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype or x.dtype)
-    result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype or x.dtype)
+        return _quantize(x, fmt, dim, seed, dtype)
+    result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype)
     return result
+
+
+def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
+    check_types(x.dtype, dtype)
+    if torch.float64 in (x.dtype, dtype):
+        return _quantize(x.float(), fmt, dim, seed, torch.float32).to(dtype)
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return codec_for(x.device, fmt).quantize(x, fmt, layout_of(x.shape, dim), seed, dtype)
 
 
 def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x``: uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    check_types(x.dtype)
     if plain(x):
-        x = (x.detach() if x.requires_grad else x).contiguous()
-        return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
+        return _pack(x, fmt, dim, seed)
     codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, signed(seed))
     return codes, scales
 
 
+def _pack(x: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    check_types(x.dtype)
+    x = x.float() if x.dtype is torch.float64 else x
+    x = (x.detach() if x.requires_grad else x).contiguous()
+    return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
+
+
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
     """The values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
-    check_types(dtype)
     if plain(codes):
-        layout = layout_of(shape, dim)
-        check_codes(codes, scales, fmt, layout)
-        values = codec_for(codes.device, fmt).unpack(codes.contiguous(), scales.contiguous(), fmt, layout, dtype)
-        return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
+        return _unpack(codes, scales, fmt, shape, dim, dtype)
     result: Tensor = torch.ops.dsq.unpack(codes, scales, str(fmt), shape, dim, dtype)
     return result
+
+
+def _unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
+    check_types(dtype)
+    layout = layout_of(shape, dim)
+    check_codes(codes, scales, fmt, layout)
+    kernels, out = codec_for(codes.device, fmt), torch.float32 if dtype is torch.float64 else dtype
+    values = kernels.unpack(codes.contiguous(), scales.contiguous(), fmt, layout, out).to(dtype)
+    return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
 
 
 def signed(seed: int | None) -> int | None:
@@ -182,46 +204,26 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     torch.library.register_fake(f"dsq::{name}", fake, lib=_library)
 
 
-def _quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
-    check_types(x.dtype, dtype)
-    format, layout = parse_format(fmt), Layout.of(x.shape, dim)
-    return codec_for(x.device, format).quantize(x.contiguous(), format, layout, seed, dtype)
-
-
-def _pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    check_types(x.dtype)
-    format, layout = parse_format(fmt), Layout.of(x.shape, dim)
-    return codec_for(x.device, format).pack(x.contiguous(), format, layout, seed)
-
-
-def _unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim: int, dtype: torch.dtype) -> Tensor:
-    check_types(dtype)
-    format, layout = parse_format(fmt), Layout.of(tuple(shape), dim)
-    check_codes(codes, scales, format, layout)
-    values = codec_for(codes.device, format).unpack(codes.contiguous(), scales.contiguous(), format, layout, dtype)
-    return values.view(shape)
-
-
-def _fake_quantize(x: Tensor, fmt: str, dim: int, seed: int | None, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
-
-
 def _fake_pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
     format, layout = parse_format(fmt), Layout.of(x.shape, dim)
     codes = x.new_empty(layout.code_shape(format.bits), dtype=torch.uint8)
     return codes, x.new_empty(format.scale_shape(layout), dtype=torch.uint8)
 
 
-def _fake_unpack(codes: Tensor, scales: Tensor, fmt: str, shape: list[int], dim: int, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(shape, dtype=dtype)
-
-
-define("quantize(Tensor x, str format, int dim, SymInt? seed, ScalarType dtype) -> Tensor", _quantize, _fake_quantize)
-define("pack(Tensor x, str format, int dim, SymInt? seed) -> (Tensor, Tensor)", _pack, _fake_pack)
+define(
+    "quantize(Tensor x, str format, int dim, SymInt? seed, ScalarType dtype) -> Tensor",
+    lambda x, fmt, *rest: _quantize(x, parse_format(fmt), *rest),
+    lambda x, fmt, dim, seed, dtype: x.new_empty(x.shape, dtype=dtype),
+)
+define(
+    "pack(Tensor x, str format, int dim, SymInt? seed) -> (Tensor, Tensor)",
+    lambda x, fmt, *rest: _pack(x, parse_format(fmt), *rest),
+    _fake_pack,
+)
 define(
     "unpack(Tensor codes, Tensor scales, str format, SymInt[] shape, int dim, ScalarType dtype) -> Tensor",
-    _unpack,
-    _fake_unpack,
+    lambda codes, scales, fmt, shape, *rest: _unpack(codes, scales, parse_format(fmt), tuple(shape), *rest),
+    lambda codes, scales, fmt, shape, dim, dtype: codes.new_empty(shape, dtype=dtype),
 )
 
 
@@ -232,13 +234,13 @@ def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
     """A bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),): 1 for those above ``low`` and below
     ``high`` (NaN: no limit), and for NaN if ``nan_is_open``; of bool values for those that are true.
     """
-    return backend_of(x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
+    return backend_of(x.dtype, x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
 
 
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
     """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
     _check_mask(bits, count)
-    return backend_of(bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
+    return backend_of(dtype, bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
@@ -247,12 +249,12 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     _check_mask(bits, x.numel())
     if bits.device != x.device:
         raise ValueError(f"bits and x must be on one device, got {bits.device} and {x.device}")
-    return backend_of(bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
+    return backend_of(x.dtype, bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
 
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
-    return (backend_of(x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
+    return (backend_of(x.dtype, x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
 
 
 def _check_mask(bits: Tensor, count: int) -> None:
@@ -281,7 +283,7 @@ def affine_pack(
     elif groups.number != -(-x.numel() // groups.run):
         raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
     x = (x.detach() if x.requires_grad else x).contiguous()
-    return backend_of(x).affine_pack(x, bits, groups, running, seed)
+    return backend_of(x.dtype, x).affine_pack(x, bits, groups, running, seed)
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
@@ -294,8 +296,8 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
     _check_ranges(ranges, groups)
     if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
         raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
-    contiguous = AffineCodes(codes.contiguous(), ranges.contiguous())
-    return backend_of(codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
+    contiguous, wide = AffineCodes(codes.contiguous(), ranges.contiguous()), torch.promote_types(dtype, ranges.dtype)
+    return backend_of(wide, codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
 
 
 def _check_groups(bits: int, groups: Groups) -> None:

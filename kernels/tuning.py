@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,13 +44,6 @@ SECONDS = 0.03
 MARGIN = 0.95
 
 
-class TimedGemm(NamedTuple):
-    """One kernel that fits a product, and the seconds it took."""
-
-    gemm: GemmKernel
-    seconds: float
-
-
 def fastest(
     gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
 ) -> GemmKernel:
@@ -70,33 +62,33 @@ def fastest(
     if known is None and backend.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         return gemms[0]  # to measure would wait for the device
     if known is None:
-        best = preferred(timed(gemms, matmul, dtype, shape, backend))
+        best = preferred(gemms, timed(gemms, matmul, dtype, shape, backend))
         _keep(key, best.name)
         known = _known(gemms, key) or best
     return known
 
 
-def preferred(times: Sequence[TimedGemm]) -> GemmKernel:
+def preferred(gemms: Sequence[GemmKernel], seconds: Sequence[float]) -> GemmKernel:
     """The fastest, but the earliest where a later one does not gain more than noise may."""
-    best = times[0]
-    for trial in times[1:]:
-        if trial.seconds < MARGIN * best.seconds:
-            best = trial
-    return best.gemm
+    best = 0
+    for later, taken in enumerate(seconds):
+        if taken < MARGIN * seconds[best]:
+            best = later
+    return gemms[best]
 
 
 def timed(
     gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
-) -> list[TimedGemm]:
+) -> list[float]:
     """The best time of each kernel, in turns for ROUNDS and SECONDS, on random operands of ``dtype``."""
     device = torch.device(backend.device_type)
     wait = torch.get_device_module(device).synchronize
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = sizes
-    a, b = torch.randn(rows, depth, generator=generator), torch.randn(depth, columns, generator=generator)
-    a, b = (x.to(dtype) for x in (a, b))
-    a, b = (x.t().contiguous() if operand.transposed else x for x, operand in ((a, matmul.a), (b, matmul.b)))
-    a, b = a.to(device), b.to(device)
+    shapes = (rows, depth), (depth, columns)
+    values = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    stored = (x.t() if operand.transposed else x for x, operand in zip(values, (matmul.a, matmul.b), strict=True))
+    a, b = (x.contiguous().to(device) for x in stored)
     best = [float("inf")] * len(gemms)
     began, rounds = time.perf_counter(), 0
     while rounds < ROUNDS or time.perf_counter() - began < SECONDS:
@@ -107,7 +99,7 @@ def timed(
             gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
             wait()
             best[i] = min(best[i], time.perf_counter() - start)
-    return [TimedGemm(gemm, seconds) for gemm, seconds in zip(gemms, best, strict=True)]
+    return best
 
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,35 +27,35 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import dsq
+from analysis.attach import attach
 from analysis.figures import BLUE, GREY, ORANGE, look, save
 from analysis.models import GPT
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
 from dsq.process_memory import resident
 
-LEVELS = "[8,4,4,8]"
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits
-SETUPS = (
-    "fp32",
-    "autocast",
-    "checkpoint",
-    "checkpoint + autocast",
-    "linears",
-    "whole",
-    "whole + autocast",
-    "whole + packed checkpoints",
-    "mesa",
-    "gact",
-)
+#: setup -> its name in analysis/attach.py
+SETUPS = {
+    "fp32": "plain",
+    "autocast": "autocast",
+    "checkpoint": "around checkpoint",
+    "checkpoint + autocast": "around checkpoint + autocast",
+    "linears": "[8,4,4,8] headless",
+    "whole": "[8,4,4,8] whole headless",
+    "whole + autocast": "[8,4,4,8] whole headless + autocast",
+    "whole + packed checkpoints": "[8,4,4,8] whole headless + around snvint 4",
+    "mesa": "mesa",
+    "gact": "gact",
+}
 LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "late", "first")
 #: what makes a row another one
 KEYS = ("setup", "loss", "setting", "batch", "size", "threads")
 #: figures of a row on the terminal, with their formats
-SHOWN = {"batch": "", "above MiB": ".0f", "held MiB": ".0f", "process MiB": ".0f", "seconds": ".3g"}
+SHOWN = {"batch": "", "above MiB": ".0f", "process MiB": ".0f", "seconds": ".3g"}
 #: the search for the largest batch ends where one that is larger by this share does not fit
 NEAR = 1 / 32
 
@@ -185,24 +184,15 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
     """The loss of a batch, and the model."""
-    parts = case.setup.split(" + ")
-    checkpointed: dict[str, Callable[..., Tensor]] = {
-        "checkpoint": partial(checkpoint, use_reentrant=False),
-        "packed checkpoints": dsq.stash.packed_checkpoint,
-    }
     blocks, width, tokens, vocabulary = case.size
-    around = next((checkpointed[part] for part in parts if part in checkpointed), None)
-    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False, around=around)
+    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False)
     if case.setting == "late":
         dsq.give_memory_back()
-    if "linears" in parts or "whole" in parts:
-        dsq.convert(model, dsq.DSQConfig(levels=LEVELS, stash="all" if "whole" in parts else "linears", exclude="head"))
-    for policy in {"mesa", "gact"}.intersection(parts):
-        dsq.stash.apply(model, policy)
+    attach(model, SETUPS[case.setup])
     ids, targets = torch.randint(case.size[-1], (2, case.batch, case.size[2]))
 
     def loss() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in parts):
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in case.setup):
             if case.loss == "usual":
                 return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
             options = nn.LinearCrossEntropyOptions()
@@ -214,9 +204,9 @@ def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
 
 
 def measure(case: Case) -> dict[str, float]:
-    """MiB above the state before the first step (parameters, AdamW's moments and the batch exist): the resident set's
-    high-water mark, and what malloc has given out between forward and backward. Besides, MiB of the whole process at
-    that mark, and the median of the seconds of a step: of CPU time on one thread.
+    """MiB of the resident set's high-water mark above the state before the first step (parameters, AdamW's moments and
+    the batch exist). Besides, MiB of the whole process at that mark, and the median of the seconds of a step: of CPU
+    time on one thread.
     """
     if case.setting != "late":
         dsq.give_memory_back(case.setting == "first")
@@ -224,13 +214,9 @@ def measure(case: Case) -> dict[str, float]:
     torch.manual_seed(0)
     loss_of_batch, model = training(case)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    held = 0
 
     def step() -> None:
-        nonlocal held
-        loss = loss_of_batch()
-        held = _given_out()
-        loss.backward()
+        loss_of_batch().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -242,26 +228,12 @@ def measure(case: Case) -> dict[str, float]:
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before, given_out = resident()["resident"], _given_out()
+    before = resident()["resident"]
     clock = host_clock()
     seconds = [clock(step, 1) for _ in range(WARM + case.steps)][WARM:]
     peak = resident()["peak"]
-    mib = {"above MiB": peak - before, "held MiB": held - given_out, "process MiB": peak}
+    mib = {"above MiB": peak - before, "process MiB": peak}
     return {name: nbytes / 2**20 for name, nbytes in mib.items()} | {"seconds": median(seconds)}
-
-
-class _MallInfo(ctypes.Structure):
-    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
-
-
-def _given_out() -> int:
-    """Bytes that glibc's malloc has given out and not got back (2.33 and later; elsewhere 0)."""
-    with suppress(AttributeError):
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
-        mallinfo2.restype = _MallInfo
-        found = mallinfo2()
-        return int(found.field4 + found.field7)  # hblkhd and uordblks: in mappings of their own, and in heaps
-    return 0
 
 
 if __name__ == "__main__":

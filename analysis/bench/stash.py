@@ -13,8 +13,8 @@ from analysis.stash.allocator import Count, figures, step_bytes
 from dsq.command import as_csv, table, write_text
 
 MIB = 2**20
-BLOCKS = ("fp32", AUTOCAST, *LEVELS, *(f"{levels}, whole" for levels in LEVELS))
-GPTS = ("fp32", AUTOCAST, "[4,4,4,16], whole", "[4,4,4,16], whole, autocast", "[8,4,4,8], whole, autocast")
+BLOCKS = ("fp32", AUTOCAST, *LEVELS, *(f"{levels} whole" for levels in LEVELS))
+GPTS = ("fp32", AUTOCAST, "[4,4,4,16] whole", "[4,4,4,16] whole + autocast", "[8,4,4,8] whole + autocast")
 
 
 def run(out: Path) -> None:

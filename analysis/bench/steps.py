@@ -1,8 +1,6 @@
-"""Races of training steps. What a contestant does is its name: words with ", " between them.
+"""Races of training steps. What a contestant does is its name (analysis/attach.py).
 
-The first word is "fp32", "bf16" (the model itself), "bf16 autocast", levels, or a policy of dsq.stash. Behind it may
-stand "whole" (every other saved tensor packed too), "autocast", "fused" (inside dsq.fused_attention, where converted
-models always are), and options of DSQConfig: a format's name, "stochastic", "float32 GEMMs".
+"fused": inside dsq.fused_attention, where converted models always are.
 """
 
 import copy
@@ -17,17 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
+from analysis.attach import attach
 from analysis.models import encoder, from_transformers, resnet20, transformer
 from analysis.timing import Call, Race, keep_freed_memory, race
 
 Training = tuple[nn.Module, Callable[[nn.Module], Tensor]]  #: a model, and the loss of its batch
-OPTIONS: dict[str, dict[str, Any]] = {
-    "whole": {"stash": "all"},
-    "stochastic": {"rounding": "stochastic"},
-    "float32 GEMMs": {"units": "float32"},
-    **{name: {"format": name} for name in ("bfp", "sbfp", "snvint", "fixed")},
-}
-PLAIN = ("fp32", "bf16", "bf16 autocast")
 AUTOCAST = "bf16 autocast"
 LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[4,4,4,8]", "[4,3,3,8]", "[8,4,4,8]")
 GPT_TOKENS = 512
@@ -35,19 +27,11 @@ GPT_TOKENS = 512
 
 def train(name: str, training: Training) -> tuple[nn.Module, Callable[[], Tensor]]:
     """The model as the contestant has it, changed in place, and the forward of its loss."""
-    first, *words = name.split(", ")
     model, loss_of = training
-    if first.startswith("["):
-        options = {key: value for word in words for key, value in OPTIONS.get(word, {}).items()}
-        dsq.convert(model, dsq.DSQConfig(levels=first, **options))  # type: ignore[arg-type]
-    elif first not in PLAIN:
-        dsq.stash.apply(model, first)
-    if first == "bf16":
-        model.bfloat16()
-    autocast = first == AUTOCAST or "autocast" in words
+    attach(model, name)
 
     def loss() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in name):
             return loss_of(model)
 
     return model, loss
@@ -120,17 +104,17 @@ def _race(title: str, training: Training, names: Sequence[str], rounds: int, **h
 
 def six_blocks(rounds: int) -> Iterator[Race]:
     """Six blocks against fp32 at two widths, with the whole stash and under autocast."""
-    names = ["fp32", AUTOCAST, f"{AUTOCAST}, fused", *LEVELS, *(f"{levels}, whole" for levels in LEVELS[1:])]
-    names += [f"{levels}, autocast" for levels in ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")]
-    more = [f"[4,4,4,16], {name}" for name in ("bfp", "sbfp", "fixed")]
-    more += ["[2,2,2,16], stochastic", "[2,2,2,16], float32 GEMMs"]
+    names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, *(f"{levels} whole" for levels in LEVELS[1:])]
+    names += [f"{levels} + autocast" for levels in ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")]
+    more = [f"[4,4,4,16] {name}" for name in ("bfp", "sbfp", "fixed")]
+    more += ["[2,2,2,16] stochastic", "[2,2,2,16] float32"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names + more, rounds)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds)
 
 
 def narrow(rounds: int) -> Iterator[Race]:
     """Six blocks in bfloat16: under autocast, and of a model that is in it altogether."""
-    names = [AUTOCAST, "fp32", *(f"{levels}, autocast" for levels in (*LEVELS, "[8,8,8,16]"))]
+    names = [AUTOCAST, "fp32", *(f"{levels} + autocast" for levels in (*LEVELS, "[8,8,8,16]"))]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds)
     model, loss = blocks(dtype=torch.bfloat16)
     names = ["bf16", *LEVELS, "[8,8,8,16]"]
@@ -140,7 +124,7 @@ def narrow(rounds: int) -> Iterator[Race]:
 def formats(rounds: int) -> Iterator[Race]:
     """The formats with a signed scale against block floating point; the kernels' part is in kernels.py."""
     for levels in ("[4,4,4,16]", "[4,4,4,8]"):
-        names = [f"{levels}, {name}" for name in ("bfp", "sbfp", "snvint")]
+        names = [f"{levels} {name}" for name in ("bfp", "sbfp", "snvint")]
         yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds)
 
 
@@ -157,10 +141,12 @@ def policies(rounds: int) -> Iterator[Race]:
     transformers = ("encoder", "vit", "bert", "gpt2", "llama")
     for width, warm, names in ((512, 2, (*transformers, "resnet")), (128, 25, transformers)):
         for name in names:
-            yield _race(f"{name}, d {width}", small(name, width), ["fp32", "bfp", "mesa", "gact"], rounds, warm=warm)
+            yield _race(
+                f"{name}, d {width}", small(name, width), ["fp32", "bfp 4", "mesa", "gact 4"], rounds, warm=warm
+            )
 
 
 def gpt_steps(rounds: int) -> Iterator[Race]:
     """GPT-2 of 124M parameters, forward, backward and Adam, 512 tokens; the tied output head is not converted."""
-    names = [AUTOCAST, "fp32", "[4,4,4,16], whole", *(f"{levels}, whole, autocast" for levels in LEVELS[1:4])]
+    names = [AUTOCAST, "fp32", "[4,4,4,16] whole", *(f"{levels} whole + autocast" for levels in LEVELS[1:4])]
     yield _race(f"GPT-2 124M, {GPT_TOKENS} tokens", gpt(), names, rounds, adam=True)

@@ -1,9 +1,8 @@
 """The suite of real tasks by which every default and every figure is judged.
 
 suite.toml    settings, tasks and tiers; suite.py reads them
-__main__.py   the command: run, table
+__main__.py   the command: run, table, one
 session.py    the runs that are missing, each a process, and the ledger (../results/evidence.csv)
-training.py   one run: the process that trains
 loop.py       PyTorch's loop, under one setting
 problems.py   what the loop trains: a language model, sentences, a pretrained encoder, images
 graphs.py     GCN and GAT on citation graphs

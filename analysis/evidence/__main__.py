@@ -9,14 +9,16 @@ all tasks; tier 3: all settings; tier 4: few bits on one task, from which dsq.DS
 below it. What is in the ledger is not run again.
 """
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from analysis import ROOT
 from analysis.evidence.comparison import PAGE, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.session import Session
-from analysis.evidence.suite import load_suite
+from analysis.evidence.suite import load_suite, locate
 from dsq.command import OneLineParser, count, guarded, write_text
 
 PROG = "python -m analysis.evidence"
@@ -40,8 +42,23 @@ def main(arguments: list[str] | None = None) -> int:
     for command in (runner, writer):
         command.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE.csv")
     writer.add_argument("--out", type=Path, default=PAGE, metavar="FILE.md")
+    one = commands.add_parser("one", help="train once, in this process, on one thread, past the ledger")
+    for name, kind in (("--task", str), ("--setting", str), ("--seed", int), ("--work", Path)):
+        one.add_argument(name, type=kind, required=True)
+    one.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
+    one.add_argument("--out", type=Path, required=True, metavar="RESULT.json")
     given = parser.parse_args(arguments)
     suite = load_suite()
+
+    def train() -> None:
+        import torch
+
+        from analysis.evidence.problems import run_once
+
+        torch.set_num_threads(1)
+        asked = suite.run(given.task, given.setting, given.seed)
+        result = run_once(asked.task, asked.setting, given.seed, locate(asked.task, given.data), given.work)
+        write_text(given.out, json.dumps(asdict(result)))
 
     def run() -> None:
         for name in given.tasks or ():
@@ -60,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     def write() -> None:
         write_text(given.out, page(suite, read_rows(given.ledger, suite)))
 
-    return guarded(PROG, run if given.command == "run" else write)
+    return guarded(PROG, {"run": run, "table": write, "one": train}[given.command])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,30 @@ import torch
 from torch import Tensor, nn
 
 from analysis.evidence import graphs
-from analysis.evidence.loop import Problem
-from analysis.evidence.suite import Task
+from analysis.evidence.loop import Problem, Result, train
+from analysis.evidence.suite import Setting, Task
 from analysis.experiments.text import LabelledSentences, read_labelled, read_tables, train_bpe
 from analysis.models import GPT, Classifier, encoder, resnet20
 
 #: windows, sentences or images of a batch that is judged
 JUDGED = 200
 RARE = 10  #: a character that is seen less often is one of the rest
+
+
+def run_once(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Result:
+    """Train once, or ``task.sizes["repeats"]`` times from seeds of their own for the mean.
+
+    Raises ValueError where the setting cannot be put on the task's model.
+    """
+    if task.kind == "translation":
+        from analysis.evidence.translation import translate  # needs fairseq
+
+        return translate(task, setting, seed, files, work)
+    results = []
+    for repeat in range(task.sizes.get("repeats", 1)):
+        torch.manual_seed(100 * seed + repeat)
+        results.append(train(make(task, 100 * seed + repeat, files), task, setting))
+    return Result(fmean(one.loss for one in results), fmean(one.score for one in results), results[0].held_mib)
 
 
 def make(task: Task, seed: int, files: Sequence[Path]) -> Problem:

@@ -86,7 +86,7 @@ class Session:
         given += ["--work", str(self.work), "--out", str(result), "--data", *map(str, self.roots)]
         with self._log(run).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "analysis.evidence.training", *given],
+                [sys.executable, "-m", "analysis.evidence", "one", *given],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,

@@ -27,8 +27,8 @@ from triton.runtime.jit import JITFunction
 
 from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
-from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
-from dsq.kernels.conformance import DTYPES, cases, products
+from dsq.kernels.backend import DTYPES, Codes, GemmKernel, MatMul, Operand
+from dsq.kernels.conformance import cases, products
 from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
 

@@ -2,19 +2,19 @@
 
 import copy
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing import Manager
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import dsq
+from analysis.attach import attach
 from analysis.gpu.machine import Machine, Trial
 from analysis.models import GPT
 from dsq.command import Record
@@ -22,6 +22,7 @@ from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
 
 LEVELS = ("[8,4,4,8]", "[4,3,3,8]")
+FLOAT8 = "torchao float8"
 
 
 class Size(NamedTuple):
@@ -37,66 +38,30 @@ GPT2 = Size(50304, 1024, 768, 12, 12, 8)  # 124 million parameters
 TINY = Size(64, 16, 32, 1, 2, 2)
 
 
-class _Checkpointed(nn.Module):
-    """A model whose blocks are recomputed in the backward."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(self.block, x, use_reentrant=False)
-        return y
-
-
-class Setup(NamedTuple):
-    """How the model is trained."""
-
-    prepare: Callable[[GPT], object]
-    bfloat16: bool = True  #: under autocast
-
-
-def setups(machine: Machine) -> dict[str, Setup]:
-    """By name; torchao's float8 if it is installed and the GPU has it."""
-
-    def quantised(level: str, stash: Literal["linears", "all"], recompute: bool = False) -> Callable[[GPT], object]:
-        def prepare(model: GPT) -> None:
-            dsq.convert(model, dsq.DSQConfig(levels=level, stash=stash))
-            if recompute:
-                _recompute(model)
-
-        return prepare
-
-    found = {
-        "fp32": Setup(lambda model: None, bfloat16=False),
-        "bf16": Setup(lambda model: None),
-        "bf16, checkpoints": Setup(_recompute),
-    }
+def setups(machine: Machine) -> dict[str, str]:
+    """Name -> that of analysis/attach.py; torchao's float8 if it is installed and the GPU has it."""
+    found = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
     for level in LEVELS if machine.is_gpu else LEVELS[:1]:
-        found[f"dsq {level}, linears"] = Setup(quantised(level, "linears"))
-        found[f"dsq {level}, whole"] = Setup(quantised(level, "all"))
-    found[f"dsq {LEVELS[0]}, whole, checkpoints"] = Setup(quantised(LEVELS[0], "all", recompute=True))
+        found[f"dsq {level}, linears"] = f"{level} + autocast"
+        found[f"dsq {level}, whole"] = f"{level} whole + autocast"
+    found[f"dsq {LEVELS[0]}, whole, checkpoints"] = f"{LEVELS[0]} whole + around checkpoint + autocast"
     if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
-        from torchao.float8 import convert_to_float8_training
-
-        found["torchao float8"] = Setup(
-            lambda model: convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
-        )
+        found[FLOAT8] = "autocast"
     return found
-
-
-def _recompute(model: GPT) -> None:
-    for index, block in enumerate(list(model.encoder)[:-1]):
-        model.encoder[index] = _Checkpointed(block)
 
 
 class Step:
     """Forward, backward and an update of one batch, always the same."""
 
-    def __init__(self, machine: Machine, setup: Setup, size: Size, batch: int | None = None) -> None:
+    def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
         torch.manual_seed(0)
         model = GPT(*size[:5], dropout=0.0)
-        setup.prepare(model)
+        setup = setups(machine)[name]
+        attach(model, setup)
+        if name == FLOAT8:
+            from torchao.float8 import convert_to_float8_training
+
+            convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
         self.model = model.to(machine.device)
         shape = batch or size.batch, size.tokens + 1
         self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
@@ -105,7 +70,7 @@ class Step:
             self.model.parameters(), 3e-4, fused=machine.is_gpu, capturable=machine.is_gpu
         )
         self.autocast: AbstractContextManager[object] = nullcontext()
-        if setup.bfloat16:
+        if "autocast" in setup:
             self.autocast = torch.autocast(machine.device.type, torch.bfloat16)
 
     def __call__(self) -> Tensor:
@@ -120,14 +85,14 @@ class Step:
 
 def steps(machine: Machine) -> Iterator[Trial]:
     """A row a setup: tokens a second and the peak that the allocator held."""
-    for name, setup in setups(machine).items():
-        yield Trial(name, partial(_step, machine, setup))
+    for name in setups(machine):
+        yield Trial(name, partial(_step, machine, name))
 
 
-def _step(machine: Machine, setup: Setup) -> Record:
+def _step(machine: Machine, name: str) -> Record:
     size = GPT2 if machine.is_gpu else TINY
     with use_backend(TRITON, machine.device.type):
-        step = Step(machine, setup, size)
+        step = Step(machine, name, size)
         taken = machine.milliseconds({"step": step})["step"]
         row = {"ms": round(taken, 2), "tokens/s": round(1000 * size.batch * size.tokens / taken)}
         if machine.is_gpu:
@@ -139,18 +104,18 @@ def _step(machine: Machine, setup: Setup) -> Record:
 
 def largest_batches(machine: Machine) -> Iterator[Trial]:
     """The largest batch of the GPT that fits the card, by doubling and then by halves."""
-    for name, setup in setups(machine).items():
+    for name in setups(machine):
         if name != "fp32":
-            yield Trial(name, partial(_largest, machine, setup))
+            yield Trial(name, partial(_largest, machine, name))
 
 
-def _largest(machine: Machine, setup: Setup) -> Record:
+def _largest(machine: Machine, name: str) -> Record:
     size, fits, fails = (GPT2, 4, 4096) if machine.is_gpu else (TINY, 1, 2)
     while fails - fits > max(fits // 8, 1):
         trial = min(2 * fits, (fits + fails) // 2)
         try:
             with use_backend(TRITON, machine.device.type):
-                Step(machine, setup, size, trial)()
+                Step(machine, name, size, trial)()
             fits = trial
         except torch.cuda.OutOfMemoryError:
             fails = trial
@@ -160,14 +125,14 @@ def _largest(machine: Machine, setup: Setup) -> Record:
 
 def graphs(machine: Machine) -> Iterator[Trial]:
     """Whether a step waits for the device, and whether it runs as a CUDA graph, whose replays draw new numbers."""
-    for name, setup in setups(machine).items():
-        yield Trial(f"{name}: waits", partial(_waits, machine, setup))
-        yield Trial(f"{name}: graph", partial(_replayed, machine, setup))
+    for name in setups(machine):
+        yield Trial(f"{name}: waits", partial(_waits, machine, name))
+        yield Trial(f"{name}: graph", partial(_replayed, machine, name))
 
 
-def _waits(machine: Machine, setup: Setup) -> Record:
+def _waits(machine: Machine, name: str) -> Record:
     with use_backend(TRITON, machine.device.type):
-        step = Step(machine, setup, TINY)
+        step = Step(machine, name, TINY)
         for _ in range(3):
             step()
         if machine.is_gpu:
@@ -180,10 +145,10 @@ def _waits(machine: Machine, setup: Setup) -> Record:
     return {"waits": ""}
 
 
-def _replayed(machine: Machine, setup: Setup) -> Record:
+def _replayed(machine: Machine, name: str) -> Record:
     size = GPT2 if machine.is_gpu else TINY
     with use_backend(TRITON, machine.device.type):
-        step = Step(machine, setup, size)
+        step = Step(machine, name, size)
         if not machine.is_gpu:
             return {"ms": None, "first loss": float(step()), "later loss": float(step())}
         stream = torch.cuda.Stream()
@@ -207,9 +172,9 @@ def learning(machine: Machine) -> Iterator[Trial]:
 
 
 def _learned(machine: Machine, name: str) -> Record:
-    setup, updates = setups(machine)[name], 60 if machine.is_gpu else 2
+    updates = 60 if machine.is_gpu else 2
     size = Size(256, 64, 128, 2, 4, 8) if machine.is_gpu else TINY
-    here, cpu = (Step(m, setup, size) for m in (machine, Machine("CPU", torch.device("cpu"), 1, 1)))
+    here, cpu = (Step(m, name, size) for m in (machine, Machine("CPU", torch.device("cpu"), 1, 1)))
     with use_backend(TRITON, machine.device.type):
         for _ in range(updates):
             loss = here()

@@ -38,9 +38,10 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from analysis.attach import attach
 from analysis.figures import BLUE, GREEN, GREY, look, save
 from analysis.stash.allocator import HeldBytes, figures, step_bytes
-from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, attach, loss_that_keeps_nothing
+from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, loss_that_keeps_nothing
 from analysis.timing import in_turns, keep_freed_memory
 from dsq import stash
 from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text

@@ -1,25 +1,14 @@
-"""What analysis.stash.compare compares: models, and the policies that a setup's name says.
-
-A name is policies with " + " between them, in the order of applying: "bfp 4" and "snvint 4" (policy bfp, that format),
-"mesa", "gact 4", "gact 4 of bfp", "gact 4 CB1" (the last two with uniform bits), "selective", "checkpoint",
-"wtacrs 0.3", "wtacrs 0.3 products", and levels, "[16,4,4,16]", of dsq.convert. "around X": a GPT calls its blocks with
-a checkpoint, plain or packed in X.
-"""
+"""What analysis.stash.compare compares: models, and the names of their setups (analysis/attach.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-import dsq
 from analysis.models import GPT, encoder, resnet20
-from dsq import stash
-from dsq.formats import format_class
 
 
 @dataclass(frozen=True)
@@ -115,32 +104,3 @@ class PolicySetup:
 
 
 SETUPS = tuple(PolicySetup(case, name) for case, names in NAMES.items() for name in names)
-
-
-def attach(model: nn.Module, name: str) -> list[Any]:
-    """Apply the policies of a name to a model, in place. Returns their controllers."""
-    controllers: list[Any] = []
-    for part in name.split(" + "):
-        first, *words = part.split()
-        if first.startswith("["):
-            dsq.convert(model, dsq.DSQConfig(levels=first))  # type: ignore[arg-type]
-        elif first == "around":
-            around: Any = partial(checkpoint, use_reentrant=False)
-            if words[0] != "checkpoint":
-                around = partial(stash.packed_checkpoint, fmt=format_class(words[0])(int(words[1])))
-            model.around = around
-        elif first != "plain":
-            policy, options = _policy(first, words)
-            controllers.append(stash.apply(model, policy, **options))
-    return controllers
-
-
-def _policy(first: str, words: list[str]) -> tuple[str, dict[str, Any]]:
-    if first in ("bfp", "snvint"):
-        return "bfp", {"bits": int(words[0]), "format": first}
-    if first == "wtacrs":
-        return "wtacrs", {"ratio": float(words[0]), "products": "products" in words}
-    if first == "gact":
-        options: dict[str, Any] = {"format": words[-1]} if "of" in words else {"level": "CB1"} if "CB1" in words else {}
-        return "gact", {"bits": int(words[0])} | options | ({"adapt_interval": None} if options else {})
-    return first, {}

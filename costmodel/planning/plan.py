@@ -73,7 +73,7 @@ class Question:
 
     def __post_init__(self) -> None:
         for name in ("devices", "tensor", "pipeline", "accumulate"):
-            whole_number(name, getattr(self, name), 1)
+            whole_number(name, getattr(self, name), 1, MOST_SEQUENCES)
         if not self.memory:
             raise ValueError(f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
         if self.zero and self.devices == 1:
@@ -284,6 +284,9 @@ class Plan:
         if any(row.fits_chunked and not row.fits for row in rows):
             notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
         notes.append("memory: tensors, without fragmentation, workspaces and the CUDA context (0.5 GB).")
+        units = {peak.datatype for peak in question.hardware.peaks}
+        if "fp16" in units and "bf16" not in units:
+            notes.append("its units take no bf16: read fp16 with a scaled loss, at the same size and time.")
         if not all(row.method.trusted for row in rows):
             doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
             notes.append(f"not advised, as no training of docs/evidence.md supports them: {doubted}.")
@@ -319,7 +322,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _several(question: Question) -> str:
     devices = question.devices * question.shard.devices
-    return f"each of {devices:,} " if devices > 1 else "an "
+    return f"each of {devices:,} " if devices > 1 else "one "
 
 
 def _time(seconds: float) -> str:

@@ -126,8 +126,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
     updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
     gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast weights are fp32 up to ZeRO-2; FSDP's
-    mixed precision, ZeRO-3, gathers 16 bits. What no device has whole is sent for each micro-batch: gradients under
-    ZeRO-2 and 3, weights under ZeRO-3."""
+    mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What no device has whole is sent for
+    each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3."""
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:
@@ -135,5 +135,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     whole = method.setup.autocast and method.zero < 3  # FSDP's mixed precision gathers what it casts
     word = (STATE_BITS if whole else float(method.setup.container_bits)) / 8
     gradients *= micro_batches if method.zero >= 2 else 1
-    weights = 2 * workload.parameters * micro_batches if method.zero == 3 else workload.trained
-    return part * (gradients + word * weights)
+    if method.zero < 3:
+        return part * (gradients + word * workload.trained)
+    few = sum(op.parameters for op in workload.operations if is_base(op, method))
+    gathered = word * (workload.parameters - few) + few * method.base_bits / 8
+    return part * (gradients + 2 * micro_batches * gathered)

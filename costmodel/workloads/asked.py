@@ -6,6 +6,7 @@ from typing import Any
 
 from costmodel.model.operations import Workload
 from costmodel.workloads.named import load_shapes, load_workload
+from costmodel.workloads.shapes import MAX_SIZE
 from costmodel.workloads.shard import Shard, stages
 from dsq.arguments import whole_number
 
@@ -76,7 +77,7 @@ class AskedStep:
         if self.freeze:
             workload = _unless_idle(workload, workload.freezing(self.freeze), "--freeze")
         if self.lora is not None:
-            workload = workload.adapting(whole_number("lora", self.lora, 1), self.lora_layers, copies)
+            workload = workload.adapting(whole_number("lora", self.lora, 1, MAX_SIZE), self.lora_layers, copies)
         if self.chunked_loss:
             workload = _unless_idle(workload, workload.chunking_loss(), "--chunked-loss")
         return workload.gemms_only() if self.gemms_only else workload

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dsq.layers import Mixed
+from dsq.layers import Mixed, not_compiled_alone
 from dsq.left_plain import matrices
 from dsq.linear import linear
 from dsq.ops.products import attention, product
@@ -67,6 +67,7 @@ class Products(TorchFunctionMode):
         super().__init__()
         self.quantizers, self.weights, self.attending, self.found = quantizers, weights, attending, found
 
+    @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         quantised = _QUANTISED.get(func)

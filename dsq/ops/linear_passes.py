@@ -8,7 +8,6 @@ tokens, K in-features, N out-features.
 
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -22,6 +21,7 @@ from dsq.kernels.backend import (
     Codes,
     Dtypes,
     ForwardCall,
+    Layer,
     LinearMatMuls,
     MatMul,
     Operand,
@@ -42,16 +42,12 @@ class Fused:
     """The calls of a backend that run whole passes of a layer, and what they are made for."""
 
     backend: Backend
-    matmuls: LinearMatMuls  #: of the weight as it lies in memory
+    layer: Layer  #: its products and weight as the weight lies in memory
     turned: bool  #: the weight lies in memory as (K, N)
-    stochastic: bool
-    x_shape: torch.Size
-    w_shape: torch.Size  #: as it lies in memory
     stash: Any  #: shape and dtype of codes, and of scales
     forward: ForwardCall | None
-    backward: dict[
-        tuple[bool, bool], BackwardCall | None
-    ]  #: by whether dx and dw are wanted; made when first asked for
+    #: by whether dx and dw are wanted; made when first asked for
+    backward: dict[tuple[bool, bool], BackwardCall | None]
 
 
 class Plan(NamedTuple):
@@ -88,8 +84,8 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
     if found is None:
         _check(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        w_shape = w_NK.t().shape if turned else w_NK.shape
-        found = _keep(key, _made(matmuls, dtypes, x.shape, w_shape, turned, seed is not None, backend))
+        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if turned else w_NK.shape, seed is not None)
+        found = _keep(key, _made(layer, turned, backend))
     return found
 
 
@@ -100,8 +96,7 @@ def other_formats(plan: Plan, matmuls: LinearMatMuls) -> Plan:
         return plan._replace(matmuls=matmuls, stash=matmuls.stash)
     key = fused, matmuls
     if key not in _plans:
-        shapes = fused.x_shape, fused.w_shape
-        _keep(key, _made(matmuls, plan.dtypes, *shapes, fused.turned, fused.stochastic, fused.backend))
+        _keep(key, _made(fused.layer._replace(matmuls=matmuls), fused.turned, fused.backend))
     return _plans[key]
 
 
@@ -146,7 +141,7 @@ def backward(
             _refuse_codes(plan, x1)  # saved-tensor hooks may give back anything
         wanted = w_NK is not None, x1 is not None
         if wanted not in fused.backward:
-            fused.backward[wanted] = _backward_call(plan, fused, *wanted)
+            fused.backward[wanted] = _backward_call(fused, *wanted)
         call = fused.backward[wanted]
         if call is not None:
             return call(dy, w_NK.t() if w_NK is not None and fused.turned else w_NK, x1, seed)
@@ -174,55 +169,39 @@ def check_callers(x: Any, weight: Any, bias: Any) -> None:
         refuse_transforms()
 
 
-def _made(
-    matmuls: LinearMatMuls,
-    dtypes: Dtypes,
-    x_shape: torch.Size,
-    w_shape: torch.Size,
-    turned: bool,
-    stochastic: bool,
-    backend: Backend,
-) -> Plan:
-    shape_TK = torch.Size((prod(x_shape[:-1]), x_shape[-1]))
-    stored = matmuls.of_stored_transpose() if turned else matmuls
-    fmt, axis, stash = matmuls.stash.format, matmuls.stash.axis, None
+def _made(layer: Layer, turned: bool, backend: Backend) -> Plan:
+    """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
+    matmuls, dtypes = layer.matmuls, layer.dtypes
+    stored = layer._replace(matmuls=matmuls.of_stored_transpose()) if turned else layer
+    shape_TK, fmt, stash, call = stored.x_matrix, matmuls.stash.format, None, None
     if fmt is not None:
-        layout = layout_of(shape_TK, axis)
+        layout = layout_of(shape_TK, matmuls.stash.axis)
         stash = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
-    call = None
-    if backend.linear is not None and _runs(
-        backend, dtypes, (*x_shape, *w_shape), stored.output, stored.weight_gradient
-    ):
-        gemm = gemm_for(stored.output, dtypes.y, stored.output.sizes(shape_TK, w_shape), backend).name
-        call = backend.linear.forward(stored, gemm, dtypes, x_shape, w_shape, stochastic)
-    fused = Fused(backend, stored, turned, stochastic, x_shape, w_shape, stash, call, {})
-    return Plan(matmuls, matmuls.stash, dtypes, shape_TK, fused)
+    output = stored.matmuls.output
+    if backend.linear is not None and _runs(backend, stored, output, stored.matmuls.weight_gradient):
+        gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
+        call = backend.linear.forward(stored, gemm)
+    return Plan(matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, turned, stash, call, {}))
 
 
-def _backward_call(plan: Plan, fused: Fused, dx_wanted: bool, dw_wanted: bool) -> BackwardCall | None:
+def _backward_call(fused: Fused, dx_wanted: bool, dw_wanted: bool) -> BackwardCall | None:
     """Return one call of the backend for what is wanted of the backward; None where it has none."""
-    matmuls, out_features = fused.matmuls, fused.w_shape[1 if fused.turned else 0]
-    dy_shape = torch.Size((*fused.x_shape[:-1], out_features))
-    dy_TN = torch.Size((plan.x_matrix[0], out_features))
-    w_shape, x_shape = fused.w_shape if dx_wanted else None, plan.x_matrix if dw_wanted else None
-    each = ((matmuls.input_gradient, w_shape), (matmuls.weight_gradient, x_shape))
-    wanted = [matmul for matmul, shape in each if shape is not None]
-    passes = fused.backend.linear
-    if passes is None or not _runs(
-        fused.backend, plan.dtypes, (*dy_shape, *(w_shape or ()), *(x_shape or ())), *wanted
-    ):
+    layer, backend = fused.layer, fused.backend
+    dx, dw = layer.matmuls.input_gradient, layer.matmuls.weight_gradient
+    each = (dx, layer.w_shape, dx_wanted), (dw, layer.x_matrix, dw_wanted)
+    if backend.linear is None or not _runs(backend, layer, *(matmul for matmul, _, wanted in each if wanted)):
         return None
     dx_gemm, dw_gemm = (
-        "" if shape is None else gemm_for(matmul, plan.dtypes.y, matmul.sizes(dy_TN, shape), fused.backend).name
-        for matmul, shape in each
+        gemm_for(matmul, layer.dtypes.y, matmul.sizes(layer.y_matrix, shape), backend).name if wanted else None
+        for matmul, shape, wanted in each
     )
-    return passes.backward(matmuls, (dx_gemm, dw_gemm), plan.dtypes, dy_shape, w_shape, x_shape, fused.stochastic)
+    return backend.linear.backward(layer, (dx_gemm, dw_gemm))
 
 
-def _runs(backend: Backend, dtypes: Dtypes, sizes: tuple[int, ...], *matmuls: MatMul) -> bool:
+def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
     """Return whether the backend may have one call for these products: their operands, and results that have a format,
     are packed in formats of its own."""
-    if torch.float64 in dtypes or 0 in sizes:
+    if torch.float64 in layer.dtypes or 0 in (*layer.x_shape, *layer.w_shape):
         return False
     given = [fmt for it in matmuls for fmt in (it.a.format, it.b.format, *([it.result] if it.result else []))]
     return all(type(fmt) in backend.formats for fmt in given)

@@ -245,7 +245,7 @@ def attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = scores.new_zeros(attn_mask.shape).masked_fill_(~attn_mask, -math.inf)
     if attn_mask is not None:
-        scores = scores + attn_mask  # which keeps nothing for the backward, where a filled mask would stay
+        scores = scores + attn_mask.to(scores.dtype)  # which keeps nothing, where a filled mask stays
     weights = torch.ops.aten._safe_softmax(scores, -1)
     del scores  # the largest tensor, with the weights
     if dropout_p:

@@ -31,11 +31,9 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
-from dsq.kernels.dispatch import pack, unpack
 from dsq.packing import Rounding
 from dsq.quantizers import Quantised
-from dsq.scheduler import PrecisionScheduler
-from dsq.stash.codes import Code, What
+from dsq.stash.codes import Code, What, in_boxes
 from dsq.stash.controller import Controller, check_keys
 from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
@@ -45,9 +43,10 @@ from dsq.stash.policy import register
 LEAST = 4
 _MOST = 16  #: the widest code
 _compiling = torch.compiler.is_compiling
+#: bits more than q1
 MORE: Mapping[What, int] = MappingProxyType(
-    {"attention": 2, "softmax": 2, "activation": 2, "layernorm": 2, "groupnorm": 2, "batchnorm": 2}
-)  #: than q1
+    dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
+)
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
@@ -59,31 +58,25 @@ def attach(
     box: int | None = None,
     rounding: Rounding = "nearest",
     seed: int = 0,
-    scheduler: PrecisionScheduler | None = None,
 ) -> Controller:
     """Pack what the table lets it at q1.
 
     Args:
-        bits: q1, 2 to 16; above, up to 32, tensors stay as they are. None: the q1 of the scheduler; without one, that
-            of the model's dsq.Linear layers, whatever level they are at, but no less than 4; without any, 4.
+        bits: q1, 2 to 16; above, up to 32, tensors stay as they are. None: that of the model's dsq.Linear layers,
+            whatever level they are at, but no less than 4; without any, 4.
         format: a name of dsq.formats.FORMATS, "bfp" the paper's. None: the format of the model's dsq.Linear layers at
             q1; without any, snvint, which loses least (docs/formats.md). Wider codes than it is useful to are bfp's.
         box: values that share a scale. None: as in the layers, where their format is taken, else 16.
         rounding: nearest or stochastic; seed: of stochastic rounding, with the step and the tensor's turn mixed in.
-        scheduler: a dsq.PrecisionScheduler whose level the stash follows.
     Raises:
-        ValueError: an option out of range, bits and scheduler both given.
+        ValueError: an option out of range.
     """
-    if bits is not None and scheduler is not None:
-        raise ValueError(f"bits={bits!r} and scheduler were both given: the scheduler says the bits")
-    if scheduler is not None and not isinstance(scheduler, PrecisionScheduler):
-        raise ValueError(f"scheduler must be None or a dsq.PrecisionScheduler, got {scheduler!r}")
     if bits is not None:
         bits = whole_number("bits", bits, NARROWEST, WIDEST)
     if format is not None:
         choice("format", format, FORMATS)
     choice("rounding", rounding, get_args(Rounding))
-    controller = Bfp(model, bits, format, box, rounding, whole_number("seed", seed), scheduler)
+    controller = Bfp(model, bits, format, box, rounding, whole_number("seed", seed))
     controller.format_now()  # refuses a box that the format has not
     return controller
 
@@ -95,7 +88,7 @@ class Bfp(TablePolicy):
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model)
-        self.bits, self.format_name, self.box, self.rounding, self.seed, self.scheduler = options
+        self.bits, self.format_name, self.box, self.rounding, self.seed = options
         self.forwards = 0
 
     def format_now(self) -> Format:
@@ -103,15 +96,14 @@ class Bfp(TablePolicy):
 
         Raises ValueError for a box that no format has, or that this one has not.
         """
-        bits = self.bits
-        if bits is None and self.scheduler is not None:
-            bits = self.scheduler.precision.q1
         q1 = None
-        if bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
-            layers = (module for module in self.model.modules() if isinstance(module, Quantised))
-            q1 = next((layer.quantizers.q1 for layer in layers), None)
+        if self.bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
+            for module in self.model.modules():
+                if isinstance(module, Quantised):
+                    q1 = module.quantizers.q1
+                    break
         make = _format.__wrapped__ if _compiling() else _format  # a graph calls no cache
-        return make(bits, self.format_name, self.box, q1)
+        return make(self.bits, self.format_name, self.box, q1)
 
     def codec(self, module: nn.Module) -> "BoxCodec":
         self.forwards += 1
@@ -162,10 +154,9 @@ class BoxCodec:
         self.formats, self.seed, self.turns = formats, seed, count(1)
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt, sizes, seed = self.formats[what], (values.numel(),), cast(Any, self.seed)
+        fmt, seed = self.formats[what], cast(Any, self.seed)
         if not fmt.packs:
             return None
         if seed is not None:
             seed = torch.randint(2**62, (), device="cpu").item() if _compiling() else seed + next(self.turns)
-        codes = pack(values.reshape(-1), fmt, 0, seed)
-        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
+        return in_boxes(values, fmt, seed)

@@ -27,8 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.kernels.dispatch import pack, unpack
-from dsq.stash.codes import Code, Form, Stash, What, refuse_create_graph
+from dsq.stash.codes import Code, Form, Stash, What, in_boxes, refuse_create_graph
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import in_backward, innermost_hooks
 from dsq.stash.memory import MemoryOrder, parameter_storages, storages_of, weak
@@ -55,9 +54,9 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
     controller = Checkpointing(model, attached=tuple(found))
     # not in ``call``, inside of which gact runs a step again
-    controller.until_removed(model.register_forward_pre_hook(controller.start, with_kwargs=True))
+    controller.hooks.append(model.register_forward_pre_hook(controller.start, with_kwargs=True))
     for module in found.values():
-        controller.set_attribute(module, "forward", partial(_checkpointed, controller, module))
+        module.__dict__["forward"] = partial(_checkpointed, controller, module)
     return controller
 
 
@@ -77,6 +76,10 @@ class Checkpointing(Controller):
     calls: int = 0
     nbytes: int = 0  #: of the inputs and of the states of random generators
     _seen: dict[int, StorageWeakRef | None] = field(default_factory=dict)
+
+    def restore(self, module: nn.Module) -> None:
+        if getattr(module.__dict__.get("forward"), "func", None) is _checkpointed:
+            del module.__dict__["forward"]
 
     def start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before a forward of the model: a training one is counted afresh. Weights and the batch are there anyway."""
@@ -191,6 +194,4 @@ class _Boxes:
     fmt: Format
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt, sizes = self.fmt, (values.numel(),)
-        codes = pack(values.reshape(-1), fmt, 0, None)
-        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
+        return in_boxes(values, self.fmt, None)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsq.formats import Format
 from dsq.kernels.backend import FLOATS, Operand
-from dsq.kernels.dispatch import pack_mask, unpack, unpack_mask
+from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
 FEW = 256  #: values up to which a tensor is kept exact
@@ -67,6 +68,13 @@ class Codec(Protocol):
         ...
 
 
+def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
+    """The Code of values in boxes of neighbours; ``seed`` None rounds to nearest."""
+    sizes = (values.numel(),)
+    codes = pack(values.reshape(-1), fmt, 0, seed)
+    return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
+
+
 class _Entry(NamedTuple):
     """What was made of a piece of memory. Its codes are referred to weakly: a graph that dies frees them."""
 
@@ -78,17 +86,22 @@ class _Entry(NamedTuple):
 
     def tensors(self) -> tuple[Tensor, ...] | None:
         """The codes, while all of them live."""
-        alive = tuple([code for refer in self.codes if (code := refer()) is not None])
-        return alive if len(alive) == len(self.codes) else None
+        alive = []
+        for refer in self.codes:
+            code = refer()
+            if code is None:
+                return None
+            alive.append(code)
+        return tuple(alive)
 
     def seen_as(self, order: MemoryOrder) -> Form | None:
         """The form, as one consumer lays the values out."""
         tensors, make, own = self.tensors(), self.make, self.order
         if tensors is None:
             return None
-        return Form(
-            tensors, make if order is own else _Made(lambda saved: order.restore(own.flat(make(saved))), (make,))
-        )
+        if order is own:
+            return Form(tensors, make)
+        return Form(tensors, _Made(lambda saved: order.restore(own.flat(make(saved))), ((len(tensors), make),)))
 
 
 class Stash:
@@ -156,7 +169,7 @@ class Stash:
 
     def exact(self, x: Tensor) -> Form:
         """``x`` as it is."""
-        if not _compiling() and not is_weight(x):
+        if type(x) is not nn.Parameter and not _compiling() and not is_weight(x):
             key = storage_key(x)
             if key not in self._exact:
                 self._exact[key] = weak(x)
@@ -212,7 +225,7 @@ class Stash:
         if values.numel() != y.numel():  # an expanded tensor
             return None
         parts, tensors = _parts(sources)
-        made = _Made(lambda saved: order.laid_out(make(*_values(parts, saved))), [inner for _, inner in parts])
+        made = _Made(lambda saved: order.laid_out(make(*_values(parts, saved))), parts)
         return self._put(key, y, Form(tensors, made), order)
 
     def restored(self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Form) -> Form:
@@ -229,7 +242,8 @@ class Stash:
     def _count(self, raw: int, kept: Sequence[Tensor]) -> None:
         if self.segment is None:  # else it is kept for as long as the forward is in the segment
             self.raw_bytes += raw
-            self.kept_bytes += sum([tensor.nbytes for tensor in kept])
+            for tensor in kept:
+                self.kept_bytes += tensor.nbytes
 
     def _put(self, key: tuple[object, ...], x: Tensor, form: Form, order: MemoryOrder, linear: Any = None) -> Form:
         hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
@@ -253,7 +267,8 @@ def keep(ctx: Any, *forms: Form | None) -> None:
 
 def kept(ctx: Any) -> list[Any]:
     """The values of the forms, in order, None for None. RuntimeError under create_graph=True."""
-    refuse_create_graph()
+    if torch.is_grad_enabled():
+        refuse_create_graph()
     return _values(ctx.forms, ctx.saved_tensors)
 
 
@@ -311,9 +326,9 @@ class _Made:
 
     __slots__ = ("run", "sources", "uses", "value")
 
-    def __init__(self, run: Make, sources: Sequence[Make] = ()) -> None:
+    def __init__(self, run: Make, sources: Sequence[tuple[int, Any]] = ()) -> None:
         self.run = run
-        self.sources = sources  #: what makes the values that this one is made of
+        self.sources = sources  #: of the values that this one is made of: how many tensors, and what makes the value
         self.uses = 0  #: operations that are to ask for the value, and values that are to be made of it
         self.value: Tensor | None = None
 
@@ -321,7 +336,7 @@ class _Made:
         """An operation, or a value that one keeps, will ask for this one."""
         self.uses += 1
         if self.uses == 1:
-            for source in self.sources:
+            for _, source in self.sources:
                 if isinstance(source, _Made):
                     source.note_use()
 

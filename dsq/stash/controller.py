@@ -58,13 +58,18 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
+class Swapped:
+    """A module whose class a policy set to a subclass of ``plain``, its own."""
+
+    plain: ClassVar[type[nn.Module]]
+
+
 @dataclass(eq=False)
 class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to say what is entered around a forward, and what they keep
     between steps.
 
-    `undo` collects what remove() takes back, in reverse order. state_dict() holds all that a resumed run needs to equal
-    an unbroken one (estimates, caches, seeds).
+    state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
     """
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
@@ -72,9 +77,7 @@ class Controller(SharedByCopies):
     model: nn.Module
     name: str = ""  # set by apply
     attached: tuple[str, ...] = ()
-    #: (function, arguments): for a deep copy of the model, modules among the arguments stand for the copy's
-    undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list, repr=False)
-    swapped: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)  #: and their own classes
+    hooks: list[Removable] = field(default_factory=list, repr=False)  #: which remove() takes away
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
@@ -95,7 +98,7 @@ class Controller(SharedByCopies):
 
     def is_entered(self) -> bool:
         """Whether this thread is inside of a forward under the policy."""
-        return self in [policy for policy, _ in RUNNING.entered]
+        return self in RUNNING.entered
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""
@@ -109,31 +112,8 @@ class Controller(SharedByCopies):
         """Take back what state_dict gave; ValueError names missing or unexpected keys."""
         check_keys(self.name, state, ())
 
-    def until_removed(self, *hooks: Removable) -> None:
-        """Let remove() take these hooks away."""
-        for hook in hooks:
-            self.undo.append((self._remove_hook, (self.model, hook)))
-
-    def swap_classes(
-        self, table: Mapping[type[nn.Module], type[nn.Module]], where: Callable[[str, nn.Module], bool]
-    ) -> list[tuple[str, nn.Module]]:
-        """Give each module whose EXACT type is a key of the table the class beside it; (name, module) of the changed.
-
-        The class is a subclass of the module's own: names, parameters, hooks, tying, device, training flag and every
-        option stay, isinstance still holds, a deep copy works. A user's subclass (its forward may differ) and a
-        parametrised module are left alone; a module shared by several parents is changed once.
-        """
-        changed = [(n, m) for n, m in self.model.named_modules() if type(m) in table and where(n, m)]
-        for _, module in changed:
-            self.undo.append((setattr, (module, "__class__", type(module))))
-            self.swapped.append((module, type(module)))
-            module.__class__ = table[type(module)]
-        return changed
-
-    def set_attribute(self, module: nn.Module, name: str, value: Any) -> None:
-        """Set a plain attribute that the module does not have; remove() deletes it."""
-        self.undo.append((_delete_attribute, (module, name)))
-        module.__dict__[name] = value
+    def restore(self, module: nn.Module) -> None:
+        """Take back what the policy changed of this module of the model, or of a copy of it, hooks aside."""
 
     def remove(self, copy: nn.Module | None = None) -> None:
         """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
@@ -146,9 +126,11 @@ class Controller(SharedByCopies):
             if target is self.model:
                 return
             raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
-        twins = {} if target is self.model else dict(zip(self.model.modules(), target.modules(), strict=True))
-        for step, args in reversed(self.undo):
-            step(*(twins.get(arg, arg) if isinstance(arg, nn.Module) else arg for arg in args))
+        for hook in self.hooks:
+            self._remove_hook(target, hook)
+        for module in list(target.modules()):
+            _release(module, self)
+            self.restore(module)
 
     def _remove_hook(self, model: nn.Module, hook: Removable) -> None:
         if model is self.model:
@@ -166,7 +148,7 @@ class Running(threading.local):
     stashes of those of the table."""
 
     def __init__(self) -> None:
-        self.entered: list[tuple[Controller, nn.Module]] = []
+        self.entered: dict[Controller, nn.Module] = {}
         self.stashes: list[Any] = []
 
 
@@ -182,20 +164,21 @@ def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
         try:
             for policy, module in entering:
                 if not policy.is_entered():
-                    RUNNING.entered.append((policy, module))
+                    RUNNING.entered[policy] = module
                     stack.enter_context(policy.around(module))
             yield
         finally:
-            del RUNNING.entered[before:]
+            _leave(before)
+
+
+def _leave(before: int) -> None:
+    while len(RUNNING.entered) > before:
+        RUNNING.entered.popitem()
 
 
 def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
     """The policies in whose forward this thread is, and the models."""
-    return tuple(RUNNING.entered)
-
-
-def _delete_attribute(module: nn.Module, name: str) -> None:
-    module.__dict__.pop(name, None)
+    return tuple(RUNNING.entered.items())
 
 
 def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
@@ -243,7 +226,6 @@ def intercept(controller: Controller, model: nn.Module) -> None:
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
         if module is not model:
             module.__dict__.setdefault(_PART_OF, []).append(controller)
-        controller.undo.append((_release, (module, controller)))
         own = type(module)
         if not hasattr(own, "_dsq_plain"):
             object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
@@ -259,6 +241,8 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _release(module: nn.Module, controller: Controller) -> None:
+    if APPLIED not in module.__dict__ and _PART_OF not in module.__dict__:
+        return
     here, around = applied(module), module.__dict__.get(_PART_OF, [])
     if here.get(controller.name) is controller:
         del here[controller.name]
@@ -304,20 +288,16 @@ def suspended(model: nn.Module) -> Iterator[None]:
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    noted: list[tuple[Controller, nn.Module]] = []
-    swapped: list[tuple[nn.Module, type[nn.Module]]] = []
-    for owner in model.modules():
-        for controller in applied(owner).values():
-            noted.append((controller, owner))
-            twins = dict(zip(controller.model.modules(), owner.modules(), strict=False))  # owner may be a deep copy
-            swapped += [(twins.get(module, module), kind) for module, kind in controller.swapped]
-    classes = [(module, type(module)) for module, _ in swapped]
-    for module, kind in swapped:
-        module.__class__ = kind
-    RUNNING.entered.extend(noted)
+    before = len(RUNNING.entered)
+    swapped = [(module, type(module)) for module in model.modules() if isinstance(module, Swapped)]
     try:
+        for owner in model.modules():
+            for controller in applied(owner).values():
+                RUNNING.entered.setdefault(controller, owner)
+        for module, _ in swapped:
+            object.__setattr__(module, "__class__", module.plain)
         yield
     finally:
-        del RUNNING.entered[len(RUNNING.entered) - len(noted) :]
-        for module, kind in classes:
+        _leave(before)
+        for module, kind in swapped:
             module.__class__ = kind

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
+from dsq.layers import not_compiled_alone
 from dsq.stash.codes import Codec, Form, Stash, What, exact_form
 from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
 from dsq.stash.table import TABLE, Row
@@ -60,6 +61,7 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stash, self.rows = stash, rows
 
+    @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
@@ -103,7 +105,8 @@ class _Inputs:
         kept: list[Any] = []
         rank = None
         for argument in saved:
-            x = argument.unpack() if isinstance(argument, SavedTensor) else None
+            with torch.no_grad():  # a packed checkpoint unpacks its own, as in a backward
+                x = argument.unpack() if isinstance(argument, SavedTensor) else None
             if x is not None and rank is None:
                 rank = x.dim()
             if x is not None and x.grad_fn is not None and x.dim() == rank:

@@ -9,8 +9,8 @@ once. No policy imports another's.
 
 A controller's ``around`` is entered while the model's forward runs (controller.py). For policies of the table that is a
 mode which runs the table's rows (interception.py): bfp, mesa, gact and bfloat16 differ in their codec alone, selective
-has rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, by helpers of the
-controller, which remember what remove() takes back.
+has rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, which ``restore`` takes
+back.
 
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
@@ -103,7 +103,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     intercept(controller, model)  # controller.remove() takes it back
     traces = isinstance(controller, TablePolicy) and controller.traced_codec() is not None
     refuse = _RefuseCompiled(_compiled_calls(model), traces)
-    controller.until_removed(model.register_forward_pre_hook(refuse, prepend=True))
+    controller.hooks.append(model.register_forward_pre_hook(refuse, prepend=True))
     _ROOTS.add(model)
     return controller
 
@@ -169,7 +169,10 @@ class _RefuseCompiled:
         if given_up or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
             raise RuntimeError(_COMPILE_BEFORE)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RuntimeError("stash policies do not go with torch.func: remove() them, or use stash='linears'")
+            raise RuntimeError(
+                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
+                "first (dsq.unconvert(model), controller.remove())"
+            )
 
 
 def _compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:
@@ -180,15 +183,17 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
     holds its compiled call.
     """
-    left = [model]
+    left: list[nn.Module | None] = [model]
     while left:  # before each forward: children() also reads their names
         module = left.pop()
+        if module is None:
+            continue
         if type(module).__name__ == "OptimizedModule":
             yield module, "forward"
         elif module._compiled_call_impl is not None:
             yield module, "_compiled_call_impl"
         else:
-            left.extend(child for child in module._modules.values() if child is not None)
+            left.extend(module._modules.values())
 
 
 @contextmanager

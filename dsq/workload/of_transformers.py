@@ -26,17 +26,21 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
     file = folder / "config.json" if Path(path).is_dir() else Path(path)
     try:
         stated = json.loads(file.read_text(encoding="utf-8"))
-        # attention is written out, and experts loop over none: both run without data
+        # attention is written out, which runs without data; so do experts in one grouped product, of 16 bits alone
         config = transformers.AutoConfig.for_model(**stated, attn_implementation="eager")
         name = (stated.get("architectures") or [None])[0]
-        config.use_cache, config._experts_implementation = False, "batched_mm"
+        config.use_cache = False
+        dtype = torch.float32
+        if hasattr(config, "num_experts_per_tok"):
+            config._experts_implementation, dtype = "grouped_mm", torch.bfloat16
         with torch.device("meta"):
             auto: Any = transformers.AutoModel
-            model: Any = getattr(transformers, name)(config) if name else auto.from_config(config)
+            model: Any = (getattr(transformers, name)(config) if name else auto.from_config(config)).to(dtype)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
         raise ValueError(f"config {file} is of no model that transformers builds: {error}") from None
     with torch.device("meta"):
-        inputs, mask = _inputs(model, config, sequences, tokens), torch.zeros(sequences, 1, tokens, tokens)
+        inputs = _inputs(model, config, sequences, tokens)
+        mask = torch.zeros(sequences, 1, tokens, tokens, dtype=dtype)
     masks = {"full_attention": mask, "sliding_attention": mask}
     said = ""
     for given in (

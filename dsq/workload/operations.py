@@ -115,10 +115,10 @@ OPERATIONS: dict[Any, RecordOp] = {
     **dict.fromkeys((aten.mm, aten.bmm, aten.addmm, aten.baddbmm), _product),
     aten._grouped_mm: _experts,
     aten.convolution: _convolution,
-    aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
-    aten._scaled_dot_product_flash_attention: _fused_attention,
-    aten._scaled_dot_product_efficient_attention: _fused_attention,
-    aten._scaled_dot_product_cudnn_attention: _fused_attention,
+    **{
+        getattr(aten, f"_scaled_dot_product_{kind}"): _fused_attention
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    },
     **dict.fromkeys((aten._softmax, aten._safe_softmax), _pass("softmax", "attention")),
     aten.masked_fill: _pass("scale", "attention"),
     aten._log_softmax: _pass("loss"),

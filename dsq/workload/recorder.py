@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         bias: Tensor | None = None,
         **fields: Any,
     ) -> None:
-        """RecordOp one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
+        """Record one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
         batch, rows, width, outputs = size
         tied = weight is not None and not self.own(weight)
         quantised = self.quantised_attention if weight is None else weight.untyped_storage()._cdata in self._quantised
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
     def add_pass(
         self, name: str, kind: str, rows: int, width: int, cls: str = "other", parameters: int = 0, trained: bool = True
     ) -> None:
-        """RecordOp one pass over (rows, width) values, of a ``kind`` that the cost model knows."""
+        """Record one pass over (rows, width) values, of a ``kind`` that the cost model knows."""
         entry = {"op": "pointwise", "name": name, "kind": kind, "rows": rows, "width": width}
         self.operations.append(entry | {"cls": cls, "parameters": parameters, "trained": trained})
 

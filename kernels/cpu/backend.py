@@ -36,6 +36,6 @@ def backend(isa: str) -> Backend:
         affine_unpack=codec.affine_unpack,
         gemms=gemms(loaded),
         tuned=True,
-        linear=LinearKernels(loaded, codec) if fused else None,
+        linear=LinearKernels(codec) if fused else None,
         attention=partial(attention.serving, loaded) if attention.is_faster(loaded) else None,
     )

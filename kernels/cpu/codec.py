@@ -1,4 +1,4 @@
-"""Quantise, pack and unpack, masks and affine codes by the compiled kernels (src/codec); float64 goes to the reference.
+"""Quantise, pack and unpack, masks and affine codes by the compiled kernels (src/codec).
 
 Arguments are as Backend has them. Inputs pass the gate (memory.py); results were just made.
 """
@@ -16,7 +16,6 @@ from dsq.formats.fixed_point import BIAS
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses
-from dsq.kernels.reference import stash as reference
 
 #: descriptors that a cache keeps: varied shapes must not let a process grow
 DESCRIPTORS = 256
@@ -41,7 +40,7 @@ class CodecKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets."""
 
     def __init__(self, library: Library, isa: int) -> None:
-        self._library, self._c, self._isa, self._dtypes = library, library.c, isa, library.dtypes()
+        self.library, self._c, self._isa, self._dtypes = library, library.c, isa, library.dtypes()
         self._of_masks = {**self._dtypes, torch.bool: library.c.BYTE}
         self._quantize, self._pack, self._unpack = library.c.dsq_quantize, library.c.dsq_pack, library.c.dsq_unpack
         self.prepared = lru_cache(maxsize=DESCRIPTORS)(self._prepare)
@@ -62,7 +61,7 @@ class CodecKernels:
             "bits": fmt.bits,
             "box": fmt.box,
             "static_scale": -1 if exponent is None else exponent + BIAS,
-            "scales": getattr(self._library.c, SCALES[type(fmt)]),
+            "scales": getattr(self.library.c, SCALES[type(fmt)]),
             "dtype": self._dtypes[dtype],
             "out_dtype": self._dtypes[out_dtype],
             "stochastic": stochastic,
@@ -72,15 +71,13 @@ class CodecKernels:
     def _prepare(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
     ) -> _Prepared:
-        desc = self._library.new("CodecDesc", self.fields(fmt, layout, dtype, out_dtype, stochastic))
+        desc = self.library.new("CodecDesc", self.fields(fmt, layout, dtype, out_dtype, stochastic))
         return _Prepared(desc, layout.code_shape(fmt.bits), fmt.scale_shape(layout))
 
     def quantize(
         self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype, out: Tensor | None = None
     ) -> Tensor:
         """As Backend has it; written to ``out`` where it is given, as the others do."""
-        if x.dtype is torch.float64 or dtype is torch.float64:
-            return self.quantize(x.float(), fmt, layout, seed, torch.float32).to(dtype)
         if out is None:
             out = torch.empty_like(x, dtype=dtype)
         desc = self.prepared(fmt, layout, x.dtype, dtype, seed is not None).desc
@@ -90,8 +87,6 @@ class CodecKernels:
     def pack(
         self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, out: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        if x.dtype is torch.float64:
-            x = x.float()
         desc, code_shape, scale_shape = self.prepared(fmt, layout, x.dtype, x.dtype, seed is not None)
         if out is None:
             codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
@@ -105,8 +100,6 @@ class CodecKernels:
     def unpack(
         self, codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype, out: Tensor | None = None
     ) -> Tensor:
-        if dtype is torch.float64:
-            return self.unpack(codes, scales, fmt, layout, torch.float32).to(dtype)
         if out is None:
             out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device="cpu")
         desc = self.prepared(fmt, layout, dtype, dtype, False).desc
@@ -123,13 +116,11 @@ class CodecKernels:
             "stochastic": stochastic,
             "isa": self._isa,
         }
-        return self._library.new("AffineDesc", fields)
+        return self.library.new("AffineDesc", fields)
 
     def affine_pack(
         self, x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None
     ) -> AffineCodes:
-        if x.dtype not in self._dtypes:
-            return reference.affine_pack(x, bits, groups, running, seed)
         count = x.numel()
         codes = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
         ranges = torch.empty(2, groups.number, dtype=torch.float32, device="cpu")
@@ -141,38 +132,27 @@ class CodecKernels:
 
     def affine_unpack(self, packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
         codes, ranges = packed
-        if dtype not in self._dtypes or ranges.dtype is not torch.float32:
-            return reference.affine_unpack(packed, bits, groups, count, dtype)
         out = torch.empty(count, dtype=dtype, device="cpu")
         desc = self._affine(count, groups, bits, dtype, False)
         self._c.dsq_affine_unpack(desc, *addresses(codes, ranges), out.data_ptr(), torch.get_num_threads())
         return out
 
     def pack_mask(self, x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-        dtype, count = self._of_masks.get(x_N.dtype), x_N.numel()
-        if dtype is None:
-            return reference.pack_mask(x_N, low, high, nan_is_open)
+        dtype, count = self._of_masks[x_N.dtype], x_N.numel()
         bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
         given = self._isa, *addresses(x_N), dtype, count, low, high, nan_is_open
         self._c.dsq_pack_mask(*given, bits.data_ptr(), torch.get_num_threads())
         return bits
 
     def unpack_mask(self, bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-        code = self._of_masks.get(dtype)
-        if code is None:
-            return reference.unpack_mask(bits, count, closed, open, dtype)
         out = torch.empty(count, dtype=dtype, device="cpu")
-        given = self._isa, *addresses(bits), count, code, closed, open
+        given = self._isa, *addresses(bits), count, self._of_masks[dtype], closed, open
         self._c.dsq_unpack_mask(*given, out.data_ptr(), torch.get_num_threads())
         return out
 
     def apply_mask(self, bits: Tensor, x: Tensor) -> Tensor:
-        dtype = self._dtypes.get(x.dtype)
-        if dtype is None:
-            return reference.apply_mask(bits, x)
-        out = torch.empty_like(x)
+        out, dtype, threads = torch.empty_like(x), self._dtypes[x.dtype], torch.get_num_threads()
         bits_at, x_at = addresses(bits, x)
-        threads = torch.get_num_threads()
         self._c.dsq_apply_mask(self._isa, bits_at, x.numel(), dtype, x_at, out.data_ptr(), threads)
         return out
 

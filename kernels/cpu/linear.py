@@ -3,60 +3,38 @@
 For a small layer separate calls cost more than their work. What lies between the kernels stays in memory that is kept.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsq.formats import Layout
-from dsq.kernels.backend import BackwardCall, Codes, Dtypes, ForwardCall, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, Layer
 from dsq.kernels.cpu.codec import CodecKernels
-from dsq.kernels.cpu.library import SEED_MASK, Library
+from dsq.kernels.cpu.library import SEED_MASK
 from dsq.kernels.cpu.memory import addresses, scratch
-from dsq.kernels.cpu.products import KERNELS, ONEDNN, Given, MatMulDescriber, by_onednn
-
-
-class _Backward(NamedTuple):
-    """What one call computes."""
-
-    fields: dict[str, Any]  #: of a LinearBackwardDesc
-    room: int  #: bytes of scratch memory
-    dx_shape: tuple[int, ...]
-    dw_shape: tuple[int, ...]
-    dw_transposed: bool  #: it is computed as (K, N), as the weight is stored
+from dsq.kernels.cpu.products import KERNELS, ONEDNN, Given, by_onednn, describe
 
 
 class LinearKernels:
     """FusedLinear (kernels/backend.py) by the instruction set of ``codec``."""
 
-    def __init__(self, library: Library, codec: CodecKernels) -> None:
-        self._library, self._codec = library, codec
-        self._describe = MatMulDescriber(library, codec).describe
+    def __init__(self, codec: CodecKernels) -> None:
+        self._library, self._codec = codec.library, codec
 
-    def forward(
-        self,
-        matmuls: LinearMatMuls,
-        gemm: str,
-        dtypes: Dtypes,
-        x_shape: torch.Size,
-        w_shape: torch.Size,
-        stochastic: bool,
-    ) -> ForwardCall | None:
+    def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
+        matmul, dtypes, x_matrix, y_shape = layer.matmuls.output, layer.dtypes, layer.x_matrix, layer.y_shape
         by_torch = gemm not in KERNELS
-        if by_torch and matmuls.output.result is not None:
+        if by_torch and matmul.result is not None:
             return None
-        shape_TK = _matrix(x_shape)
-        output, _, room = self._describe(
-            matmuls.output, gemm, Given(shape_TK, dtypes.x), Given(w_shape, dtypes.w), dtypes.y, stochastic
-        )
-        stash, code_shape, scale_shape = self._stash(matmuls.stash, shape_TK, dtypes.x, stochastic)
+        x_given, w_given = Given(x_matrix, dtypes.x), Given(layer.w_shape, dtypes.w)
+        output, _, room = describe(self._codec, matmul, gemm, x_given, w_given, dtypes.y, layer.stochastic)
+        stash, code_shape, scale_shape = self._stash(layer)
         desc = self._library.new("LinearForwardDesc", {"output": output} | stash)
         run = self._library.c.dsq_linear_forward
-        y_shape = (*x_shape[:-1], matmuls.output.sizes(shape_TK, w_shape)[1])
         bias_dtype = dtypes.y if by_torch else torch.float32
-        multiply = _multiply_by(gemm, matmuls.output, output, shape_TK, w_shape, y_shape) if by_torch else None
+        multiply = _multiply_by(gemm, layer, output) if by_torch else None
 
         def call(
             x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
@@ -72,7 +50,7 @@ class LinearKernels:
                 codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
                 scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
                 codes_address, scales_address = codes.data_ptr(), scales.data_ptr()
-                packed = Codes(codes, scales, shape_TK)
+                packed = Codes(codes, scales, x_matrix)
             run(
                 *(desc, *addresses(x, w, bias), y.data_ptr(), codes_address, scales_address),
                 *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
@@ -81,34 +59,40 @@ class LinearKernels:
 
         return call
 
-    def _stash(
-        self, stash: Operand, shape_TK: torch.Size, dtype: torch.dtype, stochastic: bool
-    ) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
+    def _stash(self, layer: Layer) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
         """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales; none without a format."""
+        stash, dtype = layer.matmuls.stash, layer.dtypes.x
         if stash.format is None:
             return {}, (), ()
-        layout = Layout.of(shape_TK, stash.axis)
-        codec = self._codec.fields(stash.format, layout, dtype, dtype, stochastic)
+        layout = Layout.of(layer.x_matrix, stash.axis)
+        codec = self._codec.fields(stash.format, layout, dtype, dtype, layer.stochastic)
         shapes = layout.code_shape(stash.format.bits), stash.format.scale_shape(layout)
         return {"stash": codec, "stash_seed": stash.seed}, *shapes
 
-    def backward(
-        self,
-        matmuls: LinearMatMuls,
-        gemms: tuple[str, str],
-        dtypes: Dtypes,
-        dy_shape: torch.Size,
-        w_shape: torch.Size | None,
-        x_shape: torch.Size | None,
-        stochastic: bool,
-    ) -> BackwardCall | None:
-        wanted = (gemm for gemm, shape in zip(gemms, (w_shape, x_shape), strict=True) if shape is not None)
-        if any(gemm not in KERNELS for gemm in wanted):
+    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+        if any(gemm not in KERNELS for gemm in gemms if gemm is not None):
             return None
-        fields, room, dx_shape, dw_shape, dw_transposed = self._backward(
-            matmuls, gemms, dtypes, dy_shape, w_shape, x_shape, stochastic
-        )
+        (dx_gemm, dw_gemm), matmuls, dtypes = gemms, layer.matmuls, layer.dtypes
+        dy_given, fields, room, after = Given(layer.y_matrix, dtypes.y), dict[str, Any](), 0, 0
+        dw_shape: tuple[int, ...] = ()
+        dw_transposed = False
+        if dw_gemm is not None:
+            matmul, a, b = matmuls.weight_gradient, dy_given, Given(layer.x_matrix, dtypes.x, packed=True)
+            assert matmul.a.format is not None
+            # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
+            # int16, codes of x are multiplied faster as b
+            dw_transposed = dx_gemm is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
+            if dw_transposed:
+                matmul, a, b = matmul.transposed(), b, a
+            dw_shape = a.shape[1], b.shape[1]
+            described = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, layer.stochastic)
+            fields["weight_gradient"], after, room = described
+        if dx_gemm is not None:  # behind dw's operands: dy is quantised for both at once
+            matmul, w_given = matmuls.input_gradient, Given(layer.w_shape, dtypes.w)
+            described = describe(self._codec, matmul, dx_gemm, dy_given, w_given, dtypes.x, layer.stochastic, after)
+            fields["input_gradient"], room = described.fields, max(room, described.end)
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
+        dx_shape = tuple(layer.x_shape)
 
         def call(
             dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
@@ -130,59 +114,23 @@ class LinearKernels:
 
         return call
 
-    def _backward(
-        self,
-        matmuls: LinearMatMuls,
-        gemms: tuple[str, str],
-        dtypes: Dtypes,
-        dy_shape: torch.Size,
-        w_shape: torch.Size | None,
-        x_shape: torch.Size | None,
-        stochastic: bool,
-    ) -> _Backward:
-        shape_TN, fields, room, after = _matrix(dy_shape), dict[str, Any](), 0, 0
-        dx_shape: tuple[int, ...] = ()
-        dw_shape: tuple[int, ...] = ()
-        dw_transposed = False
-        if x_shape is not None:
-            matmul, dy, x = matmuls.weight_gradient, Given(shape_TN, dtypes.y), Given(x_shape, dtypes.x, packed=True)
-            assert matmul.a.format is not None
-            # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
-            # int16, codes of x are multiplied faster as b
-            dw_transposed = w_shape is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
-            matmul, a, b = (matmul.transposed(), x, dy) if dw_transposed else (matmul, dy, x)
-            dw_shape = a.shape[1], b.shape[1]
-            fields["weight_gradient"], after, room = self._describe(matmul, gemms[1], a, b, dtypes.w, stochastic)
-        if w_shape is not None:
-            matmul, dy, w = matmuls.input_gradient, Given(shape_TN, dtypes.y), Given(w_shape, dtypes.w)
-            dx_shape = (*dy_shape[:-1], matmul.sizes(shape_TN, w_shape)[1])
-            # behind dw's operands: dy is quantised for both at once
-            described = self._describe(matmul, gemms[0], dy, w, dtypes.x, stochastic, start=after)
-            fields["input_gradient"], room = described.fields, max(room, described.end)
-        return _Backward(fields, room, dx_shape, dw_shape, dw_transposed)
 
-
-def _multiply_by(
-    gemm: str,
-    matmul: MatMul,
-    desc: dict[str, Any],
-    x_shape: torch.Size,
-    w_shape: torch.Size,
-    y_shape: tuple[int, ...],
-) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+def _multiply_by(gemm: str, layer: Layer, desc: dict[str, Any]) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
     """(memory, bias, y) -> y, perhaps the given one: the product by a GEMM of PyTorch's, of the operands that lie
     quantised in ``memory``, of the dtype of y, where ``desc`` says."""
+    transposed, y_shape = layer.matmuls.output.b.transposed, layer.y_shape
+    x_matrix, w_shape, y_matrix = layer.x_matrix, layer.w_shape, layer.y_matrix
 
     def operand(memory: Tensor, name: str, shape: torch.Size) -> Tensor:
         return memory.as_strided(shape, (shape[1], 1), desc[name]["offset"] // memory.itemsize)
 
     def multiply(memory: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
-        x0_TK, w0 = operand(memory, "a", x_shape), operand(memory, "b", w_shape)
-        w0_NK = w0 if matmul.b.transposed else w0.t().contiguous()  # the order of PyTorch's sums may depend on it
+        x0_TK, w0 = operand(memory, "a", x_matrix), operand(memory, "b", w_shape)
+        w0_NK = w0 if transposed else w0.t().contiguous()  # the order of PyTorch's sums may depend on it
         if gemm == ONEDNN:
             made: Tensor = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), y_shape)  # no view to autograd
             return made
-        y_TN = y.view(x_shape[0], y_shape[-1])
+        y_TN = y.view(y_matrix)
         if bias is None:
             torch.mm(x0_TK, w0_NK.t(), out=y_TN)
         else:
@@ -190,8 +138,3 @@ def _multiply_by(
         return y
 
     return multiply
-
-
-def _matrix(shape: torch.Size) -> torch.Size:
-    """(..., N) as (T, N)."""
-    return torch.Size((math.prod(shape[:-1]), shape[-1]))

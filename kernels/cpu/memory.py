@@ -12,6 +12,10 @@ from torch import Tensor
 KEPT = 64 << 20
 _ALIGNMENT = 64
 _thread = threading.local()
+_BATCHED = (
+    "a kernel of dsq was given a tensor without memory of its own, as vmap, is_grads_batched=True and "
+    "jacobian(vectorize=True) make them: ask for one gradient at a time"
+)
 
 
 def addresses(*tensors: Tensor | None, strided: bool = False) -> list[int]:
@@ -24,7 +28,10 @@ def addresses(*tensors: Tensor | None, strided: bool = False) -> list[int]:
     for x in tensors:
         address = 0
         if x is not None and (size := _extent(x) if strided else x.nbytes):
-            address, storage = x.data_ptr(), x.untyped_storage()
+            try:
+                address, storage = x.data_ptr(), x.untyped_storage()
+            except RuntimeError:
+                raise RuntimeError(_BATCHED) from None
             if not address or not x.is_cpu or address + size > storage.data_ptr() + storage.nbytes():
                 raise ValueError(
                     f"a tensor {tuple(x.shape)} of {x.dtype} on {x.device} has no memory of its size on the CPU: was "

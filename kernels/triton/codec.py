@@ -10,16 +10,16 @@ from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
-from dsq.kernels.reference import stash as reference
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
+from dsq.kernels.triton import codec_kernels as kernels
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid
 
-#: the Grid of each format, by its name in tiles.py, which imports Triton
-GRIDS: dict[type[Format], str] = {
-    BFP: "POWER",
-    FixedPoint: "POWER",
-    SignedBFP: "SIGNED_POWER",
-    SignedNVInt: "SIGNED_E4M3",
+GRIDS: dict[type[Format], Grid] = {
+    BFP: POWER,
+    FixedPoint: POWER,
+    SignedBFP: SIGNED_POWER,
+    SignedNVInt: SIGNED_E4M3,
 }
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
@@ -33,22 +33,17 @@ BOXES_OF_PROGRAM = 512
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
 
-#: what the kernels load and store
-LOADED = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
-    x = x.to(_float(x.dtype))
-    y = torch.empty_like(x, dtype=_float(dtype))
+    y = torch.empty_like(x, dtype=dtype)
     scales = None if holds_boxes(fmt, layout) and not _of_tensor(fmt) else _scales_first(x, fmt, layout)
     _encode(x, y, None, scales, fmt, layout, seed)
-    return y.to(dtype)
+    return y
 
 
 def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    x = x.to(_float(x.dtype))
     codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
     scales = _scales_first(x, fmt, layout)
     _encode(x, None, codes, scales, fmt, layout, seed)
@@ -57,25 +52,21 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> t
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    from dsq.kernels.triton.codec_kernels import decode
-
-    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=_float(dtype), device=codes.device)
+    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device=codes.device)
     if y.numel():
         launch = launch_for(fmt, layout, counted=False)
         words, word = words_of(codes, fmt.bits, launch.row_bits)
         with torch.cuda.device_of(y):
-            decode[launch.programs](
+            kernels.decode[launch.programs](
                 words, scales, scales.view(-1)[-1:], integers_for_bfloat16(y), *launch.sizes, launch.row_bits // word,
                 **grid_of(fmt), WORD=word, **launch.options,
             )  # fmt: skip
-    return y.to(dtype)
+    return y
 
 
 def grid_of(fmt: Format) -> dict[str, Any]:
     """What the kernels know of the format, as compile-time arguments."""
-    from dsq.kernels.triton import tiles
-
-    return {"GRID": getattr(tiles, GRIDS[type(fmt)]), "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+    return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 
 def _encode(
@@ -84,15 +75,13 @@ def _encode(
 ) -> None:  # fmt: skip
     """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
     box, else written with the codes."""
-    from dsq.kernels.triton.codec_kernels import encode
-
     if not x.numel():
         return
     launch = launch_for(fmt, layout, counted=seed is not None)
     words, word = (None, 8) if codes is None else words_of(codes, fmt.bits, launch.row_bits)
     of_tensor = None if scales is None else scales.view(-1)[-1:]
     with torch.cuda.device_of(x):
-        encode[launch.programs](
+        kernels.encode[launch.programs](
             integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
             scales, of_tensor, *_seeds(seed, x.device), *launch.sizes, layout.columns, launch.row_bits // word,
             **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
@@ -112,8 +101,6 @@ def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor
 def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
     """Memory for the scales of ``x``, with those that have to be known before a value is rounded: the tensor's own, and
     those of boxes that no tile holds."""
-    from dsq.kernels.triton.codec_kernels import box_scales
-
     scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
     of_tensor = scales.view(-1)[-1:]
     if _of_tensor(fmt):
@@ -121,7 +108,7 @@ def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
     boxes = layout.boxes(fmt.box)
     if fmt.box and boxes and not holds_boxes(fmt, layout):
         with torch.cuda.device_of(x):
-            box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
+            kernels.box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
                 integers_for_bfloat16(x), scales, of_tensor, boxes, layout.rows, layout.columns, **grid_of(fmt),
                 BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES_OF_PROGRAM, WIDE=x.numel() >= WIDE,
             )  # fmt: skip
@@ -205,11 +192,6 @@ def words_of(codes: Tensor, bits: int, row_bits: int) -> tuple[Tensor, int]:
     return codes, 8
 
 
-def _float(dtype: torch.dtype) -> torch.dtype:
-    """The type that a kernel reads or writes for ``dtype``."""
-    return dtype if dtype in LOADED else torch.float32
-
-
 def integers_for_bfloat16(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
@@ -221,50 +203,34 @@ MASK = {"B": 256, "num_warps": 4}
 
 
 def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """kernels/reference/stash.py on a GPU; float64 goes to PyTorch."""
-    if x_N.dtype not in (*LOADED, torch.bool):
-        return reference.pack_mask(x_N, low, high, nan_is_open)
-    from dsq.kernels.triton.codec_kernels import pack_mask as kernel
-
+    """kernels/reference/stash.py on a GPU."""
     count = x_N.numel()
     bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
-    if count:
-        options = {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open, "WIDE": count >= WIDE, **MASK}
-        with torch.cuda.device_of(x_N):
-            kernel[_mask_programs(bits)](_mask_values(x_N), bits, count, float(low), float(high), **options)
+    limits, options = (float(low), float(high)), {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open}
+    _launch_mask(kernels.pack_mask, count, _mask_values(x_N), bits, count, *limits, **options)
     return bits
 
 
 def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-    """The same; float64 goes to PyTorch."""
-    if dtype not in (*LOADED, torch.bool):
-        return reference.unpack_mask(bits, count, closed, open, dtype)
-    from dsq.kernels.triton.codec_kernels import unpack_mask as kernel
-
+    """kernels/reference/stash.py on a GPU."""
     out = torch.empty(count, dtype=dtype, device=bits.device)
+    given = bits, _mask_values(out), count, float(closed), float(open)
+    _launch_mask(kernels.unpack_mask, count, *given, FLAGS=dtype is torch.bool)
+    return out
+
+
+def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
+    """kernels/reference/stash.py on a GPU."""
+    out, integers = torch.empty_like(x), torch.int32 if x.dtype is torch.float32 else torch.int16
+    _launch_mask(kernels.apply_mask, x.numel(), bits, x.view(integers), out.view(integers), x.numel())
+    return out
+
+
+def _launch_mask(kernel: Any, count: int, *given: Any, **options: bool) -> None:
+    """Launch ``kernel`` for a mask of ``count`` values; the first of what it is given is a tensor."""
     if count:
-        options = {"FLAGS": dtype is torch.bool, "WIDE": count >= WIDE, **MASK}
-        with torch.cuda.device_of(bits):
-            kernel[_mask_programs(bits)](bits, _mask_values(out), count, float(closed), float(open), **options)
-    return out
-
-
-def apply_mask(bits: Tensor, x_N: Tensor) -> Tensor:
-    """The same; float64 goes to PyTorch."""
-    if x_N.dtype not in LOADED:
-        return reference.apply_mask(bits, x_N)
-    from dsq.kernels.triton.codec_kernels import apply_mask as kernel
-
-    out, integers = torch.empty_like(x_N), torch.int32 if x_N.dtype is torch.float32 else torch.int16
-    if x_N.numel():
-        options = {"WIDE": x_N.numel() >= WIDE, **MASK}
-        with torch.cuda.device_of(x_N):
-            kernel[_mask_programs(bits)](bits, x_N.view(integers), out.view(integers), x_N.numel(), **options)
-    return out
-
-
-def _mask_programs(bits: Tensor) -> tuple[int]:
-    return (-(-bits.numel() // MASK["B"]),)
+        with torch.cuda.device_of(given[0]):
+            kernel[(-(-count // (8 * MASK["B"])),)](*given, WIDE=count >= WIDE, **options, **MASK)
 
 
 def _mask_values(x: Tensor) -> Tensor:

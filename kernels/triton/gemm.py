@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Format, Layout
-from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand
+from dsq.kernels.backend import DTYPES, Codes, GemmKernel, MatMul, Operand
 from dsq.kernels.reference.backend import TORCH
-from dsq.kernels.triton.codec import GRIDS, LOADED, grid_of, words_of
+from dsq.kernels.triton import int8_kernels as kernels
+from dsq.kernels.triton.codec import GRIDS, grid_of, words_of
 
 Fits = Callable[[Format | None], bool]
 
@@ -113,15 +114,13 @@ class _Vectors(NamedTuple):
 def _fits_int8(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Whether codes are exact as bytes and have boxes that the kernels take."""
     a, b = matmul.a.format, matmul.b.format
-    if not matmul.exact or dtype not in LOADED or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
+    if not matmul.exact or dtype not in DTYPES or a is None or b is None or not {type(a), type(b)} <= GRIDS.keys():
         return False
     return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match() and _has_int8()
 
 
 def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` in float32. Raises ValueError for codes and scales of other shapes or dtypes."""
-    from dsq.kernels.triton.int8_kernels import multiply
-
     rows, columns, depth = matmul.sizes(a.shape, b.shape)
     c = torch.empty(rows, columns, dtype=torch.float32, device=a.codes.device)
     if 0 in (rows, columns, depth):
@@ -133,7 +132,7 @@ def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) 
     a_axis, b_axis = matmul.contracted()
     left, right = _expanded(a, matmul.a, a_axis, sharing), _expanded(b, matmul.b, b_axis, sharing)
     with torch.cuda.device_of(c):
-        multiply[(-(-rows // tile.rows) * -(-columns // tile.columns),)](
+        kernels.multiply[(-(-rows // tile.rows) * -(-columns // tile.columns),)](
             *left, *right, bias_N, c, rows, columns, left.codes.shape[0], right.codes.shape[0], left.codes.shape[1],
             BOX=box, RUN=RUN, SHARING=sharing, M=tile.rows, N=tile.columns, GROUP=8,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -143,8 +142,6 @@ def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) 
 
 def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
     """``x``, which is summed over along ``axis``; ``sharing``: bring runs to one step where they fit one."""
-    from dsq.kernels.triton.int8_kernels import expand
-
     fmt, across = operand.format, axis == 0
     assert fmt is not None
     layout, box = Layout.of(x.shape, operand.axis), fmt.box or RUN
@@ -161,7 +158,7 @@ def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
     words, word = words_of(x.codes.contiguous(), fmt.bits, row_bits)
     scales = x.scales.contiguous()
     with torch.cuda.device_of(words):
-        expand[(out_vectors // EXPAND[across]["V"] * (out_depth // RUN),)](
+        kernels.expand[(out_vectors // EXPAND[across]["V"] * (out_depth // RUN),)](
             words, scales, scales.view(-1)[-1:], *out, vectors, depth, boxes, row_bits // word, *strides, out_vectors,
             out_depth, **grid_of(fmt), BOX=box, SPARE=_spare(fmt) if sharing else -1, ACROSS=across, WORD=word, RUN=RUN,
             **EXPAND[across],
@@ -172,16 +169,16 @@ def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
 def _spare(fmt: Format) -> int:
     """How far every code may be shifted, and its sign turned, within a byte; -1: where steps are no powers of two, or
     not at all."""
-    if not grid_of(fmt)["GRID"].exponent_mask:
+    if not GRIDS[type(fmt)].exponent_mask:
         return -1
     return (127 // -fmt.smallest_code).bit_length() - 1
 
 
 _BF16 = torch.bfloat16
 GEMMS = (
-    GemmKernel("bfloat16", _exact(_narrow, _narrow, LOADED), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel("split a", _exact(_two_parts, _narrow, LOADED[:1]), _in_parts_of_a, b_dtype=_BF16),
-    GemmKernel("split b", _exact(_narrow, _two_parts, LOADED[:1]), _in_parts_of_b, a_dtype=_BF16),
+    GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
+    GemmKernel("split a", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts_of_a, b_dtype=_BF16),
+    GemmKernel("split b", _exact(_narrow, _two_parts, DTYPES[:1]), _in_parts_of_b, a_dtype=_BF16),
     *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )

@@ -80,6 +80,14 @@ def test_functional_call_computes_and_its_transforms_are_refused():
         torch.vmap(lambda x: torch.func.functional_call(net, weights, (x,)))(x)
 
 
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_batches_of_gradients_are_refused_in_a_line(stash):
+    net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.GELU()), dsq.DSQConfig(stash=stash))
+    x = torch.randn(64, 32, requires_grad=True)
+    with pytest.raises(RuntimeError, match="without memory of its own, as vmap, is_grads_batched=True"):
+        torch.autograd.grad(net(x), x, torch.ones(2, 64, 32), is_grads_batched=True)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_graph_gives_the_forward_and_refuses_the_backward(strict):
     net, x = block(), torch.randn(2, 16, 32)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import dsq
+from dsq.left_plain import unquantised
 
 
 def model():
@@ -72,8 +73,28 @@ def test_twice_is_an_error_and_nothing_to_convert_says_so():
         dsq.convert(dsq.convert(model()))
     with pytest.warns(UserWarning, match="no product to convert"):
         dsq.convert(nn.ReLU())
+    with pytest.warns(UserWarning, match=r"no product to convert.*dsq\.stash\.apply\(model, 'bfp'\) packs"):
+        dsq.convert(nn.Conv2d(3, 3, 3))
     with pytest.raises(TypeError, match="Module and a DSQConfig"):
         dsq.convert(model(), "[2,2,2,16]")
+
+
+def test_complex_layers_stay():
+    net = dsq.convert(nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 4)))
+    assert list(dsq.converted(net)) == ["1"]
+    assert [entry.why for entry in unquantised(net)] == ["its parameters are complex"]
+
+
+def test_on_meta_a_model_runs_and_trains_once_it_has_memory():
+    with torch.device("meta"):
+        net = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
+    dsq.convert(net, dsq.DSQConfig(stash="all"))
+    assert net(torch.empty(64, 32, device="meta")).shape == (64, 8)
+    net.to_empty(device="cpu")
+    for parameter in net.parameters():
+        nn.init.normal_(parameter)
+    net(torch.randn(64, 32)).sum().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
 def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():

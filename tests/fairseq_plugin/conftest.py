@@ -1,6 +1,10 @@
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
+
+import dsq.linear
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
@@ -26,6 +30,23 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     every = ["--save-interval-updates", 1, "--max-update", 2, "--lr", 0]
     run("train", data, *MODEL, *every, "--save-dir", folder, "--dsq-levels", LEVELS)
     return folder
+
+
+class Call(NamedTuple):
+    """One call of the quantised op."""
+
+    dtype: torch.dtype  #: of x
+    weight: torch.Tensor
+    quantizers: dsq.Quantizers
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The calls of the quantised op, as they come."""
+    seen: list[Call] = []
+    op = dsq.linear.linear
+    monkeypatch.setattr(dsq.linear, "linear", lambda x, w, b, q: seen.append(Call(x.dtype, w, q)) or op(x, w, b, q))
+    return seen
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

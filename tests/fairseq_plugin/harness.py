@@ -1,13 +1,17 @@
 """A tiny parallel corpus, and fairseq's commands called in this process or in one of their own."""
 
 import hashlib
+import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fairseq_plugin import commands  # before fairseq: its shims
 
@@ -64,6 +68,36 @@ def refusal(capsys: pytest.CaptureFixture, command: str, *arguments: object) -> 
     assert len(lines) == 1
     assert lines[0].startswith(f"dsq-{command}: error: ")
     return lines[0]
+
+
+def levels(folder: Path) -> list[dict[str, Any]]:
+    """What the record of a run says of each level."""
+    return json.loads((folder / "dsq_history.json").read_text())["levels"]
+
+
+def updates(folder: Path) -> list[int]:
+    """The updates at each level, as the record of a run has them."""
+    return [level["updates"] for level in levels(folder)]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """The model in the last checkpoint of a run."""
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two runs ended with the same bits in the model; what is no tensor may differ."""
+    pairs = zip(*map(dict.values, map(weights, (one, other))), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
+
+
+def resume(data: Path, given: Sequence[object], whole: Path, name: str) -> Path:
+    """The folder beside ``whole`` of a run that goes on from this checkpoint of it."""
+    folder = whole.with_name("resumed")
+    folder.mkdir()
+    (whole / name).rename(folder / "checkpoint_last.pt")
+    run("train", data, *given, "--save-dir", folder)
+    return folder
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What a user gets wrong: one line that names the flag and the accepted form, exit status 2, nothing written over."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, refusal, run, updates
 
 
 @pytest.mark.parametrize("content", [b"", b"hello, this is text\n", b"PK\x03\x04 cut short"])
@@ -66,13 +65,13 @@ def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path:
     expected = "with data in several folders, whose epochs differ, give --max-update"
     assert expected in refusal(capsys, "train", *given, "--max-epoch", 1)
     run("train", *given, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
-    assert [level["updates"] for level in json.loads((tmp_path / "dsq_history.json").read_text())["levels"]] == [1, 1]
+    assert updates(tmp_path) == [1, 1]
 
 
 def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
     run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
-    (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    (level,) = levels(tmp_path)
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # two of the three updates were the other run's
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dsq
-from dsq import linear
-from tests.fairseq_plugin.harness import LEVELS, run
+from tests.fairseq_plugin.harness import LEVELS, levels, run, weights
 
 ROBERTA = [
     *("--arch", "roberta", "--encoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64"),
@@ -34,25 +33,22 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_sentence_prediction(sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[tuple[torch.Size, str]] = []
-    op = linear.linear
-    monkeypatch.setattr(linear, "linear", lambda x, w, b, q: used.append((w.shape, str(q.precision))) or op(x, w, b, q))
+def test_sentence_prediction(sentences: Path, tmp_path: Path, calls) -> None:
     given = [sentences, *ROBERTA, "--save-interval-updates", 1, "--dsq-patience", 1, "--save-dir", tmp_path]
     run("train", *given, "--dsq-levels", LEVELS, "--max-update", 2)
-    assert {precision for _, precision in used} == {"[2,2,2,16]"}
-    assert (torch.Size([2, 32]), "[2,2,2,16]") in used  # the head's projection to two classes
-    used.clear()
+    assert {str(call.quantizers.precision) for call in calls} == {"[2,2,2,16]"}
+    assert any(call.weight.shape == (2, 32) for call in calls)  # the head's projection to two classes
+    calls.clear()
     run("train", *given, "--dsq-levels", LEVELS, "--max-update", 3)
-    assert {precision for _, precision in used} == {"[16,4,4,16]"}  # the level that the second validation raised
+    assert {str(call.quantizers.precision) for call in calls} == {"[16,4,4,16]"}  # raised by the second validation
 
-    first, second = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    first, second = levels(tmp_path)
     assert (first["updates"], second["updates"]) == (2, 1)
     assert first["linears_called"] == 2 * 6 + 2  # two layers, and dense and out_proj of the head
     described = {entry["name"] for entry in json.loads((tmp_path / "dsq_workload.json").read_text())["operations"]}
     assert "classification_heads.sentence_classification_head.out_proj" in described
     assert not any("lm_head" in name for name in described)  # which is no part of this training
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"]["dsq._extra_state"]
+    state = weights(tmp_path)["dsq._extra_state"]
     assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)
 
 
@@ -61,6 +57,6 @@ def test_fine_tuning_starts_at_the_first_level(sentences: Path, tmp_path: Path) 
     run("train", sentences, *ROBERTA, "--max-update", 1, "--save-dir", plain)
     given = ["--finetune-from-model", plain / "checkpoint_last.pt", "--dsq-levels", LEVELS, "--save-dir", tuned]
     run("train", sentences, *ROBERTA, "--max-update", 1, *given)
-    before, after = (torch.load(it / "checkpoint_last.pt", weights_only=True)["model"] for it in (plain, tuned))
+    before, after = weights(plain), weights(tuned)
     assert after.pop("dsq._extra_state")["scheduler"]["level"] == 0
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # --lr 0

@@ -15,7 +15,7 @@ import torch
 from costmodel.cli.main import main as dsq_cost
 from fairseq_plugin import checkpoints, commands
 from fairseq_plugin.flags import InputError
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run, start
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, refusal, run, start, updates, weights
 
 from fairseq import checkpoint_utils  # isort: skip  # after the plugin's shims
 
@@ -120,32 +120,24 @@ def test_a_run_that_counts_its_updates_anew_begins_with_dsq_anew(data: Path, tra
     given = [data, *MODEL, "--disable-validation", "--save-dir", tmp_path]
     levels = ["--dsq-levels", "[4,4,4,16] [8,4,4,16]", "--dsq-rise-at", 0.5]  # other levels than the checkpoint's
     run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 4, *levels)
-    assert [level["updates"] for level in json.loads((tmp_path / "dsq_history.json").read_text())["levels"]] == [2, 2]
+    assert updates(tmp_path) == [2, 2]
     if flags == ["--finetune-from-model"]:  # the same command again goes on
         run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 6, *levels)
-        levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
-        assert [level["updates"] for level in levels] == [2, 4]
+        assert updates(tmp_path) == [2, 4]
 
 
 @pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--dsq-reset", "--restore-file"]])
 def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, tmp_path: Path, flags) -> None:
     given = [*MODEL, "--disable-validation", "--max-update", 3, "--lr", 0, "--save-dir", tmp_path]
     run("train", data, *given, *flags, trained / "checkpoint_last.pt")
-    before, after = (torch.load(it / "checkpoint_last.pt", weights_only=True)["model"] for it in (trained, tmp_path))
+    before, after = weights(trained), weights(tmp_path)
     assert before.keys() - after.keys() == {"dsq._extra_state"}
     assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
 
 
 def test_a_reset_is_of_the_training_alone(data: Path, trained: Path, tmp_path: Path) -> None:
-    given = [
-        "--restore-file",
-        trained / "checkpoint_last.pt",
-        "--dsq-reset",
-        "--dsq-levels",
-        LEVELS,
-        "--dsq-rise-at",
-        1,
-    ]
+    given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-reset", "--dsq-levels", LEVELS]
+    given += ["--dsq-rise-at", 1]
     run("train", data, *MODEL, "--disable-validation", "--max-update", 4, "--save-dir", tmp_path, *given)
     # as fairseq-validate and the Python interface load it: the task has the flags of the training
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
@@ -176,9 +168,7 @@ def test_dsq_cost_prices_the_model_that_was_trained(capsys, trained: Path) -> No
     capsys.readouterr()
     assert dsq_cost(["estimate", "--history", str(trained / "dsq_history.json"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    parameters = sum(
-        it.numel() for it in torch.load(trained / "checkpoint_last.pt")["model"].values() if torch.is_tensor(it)
-    )
+    parameters = sum(it.numel() for it in weights(trained).values() if torch.is_tensor(it))
     assert answer["workload"] == "TransformerModel"
     assert answer["parameters"] == pytest.approx(parameters, rel=0.05)
 
@@ -189,12 +179,8 @@ def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_
         (tmp_path / name).symlink_to(data / text)
     process = start(
         *("-m", "fairseq_plugin.commands", "hydra-train", "task=language_modeling", f"task.data={tmp_path}"),
-        *(
-            'task.dsq_levels="[4,4,4,16]"',
-            "task.tokens_per_sample=32",
-            "model=transformer_lm",
-            "model.decoder_layers=1",
-        ),
+        *('task.dsq_levels="[4,4,4,16]"', "task.tokens_per_sample=32", "model=transformer_lm"),
+        "model.decoder_layers=1",
         *("model.decoder_embed_dim=32", "model.decoder_attention_heads=2", "criterion=cross_entropy", "optimizer=adam"),
         *("optimization.lr=[0.001]", "dataset.max_tokens=256", "optimization.max_update=2", "common.cpu=true"),
         *("lr_scheduler=fixed", f"checkpoint.save_dir={tmp_path}/run", "dataset.num_workers=0"),
@@ -202,7 +188,7 @@ def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_
     )
     said = process.communicate()[0]
     assert process.returncode == 0, said
-    (level,) = json.loads((tmp_path / "run" / "dsq_history.json").read_text())["levels"]
+    (level,) = levels(tmp_path / "run")
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 2)
     caplog.set_level(logging.INFO)
     given = ["--path", tmp_path / "run" / "checkpoint_best.pt", "--gen-subset", "valid", "--max-tokens", 256]

@@ -10,32 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import dsq.linear
+import dsq
 from costmodel.cli.commands import estimate
 from costmodel.cli.main import parser
 from dsq.ops import linear_passes
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, run
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates, weights
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """(weight, precision) of each call of the quantised op."""
-    counted: Counter = Counter()
-    op = dsq.linear.linear
-
-    def counting(x, weight, bias, quantizers):
-        counted[weight.data_ptr(), str(quantizers.precision)] += 1
-        return op(x, weight, bias, quantizers)
-
-    monkeypatch.setattr(dsq.linear, "linear", counting)
-    return counted
-
-
-def weights_called(calls: Counter) -> dict[str, int]:
+def weights_called(calls) -> dict[str, int]:
     """How many different weights were used at each precision."""
-    return Counter(precision for _, precision in calls)
+    return Counter(precision for _, precision in {(it.weight.data_ptr(), str(it.quantizers.precision)) for it in calls})
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +41,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return folder, (folder / "log").read_text()
 
 
-def test_every_linear_of_training_is_quantised(data: Path, tmp_path: Path, calls: Counter) -> None:
+def test_every_linear_of_training_is_quantised(data: Path, tmp_path: Path, calls) -> None:
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--no-save", "--save-dir", tmp_path,
         "--dsq-levels", "[4,4,4,16]")  # fmt: skip
     assert weights_called(calls) == {"[4,4,4,16]": LINEARS}
@@ -69,16 +55,13 @@ def test_generation_runs_at_the_level_trained_at(data, trained, calls, checkpoin
     assert weights_called(calls) == {precision: LINEARS}
 
 
-def test_exclude_and_fixed_point_reach_the_model(data: Path, tmp_path: Path, monkeypatch) -> None:
-    formats = set()
-    op = dsq.linear.linear
-    monkeypatch.setattr(dsq.linear, "linear", lambda x, w, b, q: formats.add((q, w.shape[0])) or op(x, w, b, q))
+def test_exclude_and_fixed_point_reach_the_model(data: Path, tmp_path: Path, calls) -> None:
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path, "--no-save",
         "--dsq-levels", "[8,8,8,16]", "--dsq-format", "fixed", "--dsq-fraction-bits", 4, "--dsq-box-axis", "last",
         "--dsq-exclude", r"output_projection|decoder\.", "--dsq-rounding", "stochastic")  # fmt: skip
     fmt = dsq.FixedPoint(8, 4)
     expected = dsq.Quantizers(fmt, fmt, fmt, dsq.FixedPoint(16, 4), "stochastic", "last")
-    assert formats == {(expected, 32), (expected, 64)}
+    assert {(call.quantizers, call.weight.shape[0]) for call in calls} == {(expected, 32), (expected, 64)}
 
 
 def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
@@ -114,13 +97,9 @@ def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
 def test_describing_the_model_changes_no_weight(data: Path, tmp_path: Path) -> None:
     noise = ["--quant-noise-pq", 0.5]  # each forward of a training replaces the weights
     given = [*MODEL, *noise, "--max-update", 3, "--save-interval-updates", 2, "--disable-validation", "--lr", 0]
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    run("train", data, *given, "--save-dir", whole, "--dsq-levels", LEVELS)
-    resumed.mkdir()
-    (whole / "checkpoint_1_2.pt").rename(resumed / "checkpoint_last.pt")
-    run("train", data, *given, "--save-dir", resumed, "--dsq-levels", LEVELS)
-    ends = [torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"] for folder in (whole, resumed)]
-    assert all(torch.equal(a, b) for a, b in zip(*map(dict.values, ends), strict=True) if isinstance(a, torch.Tensor))
+    given += ["--dsq-levels", LEVELS]
+    run("train", data, *given, "--save-dir", tmp_path / "whole")
+    assert same_weights(tmp_path / "whole", resume(data, given, tmp_path / "whole", "checkpoint_1_2.pt"))
 
 
 def test_a_criterion_that_gives_the_model_more_than_the_batch_has(data: Path, tmp_path: Path) -> None:
@@ -146,7 +125,7 @@ def test_history(trained: tuple[Path, str]) -> None:
 
 
 def test_stash_is_measured(trained: tuple[Path, str]) -> None:
-    for level, bits in zip(json.loads((trained[0] / "dsq_history.json").read_text())["levels"], (2, 4), strict=True):
+    for level, bits in zip(levels(trained[0]), (2, 4), strict=True):
         assert level["linears_called"] == LINEARS
         ideal = level["stash_bytes_fp32"] * (bits + 8 / 16) / 32
         assert ideal <= level["stash_bytes"] <= 1.05 * ideal  # the last box of each column may be short
@@ -166,13 +145,13 @@ def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pyte
     # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
     # attention read the encoder's output, one tensor for all layers; and, here, that of the output projection
     assert len(inputs) == 2 * 4 + 2 * 6 + 2
-    (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    (level,) = levels(tmp_path)
     assert level["stash_bytes_fp32"] == sum(4 * T * K for T, K in inputs)
     assert level["stash_bytes"] == sum(T * math.ceil(K * 4 / 8) + math.ceil(T / 16) * K for T, K in inputs)
 
 
 def test_state_is_no_parameter(trained: tuple[Path, str]) -> None:
-    saved = torch.load(trained[0] / "checkpoint_last.pt", weights_only=True)["model"]
+    saved = weights(trained[0])
     state = saved.pop("dsq._extra_state")
     assert state["scheduler"]["level"] == 1
     assert state["trained_level"] == 1
@@ -183,7 +162,7 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     # layers run again in the backward; two batches an update; a copy of the model is loaded into at each update
     given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--dsq-levels", "[4,4,4,16]"]
     run("train", data, *MODEL, *given, "--max-update", 2, "--save-dir", tmp_path)
-    (level,) = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
+    (level,) = levels(tmp_path)
     assert (level["updates"], level["linears_called"]) == (2, LINEARS)
     ideal = level["stash_bytes_fp32"] * 4.5 / 32
     assert ideal <= level["stash_bytes"] <= 1.05 * ideal
@@ -191,8 +170,8 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
 
 def test_a_running_mean_of_the_weights_in_fp32(data: Path, tmp_path: Path) -> None:
     given = ["--store-ema", "--ema-fp32", "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
-    for updates in (2, 3):
-        run("train", data, *MODEL, *given, "--max-update", updates, "--disable-validation")
+    for most in (2, 3):
+        run("train", data, *MODEL, *given, "--max-update", most, "--disable-validation")
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
     assert saved["model"]["dsq._extra_state"]["scheduler"]["work"][1][0] == 2
@@ -202,24 +181,21 @@ def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tm
     caplog.set_level(logging.INFO)
     given = [*MODEL, "--max-tokens", 400, "--update-freq", 2, "--max-epoch", 3, "--save-interval-updates", 2,
              "--disable-validation", "--dsq-levels", LEVELS, "--dsq-rise-at", 0.75]  # fmt: skip
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole = tmp_path / "whole"
     run("train", data, *given, "--save-dir", whole)
-    first, second = (level["updates"] for level in json.loads((whole / "dsq_history.json").read_text())["levels"])
+    first, second = updates(whole)
     assert first + second > 6  # an epoch has several
     assert first == math.ceil(0.75 * (first + second))
     (cost,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
     assert len(re.findall(r" 0\.\d+ in all", cost)) == 2
-    resumed.mkdir()
-    (whole / "checkpoint_1_2.pt").rename(resumed / "checkpoint_last.pt")
-    run("train", data, *given, "--save-dir", resumed)
+    resumed = resume(data, given, whole, "checkpoint_1_2.pt")
     assert contents(resumed)["dsq_history.json"] == contents(whole)["dsq_history.json"]
 
 
-def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_path: Path, calls: Counter) -> None:
+def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_path: Path, calls) -> None:
     every = ["--save-interval-updates", 1, "--max-update", 4, "--save-dir", tmp_path]
     run("train", data, *MODEL, *every, "--dsq-levels", LEVELS, "--dsq-rise-at", "0.5")
-    levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
-    assert [level["updates"] for level in levels] == [2, 2]
+    assert updates(tmp_path) == [2, 2]
     assert weights_called(calls) == dict.fromkeys(("[2,2,2,16]", "[16,4,4,16]"), LINEARS)
 
 
@@ -229,25 +205,22 @@ def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, t
     given = [*MODEL, *schedule, "--log-format", "json", "--disable-validation", "--save-interval-updates", 4]
     given += ["--dsq-levels", LEVELS, "--dsq-rise-at", 4, "--dsq-lr-at-rise", "restart"]
 
-    def rates(folder: Path) -> list[float]:
+    def rates() -> list[float]:
         """Those that each update leaves to the next one."""
-        caplog.clear()
-        run("train", data, *given, "--save-dir", folder)
         inner = [json.loads(line) for line in caplog.messages if line.startswith('{"') and '"lr"' in line]
+        caplog.clear()
         return [float(line["lr"]) for line in inner if "lr" in line]
 
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert rates(whole) == [0.007, 0.006, 0.005, 0.008, 0.006, 0.004, 0.002, 0.0]
-    resumed.mkdir()
-    (whole / "checkpoint_1_4.pt").rename(resumed / "checkpoint_last.pt")  # of the update of the rise
-    assert rates(resumed) == [0.006, 0.004, 0.002, 0.0]
-    ends = [torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"] for folder in (whole, resumed)]
-    assert all(torch.equal(a, b) for a, b in zip(*map(dict.values, ends), strict=True) if isinstance(a, torch.Tensor))
+    whole = tmp_path / "whole"
+    run("train", data, *given, "--save-dir", whole)
+    assert rates() == [0.007, 0.006, 0.005, 0.008, 0.006, 0.004, 0.002, 0.0]
+    resumed = resume(data, given, whole, "checkpoint_1_4.pt")  # of the update of the rise
+    assert rates() == [0.006, 0.004, 0.002, 0.0]
+    assert same_weights(whole, resumed)
 
 
 def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Path, tmp_path: Path) -> None:
     given = [*MODEL, "--disable-validation", "--save-dir", tmp_path]
     run("train", data, *given, "--max-update", 3)
     run("train", data, *given, "--max-update", 7, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5)
-    levels = json.loads((tmp_path / "dsq_history.json").read_text())["levels"]
-    assert [level["updates"] for level in levels] == [2, 2]
+    assert updates(tmp_path) == [2, 2]

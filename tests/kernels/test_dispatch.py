@@ -82,6 +82,19 @@ def test_the_direct_way_gives_what_the_operator_gives(shape):
     assert torch.equal(back, direct)
 
 
+@pytest.mark.parametrize("out", [torch.float64, torch.bfloat16])
+def test_float64_is_rounded_to_float32_first(out):
+    x = torch.randn(4, 32, dtype=torch.float64)
+    x[0, 0] = 1e300  # infinite in float32
+    y, narrow = dispatch.quantize(x, FORMAT, -1, 3, out), dispatch.quantize(x.float(), FORMAT, -1, 3, out)
+    packed = dispatch.pack(x, FORMAT, -1, 3)
+    assert y.dtype == out
+    assert torch.equal(y.isnan(), narrow.isnan())
+    assert torch.equal(y.nan_to_num(), narrow.nan_to_num())
+    for call in (dispatch.unpack, lambda codes, scales, fmt, *rest: ops.unpack(codes, scales, str(fmt), *rest)):
+        assert torch.equal(call(*packed, FORMAT, (4, 32), -1, out).nan_to_num(), y.nan_to_num())
+
+
 @pytest.mark.parametrize("x", [torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))])
 def test_tensors_whose_memory_is_not_their_values(x):
     plain = torch.empty(8, 32).copy_(x)

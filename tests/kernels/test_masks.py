@@ -9,12 +9,12 @@ import torch
 from dsq.kernels.backend import Groups, Running
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
-from dsq.kernels.dispatch import affine_pack, apply_mask, pack_mask, relu, unpack_mask, use_backend
+from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask, use_backend
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
 BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in library().instruction_sets()}
-EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+EACH = pytest.mark.usefixtures("backend")
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
 NAN, INF = float("nan"), float("inf")
@@ -33,63 +33,69 @@ def _two_threads():
         yield
 
 
-@EACH_BACKEND
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    """Each in turn, as the one that serves the CPU."""
+    with use_backend(BACKENDS[request.param]):
+        yield
+
+
+@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_open_values_lie_between_the_limits(backend, dtype):
+def test_open_values_lie_between_the_limits(dtype):
     limits = [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)]
     for (low, high), nan_is_open, count in itertools.product(limits, (True, False), LENGTHS):
         x = edges(count, dtype)
         wide = x.double().numpy() if dtype is torch.float64 else x.float().numpy()
         closed = (wide <= wide.dtype.type(low)) | (wide >= wide.dtype.type(high))
         open_ = np.where(np.isnan(wide), nan_is_open, ~closed)
-        found = backend.pack_mask(x, low, high, nan_is_open)
+        found = pack_mask(x, low, high, nan_is_open)
         assert found.tolist() == np.packbits(open_, bitorder="little").tolist()
 
 
-@EACH_BACKEND
-def test_a_bool_is_its_own_mask(backend):
+@EACH
+def test_a_bool_is_its_own_mask():
     for count in LENGTHS:
         flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) > 0.5
-        bits = backend.pack_mask(flags, 0, NAN, True)
+        bits = pack_mask(flags, 0, NAN, True)
         assert bits.tolist() == np.packbits(flags.numpy(), bitorder="little").tolist()
-        assert torch.equal(backend.unpack_mask(bits, count, False, True, torch.bool), flags)
+        assert torch.equal(unpack_mask(bits, count, False, True, torch.bool), flags)
 
 
-@EACH_BACKEND
+@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_bits_become_the_two_values(backend, dtype):
+def test_bits_become_the_two_values(dtype):
     for (closed, open_), count in itertools.product([(0, 1), (0, 1 / 0.9), (INF, NAN), (-0.0, -3e-8)], LENGTHS):
         bits = torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
         flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
         expected = torch.where(flags, torch.tensor(open_, dtype=dtype), torch.tensor(closed, dtype=dtype))
-        found = backend.unpack_mask(bits, count, closed, open_, dtype)
+        found = unpack_mask(bits, count, closed, open_, dtype)
         assert found.dtype == dtype
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
 
 
-@EACH_BACKEND
+@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_values_whose_bit_is_set_are_let_through(backend, dtype):
+def test_values_whose_bit_is_set_are_let_through(dtype):
     for count in LENGTHS:
         x, bits = edges(count, dtype), torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
         flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
         expected = torch.where(flags, x, torch.zeros_like(x))
-        found = backend.apply_mask(bits, x)
+        found = apply_mask(bits, x)
         assert found.dtype == dtype
         assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
 
 
-@pytest.mark.parametrize("isa", library().instruction_sets())
+@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_relu_is_pytorchs_with_the_mask_of_its_result(isa, dtype):
+def test_relu_is_pytorchs_with_the_mask_of_its_result(dtype):
     for count in LENGTHS:
         x = edges(count, dtype)
         expected = torch.relu(x)
         bits = REFERENCE.pack_mask(expected, 0.0, NAN, True)
         for in_place in (False, True):
             version = x._version
-            with use_backend(cpu.backend(isa)):
-                y, found = relu(x, in_place)
+            y, found = relu(x, in_place)
             assert (y is x) == in_place == (x._version > version)
             assert y.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
             assert torch.equal(found, bits)
@@ -109,6 +115,16 @@ def test_masks_of_tensors_whose_memory_is_not_their_values():
         unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
         apply_mask(bits, torch.zeros(257))
+
+
+def test_affine_codes_of_float64_are_the_reference_s():
+    x, groups = torch.randn(4, 32, dtype=torch.float64), Groups(16, 8)
+    packed, expected = affine_pack(x, 4, groups), REFERENCE.affine_pack(x, 4, groups, None, None)
+    assert packed.ranges.dtype == torch.float64
+    assert torch.equal(packed.codes, expected.codes)
+    for dtype in (torch.float64, torch.float32):
+        values = affine_unpack(packed, 4, groups, 128, dtype)
+        assert torch.equal(values, REFERENCE.affine_unpack(expected, 4, groups, 128, dtype))
 
 
 def test_groups_and_ranges_that_do_not_fit_the_values_are_refused():

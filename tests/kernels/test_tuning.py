@@ -11,7 +11,7 @@ from dsq.kernels import tuning
 from dsq.kernels.backend import GemmKernel
 from dsq.kernels.dispatch import backend_for, gemm_for
 from dsq.kernels.reference.backend import TORCH
-from dsq.kernels.tuning import TimedGemm, preferred, size_class
+from dsq.kernels.tuning import preferred, size_class
 
 CPU = backend_for(torch.device("cpu"))
 MATMULS = dsq.Quantizers.of("[4,4,4,16]").matmuls
@@ -21,11 +21,24 @@ def gemm(name):
     return GemmKernel(name, lambda *_: True, lambda *_: torch.empty(0))
 
 
+SLOW, FAST = gemm("slow"), gemm("fast")
+
+
+def fastest(*gemms, matmul=MATMULS.output):
+    return tuning.fastest(gemms, matmul, torch.float32, (128, 128, 128), CPU).name
+
+
+def take(monkeypatch, *measurements):
+    """Let kernels take these seconds, a tuple a measurement; one more raises StopIteration."""
+    times = iter(measurements)
+    monkeypatch.setattr(tuning, "timed", lambda *_: next(times))
+
+
 @pytest.mark.parametrize(
     ("seconds", "chosen"), [((1.0, 0.9), "b"), ((1.0, 0.97), "a"), ((1.0, 2.0), "a"), ((1.0, 0.8, 0.78), "b")]
 )
 def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
-    assert preferred([TimedGemm(gemm(name), s) for name, s in zip("abc", seconds, strict=False)]).name == chosen
+    assert preferred([gemm(name) for name in "abc"], seconds).name == chosen
 
 
 @pytest.mark.parametrize(
@@ -48,32 +61,26 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
-    gemms, times = [gemm("slow"), gemm("fast")], iter([[2.0, 1.0]])
-    monkeypatch.setattr(
-        tuning, "timed", lambda gemms, *_: [TimedGemm(g, s) for g, s in zip(gemms, next(times), strict=True)]
-    )
-    for _ in range(2):  # a second measurement would raise StopIteration
-        assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "fast"
+    take(monkeypatch, (2.0, 1.0))
+    for _ in range(2):
+        assert fastest(SLOW, FAST) == "fast"
     assert json.loads(cache.read_text())[1] == "fast"
     for damaged in ("no JSON", "[" * 100_000):  # which json cannot read for its depth
         cache.write_text(damaged)
         with pytest.raises(StopIteration):
-            tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
+            fastest(SLOW, FAST)
 
 
 def test_a_choice_for_float32_is_not_one_for_exact_products(cache):
-    inexact = replace(MATMULS.output, exact=False)
-    for name, matmul in (("any units", MATMULS.output), ("float32's", inexact)):
-        gemms = [GemmKernel(name, TORCH.fits, TORCH.run), TORCH]
-        tuning.fastest(gemms, matmul, torch.float32, (128, 128, 128), CPU)
+    for name, matmul in (("any units", MATMULS.output), ("float32's", replace(MATMULS.output, exact=False))):
+        fastest(GemmKernel(name, TORCH.fits, TORCH.run), TORCH, matmul=matmul)
     assert len({json.loads(line)[0] for line in cache.read_text().split("\n") if line}) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
-    monkeypatch.delenv("DSQ_GEMM")
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DSQ_CACHE", str(tmp_path / "file" / "below"))
-    assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
+def test_a_cache_that_cannot_be_written_is_done_without(cache, monkeypatch):
+    (cache.parent / "file").write_text("")
+    monkeypatch.setenv("DSQ_CACHE", str(cache.parent / "file" / "below"))
+    assert fastest(TORCH, TORCH) == "torch"
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):
@@ -85,7 +92,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
         raise KeyError("no such user")
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    assert tuning.fastest([TORCH] * 2, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "torch"
+    assert fastest(TORCH, TORCH) == "torch"
 
 
 def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
@@ -99,33 +106,24 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
 
 def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
     """Each is measuring while the other enters what it found; and one was killed while it wrote."""
-    gemms = [gemm("slow"), gemm("fast")]
 
     def timed(*_):
-        if not cache.exists():
-            monkeypatch.setattr(
-                tuning, "timed", lambda *_: [TimedGemm(g, s) for g, s in zip(gemms, (1, 2), strict=True)]
-            )
-            assert fastest().name == "slow"
-            with cache.open("ab") as file:
-                file.write(b'["\xff\n')
-        return [TimedGemm(g, s) for g, s in zip(gemms, (2, 1), strict=True)]
-
-    def fastest():
-        return tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU)
+        take(monkeypatch, (1, 2))
+        assert fastest(SLOW, FAST) == "slow"
+        with cache.open("ab") as file:
+            file.write(b'["\xff\n')
+        return 2, 1
 
     monkeypatch.setattr(tuning, "timed", timed)
-    assert [fastest().name, fastest().name] == ["slow", "slow"]
+    assert [fastest(SLOW, FAST), fastest(SLOW, FAST)] == ["slow", "slow"]
     assert len(cache.read_bytes().split(b"\n[")) == 4
 
 
 def test_a_choice_is_kept_behind_a_line_that_was_cut_off(cache, monkeypatch):
-    gemms = [gemm("slow"), gemm("fast")]
-    monkeypatch.setattr(tuning, "timed", lambda *_: [TimedGemm(g, s) for g, s in zip(gemms, times.pop(), strict=True)])
-    times = [(2, 1), (1, 2)]
+    take(monkeypatch, (1, 2), (2, 1))
     cache.write_text('["no en')
     for _ in range(2):
-        assert tuning.fastest(gemms, MATMULS.output, torch.float32, (128, 128, 128), CPU).name == "slow"
+        assert fastest(SLOW, FAST) == "slow"
 
 
 def test_a_kernel_can_be_named(cache, monkeypatch):

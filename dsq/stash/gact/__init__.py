@@ -201,11 +201,11 @@ def attach(
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits), family), adapt_interval, seed)
     if checkpointing is not None:
-        controller.until_removed(checkpointing)
+        controller.hooks.append(checkpointing)
     if level == "CB2":
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):
-                controller.until_removed(module.register_forward_pre_hook(_without_weights, with_kwargs=True))
+                controller.hooks.append(module.register_forward_pre_hook(_without_weights, with_kwargs=True))
     return controller
 
 

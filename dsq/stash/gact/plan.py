@@ -12,9 +12,9 @@ from torch import Tensor
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
 from dsq.kernels.backend import AffineCodes, Groups
-from dsq.kernels.dispatch import affine_pack, affine_unpack, pack, unpack
+from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.packing import quantize
-from dsq.stash.codes import Code
+from dsq.stash.codes import Code, in_boxes
 
 _GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
@@ -45,9 +45,7 @@ def _boxes(name: str) -> CodeFamily:
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
     def encode(values_N: Tensor, bits: int, seed: int) -> Code:
-        fmt, sizes = formats[bits], (values_N.numel(),)
-        codes = pack(values_N, fmt, 0, seed)
-        return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
+        return in_boxes(values_N, formats[bits], seed)
 
     return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Form, Stash, exact_form, keep, kept
 
 aten = torch.ops.aten
@@ -30,9 +31,10 @@ class LayerNorm(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         axes = tuple(range(-len(shape), 0))
-        if torch.is_autocast_enabled(x.device.type):  # which may cast x first
+        if autocast_dtype(x) is not None:  # which may cast x first
             y = F.layer_norm(x, shape, weight, bias, eps)
-            variance, mean = torch.var_mean(x.to(y.dtype), axes, correction=0, keepdim=True)
+            wide = x.to(torch.promote_types(y.dtype, torch.float32))
+            variance, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
             inverse = (variance + eps).rsqrt()
         else:
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
@@ -48,8 +50,10 @@ class LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         unit, inverse, weight = kept(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
+        weight = None if weight is None else weight.to(torch.promote_types(weight.dtype, dy.dtype))
+        standard = _standard(inverse.to(dy.dtype if weight is None else weight.dtype))  # as PyTorch's backward wants it
         dx, dw, db = aten.native_layer_norm_backward(
-            dy, unit.to(dy.dtype), ctx.shape, *_standard(inverse), weight, weight, [dx_wanted, *parameters]
+            dy, unit.to(dy.dtype), ctx.shape, *standard, weight, weight, [dx_wanted, *parameters]
         )
         return None, None if dx is None else dx.mul_(inverse), None, dw, db, None
 
@@ -213,7 +217,7 @@ def group_norm(
     stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """F.group_norm."""
-    if input.numel() == 0 or torch.is_autocast_enabled(input.device.type):
+    if input.numel() == 0 or autocast_dtype(input) is not None:
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 

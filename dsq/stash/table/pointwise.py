@@ -69,7 +69,7 @@ class Activation(torch.autograd.Function):
 tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()))
 sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()))
 square = activation(torch.square, lambda dy, x: 2 * dy * x)
-ACTIVATIONS = {
+ACTIVATIONS: dict[Any, Any] = {
     F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
     F.silu: activation(F.silu, aten.silu_backward),
     F.mish: activation(F.mish, aten.mish_backward),

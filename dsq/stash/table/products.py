@@ -54,10 +54,11 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
 
 def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
     """dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
-    quantizers = Quantizers.of(precision)
+    quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     if not (weight.requires_grad and quantizers.q1.packs and plain(x, weight, bias)):
         return linear(x, weight, bias, quantizers)
-    return QuantisedLinear.apply(stash, x, weight, bias, quantizers.matmuls, quantizers.seed())  # type: ignore[no-any-return, no-untyped-call]
+    seed = None if quantizers.rounding == "nearest" else quantizers.seed()
+    return QuantisedLinear.apply(stash, x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class QuantisedLinear(torch.autograd.Function):
@@ -67,16 +68,16 @@ class QuantisedLinear(torch.autograd.Function):
     def forward(
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
     ) -> Tensor:
-        ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
+        plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
-        codes, form = stash.find_linear(x, matmuls.stash)
-        y, fresh = linear_passes.forward(ctx.plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
+        codes, form = stash.find_linear(x, plan.stash)
+        y, fresh = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
         if fresh:
             codes = fresh
-            stash.put_linear(x, matmuls.stash, codes)
+            stash.put_linear(x, plan.stash, codes)
         keep(ctx, w, form if codes is None else Form(codes, _both))
-        ctx.seed, ctx.biased = seed, bias is not None
+        ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
         return y
 
     @staticmethod

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Controller, Summary, check_keys, check_parameters, parameter_shapes
+from dsq.stash.controller import Controller, Summary, Swapped, check_keys, check_parameters, parameter_shapes
 from dsq.stash.interception import in_backward
 from dsq.stash.policy import register
 from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, SampledProducts, Site
@@ -61,6 +61,11 @@ class WTACRS(Controller):
             if not recomputing:
                 self.sampler.close()
                 self.latest = replace(self.sampler.tally)
+
+    def restore(self, module: nn.Module) -> None:
+        if isinstance(module, Swapped):
+            object.__setattr__(module, "__class__", module.plain)
+            del module.__dict__["_wtacrs"]
 
     def report(self) -> Summary:
         tally, known = self.latest, len(self.sampler.cache.slot_of)
@@ -123,14 +128,15 @@ def attach(
     excluded = None if exclude is None else pattern("exclude", exclude)
     sampler = RowSampler(ratio, whole_number("seed", seed) + _rank())
     controller = WTACRS(model, sampler=sampler, products=products)
-    table = {nn.Linear: SampledLinear, nn.MultiheadAttention: SampledAttention}
-    changed = controller.swap_classes(table, lambda name, _: excluded is None or not excluded.search(name))
+    kinds: dict[type[nn.Module], type[nn.Module]] = {kind.plain: kind for kind in (SampledLinear, SampledAttention)}
+    changed = [(n, m) for n, m in model.named_modules() if type(m) in kinds and not (excluded and excluded.search(n))]
     if not changed:
         packed = any(isinstance(module, Quantised) for module in model.modules())
         others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
         raise ValueError(f"nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides {others}")
     for name, module in changed:
-        controller.set_attribute(module, "_wtacrs", Site(name, sampler, sample_dim))
+        module.__class__ = kinds[type(module)]
+        module.__dict__["_wtacrs"] = Site(name, sampler, sample_dim)
     controller.attached = tuple(name for name, _ in changed)
     return controller
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dsq.stash.codes import exact_form, keep, kept
-from dsq.stash.controller import SharedByCopies
+from dsq.stash.controller import SharedByCopies, Swapped
 from dsq.stash.interception import form_now, in_checkpoint, multi_head_attention_forward
 from dsq.stash.wtacrs.rows import RowSampler, Tokens, index_of, norms_of, scales_of
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
@@ -42,9 +42,10 @@ class Site(SharedByCopies):
     sample_dim: int
 
 
-class SampledLinear(nn.Linear):
+class SampledLinear(Swapped, nn.Linear):
     """nn.Linear as the policy leaves it."""
 
+    plain = nn.Linear
     _wtacrs: Site
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
@@ -53,9 +54,10 @@ class SampledLinear(nn.Linear):
         return sampled_linear(input, self.weight, self.bias, site.sampler, site.name, tokens)
 
 
-class SampledAttention(nn.MultiheadAttention):
+class SampledAttention(Swapped, nn.MultiheadAttention):
     """nn.MultiheadAttention as the policy leaves it."""
 
+    plain = nn.MultiheadAttention
     _wtacrs: Site
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.evidence import graphs, loop, training, translation
+from analysis.evidence import graphs, loop, problems, translation
 from analysis.evidence.suite import Setting, Task, load_suite
 
 SUITE = load_suite()
@@ -27,9 +27,9 @@ def small(name: str, updates: int = UPDATES, **sizes: int) -> Task:
 
 def check(task: Task, files: list[Path], work: Path, names: tuple[str, ...] = SETTINGS) -> dict[str, loop.Result]:
     """The settings end near fp32, not on it; a second run gives the same; the packed stash is smaller."""
-    found = {name: training.run(task, SUITE.settings[name], 1, files, work) for name in names}
+    found = {name: problems.run_once(task, SUITE.settings[name], 1, files, work) for name in names}
     fp32 = found["fp32"]
-    assert training.run(task, SUITE.settings["fp32"], 1, files, work) == fp32
+    assert problems.run_once(task, SUITE.settings["fp32"], 1, files, work) == fp32
     assert all(math.isclose(one.loss, fp32.loss, rel_tol=0.1) for one in found.values())
     assert len({one.loss for one in found.values()}) == len(found)
     assert all(0 <= one.score <= 100 for one in found.values())
@@ -50,7 +50,7 @@ def test_language_on_subwords(tmp_path: Path) -> None:
     for file in files:
         file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 30))
     task = small("wikitext2-1024", context=16, width=16, blocks=1, heads=2, vocab=30)
-    assert training.run(task, SUITE.settings["fp32"], 1, files, tmp_path).loss < math.log(30)
+    assert problems.run_once(task, SUITE.settings["fp32"], 1, files, tmp_path).loss < math.log(30)
 
 
 def test_sentences(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_images(tmp_path: Path, name: str) -> None:
     if name == "vit":
         check(small(name, width=16, heads=2, blocks=1), files, tmp_path)
     else:  # after so few updates the running means of batch norm say little
-        found = [training.run(small(name, width=8), SUITE.settings["fp32"], 1, files, tmp_path) for _ in range(2)]
+        found = [problems.run_once(small(name, width=8), SUITE.settings["fp32"], 1, files, tmp_path) for _ in range(2)]
         assert found[0] == found[1]
         assert math.isfinite(found[0].loss)
 
@@ -176,7 +176,7 @@ def test_translation(tmp_path: Path) -> None:
     model = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
     model |= dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim"), 16)
     task = dataclasses.replace(small("multi30k-900", updates=6), sizes={"pairs": 30, "vocab": 30, **model}, batch=60)
-    found = training.run(task, SUITE.settings["bf16 autocast"], 1, files, tmp_path)
+    found = problems.run_once(task, SUITE.settings["bf16 autocast"], 1, files, tmp_path)
     assert found.loss < math.log(100)
     assert 0 <= found.score <= 100
     assert len((tmp_path / "tiny 30" / "text" / "train.tsv").read_text().splitlines()) == 30

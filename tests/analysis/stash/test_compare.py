@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import dsq
-from analysis.models import GPT
 from analysis.stash import compare, setups
 from analysis.stash.allocator import HeldBytes
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase
@@ -69,17 +67,6 @@ def test_times_join_the_sizes_measured_before(few, tmp_path):
         (row,) = pd.read_csv(tmp_path / "compare_stash.csv").to_dict("records")
         assert pd.isna(row["time"]) == (what == "sizes")
     assert row["held, MiB"] * 2**20 == pytest.approx(3 * BATCH)
-
-
-@pytest.mark.parametrize("name", sorted({name for names in setups.NAMES.values() for name in names}))
-def test_a_name_says_its_policies(name):
-    words = torch.randint(16, (2, 8))
-    model = GPT(16, 8, 16, 2, 2, dropout=0.0)
-    controllers = setups.attach(model, name)
-    model(words).square().mean().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert bool(controllers) == (name != "plain" and "around" not in name and "[" not in name)
-    assert bool(dsq.converted(model)) == ("[" in name)
 
 
 def test_every_setup_is_a_row_of_its_own():

@@ -35,7 +35,7 @@ def test_the_question_of_a_newcomer():
     plan = costmodel.plan("llama-3-8b", "rtx-4090", lora=16, tokens=2048)
     first, second = plan.answer.split(". A step of ")
     assert first.startswith(
-        "llama-3-8b with LoRA of rank 16 fits in the 24.0 GB of an NVIDIA GeForce RTX 4090: LoRA 16"
+        "llama-3-8b with LoRA of rank 16 fits in the 24.0 GB of one NVIDIA GeForce RTX 4090: LoRA 16"
     )
     assert "tokens/s, bound by arithmetic; cheapest change that helps: --chunked-loss" in second
     assert {name for name, row in rows(plan).items() if row.fits} == {

@@ -11,7 +11,7 @@ from torch import nn
 import dsq
 
 pytest.importorskip("transformers")
-from transformers import GptOssConfig, MixtralConfig, NemotronHConfig
+from transformers import GptOssConfig, MixtralConfig, MixtralForCausalLM, NemotronHConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
@@ -236,3 +236,14 @@ def test_compiled_in_one_graph_for_any_counts_of_tokens():
         for routes in (chosen.contiguous(), 3 - chosen):
             assert torch.equal(compiled(x, routes, weights), net(x, routes, weights))
     torch._dynamo.reset()
+
+
+@pytest.mark.soak
+def test_a_whole_model_whose_graphs_break_computes_with_the_whole_stash():
+    """What runs between its graphs calls the policy's mode by itself."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2, "use_cache": False}
+    config = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, **sizes)
+    net = dsq.convert(MixtralForCausalLM(config), dsq.DSQConfig(stash="all"))
+    torch._dynamo.reset()
+    words = torch.randint(0, 64, (2, 48))
+    assert torch.equal(torch.compile(net, backend="eager")(words).logits, net(words).logits)

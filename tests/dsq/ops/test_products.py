@@ -13,16 +13,7 @@ from dsq.functional import linear
 from dsq.kernels.backend import MatMul, Operand, parse_matmul
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for
-from dsq.kernels.triton.gemm import split
 from dsq.ops.products import attention, product, product_matmuls
-
-
-@pytest.mark.parametrize("bits", range(2, 17))
-def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
-    x = dsq.quantize(torch.randn(64, 64) * 2.0 ** torch.randint(-30, 30, (64, 1)), dsq.BFP(bits))
-    high, low = split(x)
-    assert torch.equal(high.double() + low.double(), x.double())
-    assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
 def weight_gradient(a_bits, b_bits, exact=True):
@@ -181,6 +172,14 @@ def test_at_full_width_it_is_pytorch_s(masks, key_heads):
         results.append((y, *torch.autograd.grad(y, given, dy)))
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_float32_serves_bfloat16():
+    given = [x.detach().bfloat16() for x in inputs()[0]]
+    y = attention(*given, FULL, MASKS["float"]["attn_mask"])[0]
+    assert y.dtype == torch.bfloat16
+    expected = F.scaled_dot_product_attention(*given, MASKS["float"]["attn_mask"].bfloat16())
+    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])

@@ -9,16 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
+import dsq
 from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels import dispatch, tuning
 from dsq.kernels.backend import Codes, MatMul, Operand
-from dsq.kernels.triton import gemm
-from dsq.kernels.triton.backend import TRITON
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
+gemm = pytest.importorskip("dsq.kernels.triton.gemm")
+TRITON = pytest.importorskip("dsq.kernels.triton.backend").TRITON
 ROOT = Path(__file__).parents[3]
 INT8 = TRITON.gemms[3]
-FORWARD = {"axis": 1}, {"axis": 1, "transposed": True}  # x and w, boxes along the in-features
+
+
+def forward(a, b):
+    """The product of x and w, whose boxes lie along the in-features."""
+    return MatMul(Operand(a, 1), Operand(b, 1, transposed=True))
+
+
+NARROW = forward(BFP(4), BFP(4))
 
 
 # ---- the check, which runs the kernels
@@ -91,36 +99,34 @@ def test_a_rehearsal_of_every_part(tmp_path, fails):
     ],
 )
 def test_int8_takes_codes_of_a_byte_with_boxes_of_one_length(a, b, fits):
-    matmul = MatMul(Operand(a, **FORWARD[0]), Operand(b, **FORWARD[1]))
+    matmul = forward(a, b)
     assert [INT8.fits(matmul, dtype) for dtype in (torch.float32, torch.bfloat16)] == [fits, fits]
     assert not INT8.fits(matmul, torch.float64)
 
 
 def test_int8_wants_boxes_along_the_contraction_and_a_gpu_that_has_it(monkeypatch):
-    matmul = MatMul(Operand(BFP(4), **FORWARD[0]), Operand(BFP(4), **FORWARD[1]))
     across = Operand(BFP(4), 0)
-    assert not INT8.fits(MatMul(across, matmul.b), torch.float32)
-    assert not INT8.fits(MatMul(matmul.a, Operand(BFP(4), 0), exact=False), torch.float32)
+    assert not INT8.fits(MatMul(across, NARROW.b), torch.float32)
+    assert not INT8.fits(MatMul(NARROW.a, across, exact=False), torch.float32)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, has in (((7, 5), False), ((8, 0), True), ((9, 4), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda it=capability: it)
         gemm._has_int8.cache_clear()
-        assert INT8.fits(matmul, torch.float32) == has
+        assert INT8.fits(NARROW, torch.float32) == has
     gemm._has_int8.cache_clear()
 
 
 def test_under_autocast_codes_are_multiplied_as_int8_too():
-    matmul = MatMul(Operand(BFP(4), **FORWARD[0]), Operand(BFP(4), **FORWARD[1]))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        fitting = [it for it in TRITON.gemms if it.fits(matmul, dtype)]
+        fitting = [it for it in TRITON.gemms if it.fits(NARROW, dtype)]
         assert [it.name.partition(" ")[0] for it in fitting[-4:]] == ["int8", "int8", "int8", "torch"]
-        assert dispatch.gemm_for(matmul, dtype, (0, 1, 1), TRITON) is fitting[0]
+        assert dispatch.gemm_for(NARROW, dtype, (0, 1, 1), TRITON) is fitting[0]
 
 
 def test_an_empty_product_is_the_bias():
-    matmul, bias = MatMul(Operand(BFP(4), **FORWARD[0]), Operand(BFP(4), **FORWARD[1])), torch.tensor([1.0, 2.0])
+    bias = torch.tensor([1.0, 2.0])
     a, b = (TRITON.pack(torch.empty(rows, 0), BFP(4), Layout.of((rows, 0), 1), None) for rows in (3, 2))
-    y = INT8.run(matmul, Codes(*a, torch.Size((3, 0))), Codes(*b, torch.Size((2, 0))), bias)
+    y = INT8.run(NARROW, Codes(*a, torch.Size((3, 0))), Codes(*b, torch.Size((2, 0))), bias)
     assert torch.equal(y, bias.expand(3, 2))
 
 
@@ -129,8 +135,7 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch, tmp_path):
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    matmul = MatMul(Operand(BFP(4), **FORWARD[0]), Operand(BFP(4), **FORWARD[1]))
-    chosen = tuning.fastest(TRITON.gemms[3:], matmul, torch.float32, (256, 256, 256), TRITON)
+    chosen = tuning.fastest(TRITON.gemms[3:], NARROW, torch.float32, (256, 256, 256), TRITON)
     assert chosen is INT8
     assert not list(tmp_path.iterdir())
 
@@ -148,6 +153,14 @@ def test_a_device_without_kernels_is_named_once(monkeypatch):
 def test_importing_dsq_does_not_import_triton():
     code = "import sys, dsq; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
+    x = dsq.quantize(torch.randn(64, 64) * 2.0 ** torch.randint(-30, 30, (64, 1)), dsq.BFP(bits))
+    high, low = gemm.split(x)
+    assert torch.equal(high.double() + low.double(), x.double())
+    assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
 # ---- compiled; make gpu-compile compiles the rest

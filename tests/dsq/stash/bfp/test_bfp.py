@@ -101,17 +101,6 @@ def test_encoder_is_close_to_its_smallest_possible_size():
     assert stash(model, x) <= plain * 4.5 / 32
 
 
-def test_follows_the_scheduler():
-    model, x = nn.Sequential(nn.Linear(WIDTH, 4)), torch.randn(ROWS, WIDTH)
-    scheduler = dsq.PrecisionScheduler(["[2,2,2,16]", "[16,4,4,16]"], patience=1)
-    controller = apply(model, "bfp", scheduler=scheduler)
-    assert stash(model, x) == packed_bytes(ROWS * WIDTH, 2)
-    scheduler.step(1.0)
-    assert scheduler.step(2.0)
-    assert stash(model, x) == packed_bytes(ROWS * WIDTH, 4)
-    assert "bits=4" in str(controller.report())
-
-
 def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
     config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]", "[16,6,4,16]"))
@@ -133,7 +122,7 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
         ({}, SignedBFP(4, box=8)),
         ({"bits": 2}, SignedBFP(2, box=8)),
         ({"bits": 9}, dsq.BFP(9, box=8)),
-        ({"scheduler": dsq.PrecisionScheduler("[3,3,3,16]")}, SignedBFP(3, box=8)),
+        ({"bits": 3}, SignedBFP(3, box=8)),
         ({"bits": 5, "box": 32}, SignedBFP(5, box=32)),
         ({"format": "snvint"}, SignedNVInt(4)),
         ({"bits": 2, "format": "bfp", "box": 32}, dsq.BFP(2, box=32)),

@@ -44,6 +44,7 @@ CASES = {
         [(2, 4, 16, 32), (2, 2, 16, 32), (2, 2, 16, 32)],
     ),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (32,), w, b), [X, (32,), (32,)]),
+    "linear, layer norm": (lambda x, v, w, b: F.layer_norm(F.linear(x, v), (24,), w, b), [X, (24, 32), (24,), (24,)]),
     "layer norm, plain": (lambda x: F.layer_norm(x, (32,)), [X]),
     "layer norm of an offset": (lambda x, w, b: F.layer_norm(x + 100, (32,), w, b), [X, (32,), (32,)]),
     "layer norm of nearly nothing": (lambda x, w, b: F.layer_norm(x * 1e-3, (32,), w, b), [X, (32,), (32,)]),
@@ -126,7 +127,8 @@ def test_its_forward_is_bit_for_bit_the_plain_one(case):
 
 CAST = [
     "linear", "linear without bias", "addmm", "matmul", "bmm", "softmax", "attention", "attention, causal",
-    "layer norm", "rms norm", "batch norm", "group norm", "conv1d", "conv2d", "conv_transpose2d", "gelu",
+    "layer norm", "linear, layer norm", "rms norm", "batch norm", "group norm",
+    "conv1d", "conv2d", "conv_transpose2d", "gelu",
     "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
 ]  # fmt: skip
 

@@ -1,0 +1,33 @@
+"""What the name of a setup puts on a model."""
+
+import pytest
+import torch
+
+import dsq
+from analysis.attach import attach
+from analysis.models import GPT
+from analysis.stash import setups
+
+WORDS = (
+    *("fp32", "bf16 autocast + fused", "[8,4,4,8] whole headless + around snvint 4", "[2,2,2,16] stochastic float32"),
+    *("[4,4,4,16] sbfp + autocast", "[8,4,4,8] tied + mesa", "gact", "gact 4 uniform", r"checkpoint encoder\.\d+"),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted({*WORDS, *(name for names in setups.NAMES.values() for name in names)}))
+def test_a_name_says_what_is_converted_and_which_policies_apply(name: str) -> None:
+    model = GPT(16, 8, 16, 2, 2, dropout=0.0)
+    controllers = attach(model, name)
+    model(torch.randint(16, (2, 8))).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    policies = {*dsq.stash.policies(), "snvint"}
+    assert len(controllers) == sum(part.split()[0] in policies for part in name.split(" + "))
+    assert bool(dsq.converted(model)) == ("[" in name)
+
+
+def test_options_reach_the_config() -> None:
+    model = GPT(16, 8, 16, 2, 2, dropout=0.0, tied=False)
+    attach(model, "[8,4,4,8] bfp headless + bf16")
+    assert "head" not in dsq.converted(model)
+    assert next(model.parameters()).dtype == torch.bfloat16
