@@ -37,35 +37,35 @@ def test_interval_of_many_values_and_of_one() -> None:
 
 
 def test_differences_are_paired_by_seed() -> None:
-    evidence = rows({("enja", FP32): [3.0, 4.0, 5.0], ("enja", "advised"): [3.1, 4.2]})
-    assert evidence.losses("enja", "advised").values == pytest.approx((0.1, 0.2))
-    assert evidence.scores("enja", "advised").values == pytest.approx((-1, -2))
+    evidence = rows({("enja", FP32): [3.0, 4.0, 5.0], ("enja", "schedule"): [3.1, 4.2]})
+    assert evidence.losses("enja", "schedule").values == pytest.approx((0.1, 0.2))
+    assert evidence.scores("enja", "schedule").values == pytest.approx((-1, -2))
 
 
 def test_differences_of_a_classifier_are_relative() -> None:
-    evidence = rows({("mrpc", FP32): [0.5, 0.4], ("mrpc", "advised"): [0.6, 0.4]})
-    assert evidence.losses("mrpc", "advised").values == pytest.approx((0.2, 0.0))
+    evidence = rows({("mrpc", FP32): [0.5, 0.4], ("mrpc", "schedule"): [0.6, 0.4]})
+    assert evidence.losses("mrpc", "schedule").values == pytest.approx((0.2, 0.0))
 
 
 def test_mean_over_tasks_is_of_the_tasks_means() -> None:
     evidence = rows(
         {
-            **{("enja", FP32): [3.0, 3.0], ("enja", "advised"): [3.1, 3.3], ("enja", YARDSTICK): [3.1, 3.1]},
-            **{("wikitext2", FP32): [2.0], ("wikitext2", "advised"): [2.4]},
+            **{("enja", FP32): [3.0, 3.0], ("enja", "schedule"): [3.1, 3.3], ("enja", YARDSTICK): [3.1, 3.1]},
+            **{("wikitext2", FP32): [2.0], ("wikitext2", "schedule"): [2.4]},
         }
     )
-    assert evidence.over_tasks(lambda task: evidence.losses(task, "advised")).values == pytest.approx((0.2, 0.4))
-    assert evidence.losses("enja", "advised", YARDSTICK).values == pytest.approx((0.0, 0.2))
-    assert "| advised       |       2 | +0.300 ± 1.271" in page(SUITE, evidence.rows)
+    assert evidence.over_tasks(lambda task: evidence.losses(task, "schedule")).values == pytest.approx((0.2, 0.4))
+    assert evidence.losses("enja", "schedule", YARDSTICK).values == pytest.approx((0.0, 0.2))
+    assert "| schedule      |       2 | +0.300 ± 1.271" in page(SUITE, evidence.rows)
 
 
 def test_strays_are_above_the_yardstick_by_more_than_two_standard_errors() -> None:
     fp32 = {(task, FP32): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
     yardstick = {(task, YARDSTICK): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
     clear, noisy = [3.1, 3.11, 3.12], [3.3, 3.0, 3.0]
-    evidence = rows({**fp32, **yardstick, ("enja", "advised"): clear, ("multi30k-900", "advised"): noisy})
-    assert evidence.strays("advised") == ["enja"]
-    assert "- advised: enja\n" in page(SUITE, evidence.rows)
+    evidence = rows({**fp32, **yardstick, ("enja", "schedule"): clear, ("multi30k-900", "schedule"): noisy})
+    assert evidence.strays("schedule") == ["enja"]
+    assert "- schedule: enja\n" in page(SUITE, evidence.rows)
 
 
 def test_a_suite_without_runs_has_a_page() -> None:
@@ -90,9 +90,9 @@ def test_shares_are_of_pairs_on_one_processor() -> None:
         ("sst2", setting, seed): {"loss": "1", "score": "1", "cpu": cpu, "seconds": seconds, "held_mib": held}
         for setting, seed, cpu, seconds, held in (
             *((FP32, 1, "a", "40", "8"), (FP32, 2, "a", "40", "")),
-            *(("advised", 1, "a", "30", "2"), ("advised", 2, "b", "80", "2")),
+            *(("schedule", 1, "a", "30", "2"), ("schedule", 2, "b", "80", "2")),
         )
     }
     evidence = Evidence(SUITE, found)
-    assert evidence.shares("sst2", "advised", "seconds").values == (0.75,)
-    assert evidence.shares("sst2", "advised", "held_mib").values == (0.25,)
+    assert evidence.shares("sst2", "schedule", "seconds").values == (0.75,)
+    assert evidence.shares("sst2", "schedule", "held_mib").values == (0.25,)

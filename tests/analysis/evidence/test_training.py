@@ -40,7 +40,7 @@ def test_language(tmp_path: Path) -> None:
     file = tmp_path / "tiny.txt.xz"
     file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 60))
     task = small("shakespeare", context=16, width=16, blocks=2, heads=2)
-    found = check(task, [file], tmp_path, (*SETTINGS, "[8,4,4,8] all", "advised", "checkpoint"))
+    found = check(task, [file], tmp_path, (*SETTINGS, "[8,4,4,8] all", "schedule", "checkpoint"))
     held = {name: one.held_mib for name, one in found.items()}
     assert held["checkpoint"] < held["[8,4,4,8] all"] < held["[8,4,4,8]"] < held["fp32"]
 
@@ -191,7 +191,7 @@ def test_flags_of_a_translation() -> None:
     assert fp32["--max-update"] == fp32["--total-num-update"] == "900"
     assert fp32["--seed"] == "3"
     usual = {"--dsq-stash": "all", "--dsq-format": "snvint", "--dsq-rounding": "nearest"}
-    assert given("advised all") == fp32 | usual | {"--dsq-rise-at": "0.8"}
+    assert given("schedule all") == fp32 | usual | {"--dsq-rise-at": "0.8"}
     assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(translation.USER)}
 
 

@@ -67,7 +67,7 @@ def test_classification_from_tables_to_results(tmp_path: Path, capsys: pytest.Ca
     given += ["--max-epoch", "1", "--batch-size", "16"]
     assert train.main(given) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "[4,4,4,8]: 4 updates" in lines
+    assert "[8,4,4,8]: 4 updates" in lines
     assert f"costs: dsq-cost estimate --history {out / 'checkpoints' / 'dsq_history.json'}" in lines
     results = json.loads((out / "results.json").read_text())
     assert results["sentences"] == {"train": 64, "valid": 16}
