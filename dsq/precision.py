@@ -117,8 +117,9 @@ def _moment(value: Any) -> float:
     raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
 
 
-#: BLEU lost of fp32's 29.4 with q0, q1 and q2 of so many bits, by format: Multi30k, German to English, 900 updates, one
-#: seed (analysis/results/evidence.csv); and with 4 bits rounded stochastically
+#: fp32's BLEU on Multi30k, German to English, 900 updates, one seed (analysis/results/evidence.csv)
+BLEU = 29.4
+#: what of it was lost with q0, q1 and q2 of so many bits, by format; and with 4 bits rounded stochastically
 LOST: dict[str, dict[int, float]] = {
     "snvint": {4: 0.7, 3: 1.6, 2: 11.6},
     "sbfp": {4: 0.7, 3: 2.6, 2: 10.0},
@@ -140,12 +141,12 @@ def damage(levels: Iterable[Precision], format: str, rounding: str) -> Iterator[
     if low:
         lost = ", ".join(f"{bits} bits {lost}" for bits, lost in LOST[format].items())
         needed = "{}, {} and {} bits at q0, q1 and q2".format(*enough)
-        yield f"{levels_text(low)} may damage training, which needed {needed}: of 29.4 BLEU {format} lost with {lost}"
+        yield f"{levels_text(low)} may damage training, which needed {needed}: of {BLEU} BLEU {format} lost with {lost}"
     low = [level for level in levels if format == "fixed" and level.q3 < _FIXED_Q3]
     if low:
         why = "training can fail, the paper's Appendix C finds"
         yield f"{levels_text(low)}: under {_FIXED_Q3} bits of fixed for q3 {why}"
     low = [level for level in levels if rounding == "stochastic" and format in STOCHASTIC and level.q0 <= 4]
     if low:
-        lost = f"{STOCHASTIC[format]} of 29.4 BLEU, to nearest {LOST[format][4]}"
+        lost = f"{STOCHASTIC[format]} of {BLEU} BLEU, to nearest {LOST[format][4]}"
         yield f"{levels_text(low)}: rounding='stochastic' may damage training: 4 bits of {format} lost {lost}"

@@ -24,13 +24,19 @@ class TrainingCase:
         """Set requires_grad and the modes of norms."""
         if not self.note:
             return
+        want(model, x, (nn.BatchNorm2d,) if self.note.startswith("norms") else ())
         for module in model.modules():
-            wanted = self.note.startswith("norms") and isinstance(module, nn.BatchNorm2d)
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(wanted)
             if isinstance(module, nn.BatchNorm2d):
                 module.eval()
-        x.requires_grad_(self.note.startswith("input"))
+
+
+def want(model: nn.Module, x: Tensor, kinds: tuple[type[nn.Module], ...]) -> list[Tensor]:
+    """Set who wants a gradient: the parameters of modules of these kinds; of none, the input. Returns them."""
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(isinstance(module, kinds))
+    x.requires_grad_(not kinds)
+    return [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
 
 
 def _values(*shape: int) -> tuple[Tensor, Tensor]:

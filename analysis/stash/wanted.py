@@ -7,7 +7,6 @@ mode, images of 224 x 224. The paper gives the peak of a step on a GPU, weights 
 all wanted; here stands the share of what a forward keeps, which does not depend on the batch.
 """
 
-import argparse
 import sys
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 import dsq
 from analysis import ROOT
+from analysis.stash.setups import want
 from dsq.command import OneLineParser, as_csv, count, guarded, table, write_text
 
 PROG = "python -m analysis.stash.wanted"
@@ -48,6 +48,7 @@ def rows(name: str, batch: int) -> list[dict[str, Any]]:
     model: nn.Module = get_model(name, weights=None, **options).eval()
     x = torch.randn(batch, 3, 224, 224)
     found: list[dict[str, Any]] = []
+    whole = 0  #: bytes that PyTorch keeps where all are wanted, who come first
     for (wanted, kinds), paper in zip(WANTED.items(), PAPER[name], strict=True):
         leaves = want(model, x, kinds)
         if not leaves:
@@ -57,19 +58,10 @@ def rows(name: str, batch: int) -> list[dict[str, Any]]:
         kept, gradients = step(model, x, leaves)
         controller.remove()
         assert all(map(torch.equal, gradients, expected)), f"{name}, {wanted}: other gradients than PyTorch's"
-        share = kept / (found[0]["PyTorch, MiB"] * 2**20 if found else plain)
+        whole = whole or plain
         row = {"model": name, "wanted": wanted, "PyTorch, MiB": plain / 2**20, "selective, MiB": kept / 2**20}
-        found.append(row | {"share": share, "paper": paper})
+        found.append(row | {"share": kept / whole, "paper": paper})
     return found
-
-
-def want(model: nn.Module, x: Tensor, kinds: tuple[type[nn.Module], ...]) -> list[Tensor]:
-    """Set who wants a gradient: the parameters of modules of these kinds; of none, the input. Returns them."""
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            parameter.requires_grad_(isinstance(module, kinds))
-    x.requires_grad_(not kinds)
-    return [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
 
 
 def step(model: nn.Module, x: Tensor, leaves: list[Tensor]) -> tuple[int, list[Tensor]]:
@@ -83,7 +75,7 @@ def step(model: nn.Module, x: Tensor, leaves: list[Tensor]) -> tuple[int, list[T
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(PAPER), default=list(PAPER))
     parser.add_argument("--batch", type=count, default=2, help="images (default: %(default)s)")
     given = parser.parse_args(arguments)

@@ -111,10 +111,8 @@ def _plan(commands: Commands) -> None:
     text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
     group.add_argument("--fit", metavar="SIZE", help=text)
     _int(group, "qlora", None, "as --lora, over weights of 4 bits (NF4, with scales quantised too)")
-    text = (
-        "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adam-8bit-16bit (8 bits over weights "
-    )
-    text += "of 16), adafactor (factored), sgd"
+    text = "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adam-8bit-16bit (8 bits over "
+    text += "weights of 16), adafactor (factored), sgd"
     group.add_argument("--optimiser", "--optimizer", default="adam", metavar="NAME", help=text)
     text = "the optimiser's state, and master weights, lie in the host's memory"
     group.add_argument("--offload", action="store_true", help=text)

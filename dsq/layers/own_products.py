@@ -92,8 +92,9 @@ class Products(TorchFunctionMode):
         return None if scaled or input.dim() != 1 else self.linear(mat1, mat2.mT, input)
 
     def matmul(self, input: Any, other: Any, **others: Any) -> Tensor | None:
-        given = bool(others)  # out, of a kernel of ours within a layer of the module
-        if given or not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
+        if others:  # out, of a kernel of ours within a layer of the module
+            return None
+        if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
             return None
         if self.owns(other) or self.owns(input):
             return self._by_weight(input, other)

@@ -42,7 +42,6 @@ from dsq.stash.policy import register
 #: bits of what no linear layer reads, whatever its q1: with 3 the generated corpus lost 2 BLEU, with 4 none
 LEAST = 4
 _MOST = 16  #: the widest code
-_compiling = torch.compiler.is_compiling
 #: bits more than q1
 MORE: Mapping[What, int] = MappingProxyType(
     dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
@@ -102,7 +101,7 @@ class Bfp(TablePolicy):
                 if isinstance(module, Quantised):
                     q1 = module.quantizers.q1
                     break
-        make = _format.__wrapped__ if _compiling() else _format  # a graph calls no cache
+        make = _format.__wrapped__ if torch.compiler.is_compiling() else _format  # a graph calls no cache
         return make(self.bits, self.format_name, self.box, q1)
 
     def codec(self, module: nn.Module) -> "BoxCodec":
@@ -157,6 +156,8 @@ class BoxCodec:
         fmt, seed = self.formats[what], cast(Any, self.seed)
         if not fmt.packs:
             return None
-        if seed is not None:
-            seed = torch.randint(2**62, (), device="cpu").item() if _compiling() else seed + next(self.turns)
+        if seed is not None and torch.compiler.is_compiling():
+            seed = torch.randint(2**62, (), device="cpu").item()
+        elif seed is not None:
+            seed += next(self.turns)
         return in_boxes(values, fmt, seed)

@@ -5,6 +5,7 @@ import re
 from functools import partial
 
 from costmodel.cli.output import Answer, Section
+from costmodel.cli.pictures.plan import draw_page, draw_picture
 from costmodel.cli.query import hardware_of, heading, setups_of
 from costmodel.model.memory import Method
 from costmodel.planning.plan import NF4_BITS, Question
@@ -27,11 +28,9 @@ def run(arguments: argparse.Namespace) -> Answer:
         **{name: getattr(arguments, name) for name in _ASKED},
     )
     plan = question.ask()
-    for path, draw in ((arguments.picture, "draw_picture"), (arguments.html, "draw_page")):
+    for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
         if path:
-            from costmodel.cli.pictures import plan as pictures
-
-            write_whole(path, partial(getattr(pictures, draw), plan=plan))
+            write_whole(path, partial(draw, plan=plan))
     data = plan.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
     shown = _SHOWN if question.sized else {name: spec for name, spec in _SHOWN.items() if name != "largest_batch"}

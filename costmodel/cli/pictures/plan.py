@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodel.cli.pictures import BLACK, BLUE, GREY, VERMILION
 from costmodel.model.entries import CATEGORIES
 from costmodel.planning.plan import GIGA, Plan, Row
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 COLOURS = {
     "parameters": "#009E73",
     "optimiser": "#56B4E9",
-    "gradients": "#0072B2",
-    "activations": "#D55E00",
+    "gradients": BLUE,
+    "activations": VERMILION,
     "stash": "#CC79A7",
     "logits": "#F0E442",
-    "temporary": "#999999",
+    "temporary": GREY,
 }
 TIME, MEMORY = "time of a step (ms)", "memory of a device (GB)"
-FITS, TOO_LARGE = "#0072B2", "#D55E00"
+FITS, TOO_LARGE = BLUE, VERMILION
 
 
 def front(rows: tuple[Row, ...]) -> list[Row]:
@@ -66,7 +67,7 @@ def _draw_methods(all_: "Axes", plan: Plan) -> None:
     """Every method's time and memory, the front and the budget as lines."""
     from matplotlib.ticker import LogFormatter
 
-    from costmodel.cli.pictures.figure import BLACK, GREY, around, name_points
+    from costmodel.cli.pictures.figure import around, name_points
 
     points = {row.method.name: place(row) for row in plan.rows}
     all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
@@ -89,8 +90,6 @@ def _draw_methods(all_: "Axes", plan: Plan) -> None:
 
 def _draw_memory(one: "Axes", best: Row, budget: float) -> None:
     """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
-    from costmodel.cli.pictures.figure import BLACK
-
     one.grid(visible=False)
     found, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
     one.stackplot(range(count), *found.values(), labels=found, colors=[COLOURS[name] for name in found], linewidth=0)
@@ -116,7 +115,7 @@ def draw_page(path: Path, plan: Plan) -> None:
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
     times, peaks = zip(*map(place, front(plan.rows)), strict=True)
     left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
-    figure.add_scatter(x=times, y=peaks, mode="lines", line={"color": "#999999"}, showlegend=False, **left)
+    figure.add_scatter(x=times, y=peaks, mode="lines", line={"color": GREY}, showlegend=False, **left)
     figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
     for row in plan.rows:
         x, y = place(row)

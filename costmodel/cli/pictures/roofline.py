@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-from costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, around, name_points, new_figure, save
+from costmodel.cli.pictures import BLACK, GREY
+from costmodel.cli.pictures.figure import COLOURS, SMALL, around, name_points, new_figure, save
 from costmodel.hardware.hardware import Hardware
 
 TERA = 1e12

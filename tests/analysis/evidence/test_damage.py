@@ -8,7 +8,7 @@ import dsq
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, Setting, load_suite
 from dsq.formats import DEFAULT
-from dsq.precision import LOST, STOCHASTIC
+from dsq.precision import BLEU, LOST, STOCHASTIC
 
 SUITE = load_suite()
 ROWS = read_rows(LEDGER, SUITE)
@@ -42,6 +42,10 @@ def test_what_lost_more_than_a_point_and_a_half_is_warned_of_and_what_lost_less_
 ) -> None:
     if not 1 < lost(setting.name) < 1.5:
         assert warns(setting) == (lost(setting.name) > 1)
+
+
+def test_what_is_lost_is_of_the_ledgers_fp32() -> None:
+    assert round(float(ROWS[TASK, FP32, 1]["score"]), 1) == BLEU
 
 
 @pytest.mark.parametrize(("format", "bits"), [(format, bits) for format, by_bits in LOST.items() for bits in by_bits])

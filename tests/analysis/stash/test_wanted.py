@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.stash.wanted import PAPER, WANTED, step, want
+from analysis.stash.setups import want
+from analysis.stash.wanted import PAPER, WANTED, step
 
 
 def test_fewer_leaves_keep_less_and_get_the_same_gradients() -> None:
