@@ -197,4 +197,4 @@ def test_flags_of_a_translation() -> None:
 
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
     with pytest.raises(ValueError, match="no list of blocks"):
-        loop.attach(torch.nn.Linear(2, 2), Setting("checkpoint", policy="packed_checkpoint"), 1)
+        loop.apply_policies(torch.nn.Linear(2, 2), SUITE.settings["checkpoint"])
