@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from analysis.evidence import graphs, loop, problems, translation
-from analysis.evidence.suite import Setting, Task, load_suite
+from analysis.evidence.suite import Task, load_suite
 
 SUITE = load_suite()
 SETTINGS = ("fp32", "bf16 autocast", "[8,4,4,8]")
