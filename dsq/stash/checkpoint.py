@@ -14,8 +14,9 @@ bits and 0.20 at 8, where bfp alone is off by 0.12 and 0.008. With SiLU for ReLU
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import Code, Form, Stash, What, in_boxes, refuse_create_graph
+from dsq.stash.codes import Decode, in_boxes, refuse_create_graph
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import in_backward, innermost_hooks
-from dsq.stash.memory import MemoryOrder, parameter_storages, storages_of, weak
+from dsq.stash.memory import MemoryOrder, parameter_storages, place, storages_of, weak
 from dsq.stash.policy import register
 
 
@@ -157,19 +158,15 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
     """
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
-    _boundaries(fmt).forget_dead()
     layout = _rank_and_width(next((x for x in args if isinstance(x, Tensor)), None))
     outer_pack, outer_unpack = innermost_hooks() or (_itself, _itself)
 
     def pack_one(x: Tensor) -> Any:
         wanted = fmt.packs and type(x) is Tensor and x.grad_fn is not None and _rank_and_width(x) == layout
-        return _boundaries(fmt).code(x, "boundary") if wanted else outer_pack(x)
+        return _packed(x, fmt) if wanted else outer_pack(x)
 
     def unpack_one(kept: Any) -> Tensor:
-        if not isinstance(kept, Form):
-            return outer_unpack(kept)
-        refuse_create_graph()
-        return kept.make(kept.tensors).detach()
+        return kept.unpacked() if isinstance(kept, _Packed) else outer_unpack(kept)
 
     with saved_tensors_hooks(pack_one, unpack_one):
         return checkpoint(function, *args, **{"use_reentrant": False, **kwargs})
@@ -183,15 +180,29 @@ def _rank_and_width(x: Tensor | None) -> tuple[int, ...]:
     return () if x is None or not x.dim() else (x.dim(), x.shape[-1])
 
 
-@lru_cache(maxsize=16)
-def _boundaries(fmt: Format) -> Stash:
-    """Packs once an input of many segments (the encoder's output, to a decoder's blocks)."""
-    return Stash(_Boxes(fmt))
+@dataclass(eq=False)
+class _Packed:
+    """An input of segments, in codes."""
+
+    codes: tuple[Tensor, ...]
+    decode: Decode
+    order: MemoryOrder
+    dtype: torch.dtype
+    source: StorageWeakRef  #: while it lives no other storage has the address by which the input is known
+
+    def unpacked(self) -> Tensor:
+        refuse_create_graph()
+        return self.order.restore(self.decode(self.codes, self.dtype))
 
 
-@dataclass(frozen=True)
-class _Boxes:
-    fmt: Format
+#: by memory, order and format: an input of many segments (the encoder's output, to a decoder's blocks) is packed once
+_inputs: WeakValueDictionary[Any, _Packed] = WeakValueDictionary()
 
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        return in_boxes(values, self.fmt, None)
+
+def _packed(x: Tensor, fmt: Format) -> _Packed:
+    place_of_x, order, values = place(x)
+    key = place_of_x, order, fmt
+    found = _inputs.get(key)
+    if found is None:
+        found = _inputs[key] = _Packed(*in_boxes(values, fmt, None), order, x.dtype, weak(x))
+    return found

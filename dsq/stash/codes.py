@@ -1,8 +1,8 @@
 """The stash of one forward: in what form each saved tensor is kept, and how the backward makes it again.
 
-A Form is some tensors, which autograd saves, and a function that makes the value of them. There are four:
+A tensor is kept exact, as PyTorch keeps it, or as a Form: some tensors, which autograd saves, and a function that makes
+the value of them. There are three:
 
-    exact     the tensor itself, as PyTorch keeps it
     coded     the codes of a policy's codec, over the values in the order they lie in memory
     bits      one bit a value: a mask
     derived   nothing of its own: made again from forms that other operations keep
@@ -13,7 +13,6 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dsq.formats import Format
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
-from dsq.stash.memory import MemoryOrder, place, storage_key, weak
+from dsq.stash.memory import MemoryOrder, place, weak
 
 FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
@@ -52,6 +51,8 @@ class Form(NamedTuple):
     make: Make
 
 
+#: a tensor as it is kept: exact, or a form
+Kept = Tensor | Form
 #: (codes, dtype) -> the values, in memory order, contiguous
 Decode = Callable[[Sequence[Tensor], torch.dtype], Tensor]
 Code = tuple[tuple[Tensor, ...], Decode]
@@ -76,31 +77,18 @@ def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
 
 
 class _Entry(NamedTuple):
-    """What was made of a piece of memory. Its codes are referred to weakly: a graph that dies frees them."""
+    """What was made of a piece of memory."""
 
-    codes: tuple[Callable[[], Tensor | None], ...]
-    make: Make
-    order: MemoryOrder  #: in which ``make`` lays the values out
+    form: Form
+    order: MemoryOrder  #: in which the form lays the values out
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
     linear: tuple[Operand, int] | None  #: of a quantised linear layer's codes: its operand, and the width of its rows
 
-    def tensors(self) -> tuple[Tensor, ...] | None:
-        """The codes, while all of them live."""
-        alive = []
-        for refer in self.codes:
-            code = refer()
-            if code is None:
-                return None
-            alive.append(code)
-        return tuple(alive)
-
-    def seen_as(self, order: MemoryOrder) -> Form | None:
-        """The form, as one consumer lays the values out."""
-        tensors, make, own = self.tensors(), self.make, self.order
-        if tensors is None:
-            return None
+    def seen_as(self, order: MemoryOrder) -> Form:
+        """Return the form, as one consumer lays the values out."""
+        (tensors, make), own = self.form, self.order
         if order is own:
-            return Form(tensors, make)
+            return self.form
         return Form(tensors, _Made(lambda saved: order.restore(own.flat(make(saved))), ((len(tensors), make),)))
 
 
@@ -111,92 +99,73 @@ class Stash:
     torch.compile nothing is remembered: a compiler finds by itself what is coded twice.
     """
 
-    def __init__(self, codec: Codec, recomputing: bool = False) -> None:
+    def __init__(self, codec: Codec) -> None:
         self.codec = self._of_forward = codec
         self.raw_bytes = 0
         self.kept_bytes = 0
         self.segment: object = None  #: the checkpoint in whose segment the forward is
-        self._holding = recomputing
         self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
-        self._exact: dict[tuple[object, ...], StorageWeakRef] = {}
+        self._exact: dict[tuple[int, int], StorageWeakRef] = {}
 
     def forget(self) -> None:
-        """The forward is over: what it made is the graph's alone."""
+        """Forget what the forward made, which is over: it is the graph's alone."""
         self._made = self._outside = {}
-        self._exact = {}
-
-    def forget_dead(self) -> None:
-        """Forget what no graph holds any more."""
-        for key in [key for key, made in self._made.items() if made.tensors() is None]:
-            del self._made[key]
         self._exact = {}
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to what is outside of all (None).
 
-        A segment saves the same tensors when it is recomputed, so it may know nothing of what was made before it. Its
-        hooks take what autograd saves: codes are held here until the segment ends, so that they can be shared in it.
+        A segment saves the same tensors when it is recomputed, so it may know nothing of what was made before it.
         """
         self.segment = segment
-        self._holding = segment is not None
         self.codec = self._of_forward if segment is None else getattr(self._of_forward, "recomputed", self._of_forward)
         self._made = self._outside if segment is None else {}
 
-    def code(self, x: Tensor, what: What) -> Form:
-        """The form of ``x`` in the policy's codes; exact where it is a weight, of few values, or no plain float."""
+    def code(self, x: Tensor, what: What) -> Kept:
+        """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float."""
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
-        dtype, shape = x.dtype, x.shape
-        if _compiling():
-            order = MemoryOrder(tuple(shape), tuple(range(x.dim())), shape)
-            encoded = self.codec.encode(x.detach().contiguous(), order, what)
-            if encoded is None:
-                return self.exact(x)
-            tensors, decode = encoded
-            return Form(tensors, lambda codes: decode(codes, dtype).view(shape))
         key, order, values = place(x)
-        made = self._made.get(key)
-        found = None if made is None else made.seen_as(order)
-        if found is not None:
-            return found
-        encoded = self.codec.encode(values, order, what)
+        if not _compiling() and key in self._made:
+            return self._made[key].seen_as(order)
+        encoded, dtype = self.codec.encode(values, order, what), x.dtype
         if encoded is None:
             return self.exact(x)
-        tensors, decode = encoded
-        self._count(values.numel() * x.element_size(), tensors)
-        return self._put(key, x, Form(tensors, _Made(lambda codes: order.restore(decode(codes, dtype)))), order)
+        codes, decode = encoded
+        form = Form(codes, lambda saved: order.restore(decode(saved, dtype)))
+        if _compiling():
+            return form
+        self._count(values.numel() * x.element_size(), codes)
+        return self._put(key, x, form, order)
 
-    def exact(self, x: Tensor) -> Form:
-        """``x`` as it is."""
+    def exact(self, x: Tensor) -> Tensor:
+        """Return ``x``, which is kept as it is."""
         if type(x) is not nn.Parameter and not _compiling() and not is_weight(x):
-            key = storage_key(x)
+            key = x.untyped_storage()._cdata, x._version
             if key not in self._exact:
                 self._exact[key] = weak(x)
                 self._count(x.nbytes, (x,))
-        return Form((x,), _first)
+        return x
 
     def bits(self, x: Tensor, low: float = 0.0, high: float = float("nan"), nan_is_open: bool = True) -> Form:
-        """Where ``x`` (floating or bool) lies between the limits, a bit a value; made again as 0 and 1 in its dtype."""
-        shape, dtype = x.shape, x.dtype if x.is_floating_point() else torch.float32
-        if _compiling():
-            packed = _pack_bits(_between(x, low, high, nan_is_open))
-            return Form((packed,), lambda bits: _unpack_bits(bits[0], shape, dtype))
+        """Return where ``x`` (floating or bool) lies between the limits, a bit a value; made again as 0 and 1."""
         _, order, values = place(x)
+        dtype = x.dtype if x.is_floating_point() else torch.float32
         return self.mask(pack_mask(values, low, high, nan_is_open), order, dtype)
 
     def mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> Form:
-        """A mask whose bits were made already."""
+        """Return the form of a mask whose bits were made already."""
         self._count(0, (bits,))
         return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, 0.0, 1.0, dtype)))
 
     def find(self, x: Tensor) -> Form | None:
-        """The form that ``x`` has already."""
+        """Return the form that ``x`` has already."""
         return self.find_linear(x, None)[1]
 
     def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, Form | None]:
-        """(codes, form) of ``x``: the codes that a layer with the same operand made of the same memory in rows of the
-        same width; else the form that it has already."""
+        """Return (codes, form) of ``x``: codes that a layer with the same operand made of the same rows, else a form
+        that ``x`` has already."""
         if _compiling():
             return None, None
         key, order, _ = place(x)
@@ -204,20 +173,20 @@ class Stash:
         if made is None:
             return None, None
         if operand is not None and made.linear == (operand, x.shape[-1]) and x.is_contiguous():
-            return made.tensors(), None
+            return made.form.tensors, None
         return None, made.seen_as(order)
 
     def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
         """Note the codes that a quantised linear layer made of the rows of ``x``."""
         self._count(x.nbytes, codes)
         fmt, axis, dtype = operand.format, operand.axis, x.dtype
-        if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
+        if x.is_contiguous() and fmt is not None and not _compiling():  # else no one looks for its rows in memory
             key, order, _ = place(x)
             rows = x.shape[:-1].numel(), x.shape[-1]
-            make = _Made(lambda saved: order.restore(unpack(saved[0], saved[1], fmt, rows, axis, dtype)))
-            self._put(key, x, Form(codes, make), order, (operand, x.shape[-1]))
+            form = Form(codes, lambda saved: order.restore(unpack(saved[0], saved[1], fmt, rows, axis, dtype)))
+            self._put(key, x, form, order, (operand, x.shape[-1]))
 
-    def derive(self, y: Tensor, sources: Sequence[Form | None], make: Callable[..., Tensor]) -> Form | None:
+    def derive(self, y: Tensor, sources: Sequence[Kept | None], make: Callable[..., Tensor]) -> Form | None:
         """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
         if _compiling() or None in sources or y.numel() <= FEW:
             return None
@@ -225,14 +194,14 @@ class Stash:
         if values.numel() != y.numel():  # an expanded tensor
             return None
         parts, tensors = _parts(sources)
-        made = _Made(lambda saved: order.laid_out(make(*_values(parts, saved))), parts)
-        return self._put(key, y, Form(tensors, made), order)
+        form = Form(tensors, lambda saved: order.laid_out(make(*_values(parts, saved))))
+        return self._put(key, y, form, order, sources=parts)
 
-    def restored(self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Form) -> Form:
-        """The form of ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation
-        could have been in."""
+    def restored(self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept) -> Kept:
+        """Return ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation could
+        have been in."""
         form = self.code(y, what)
-        if form.make is _first:
+        if isinstance(form, Tensor):
             return form
         if _compiling():
             parts, tensors = _parts((form, *beside))
@@ -245,18 +214,15 @@ class Stash:
             for tensor in kept:
                 self.kept_bytes += tensor.nbytes
 
-    def _put(self, key: tuple[object, ...], x: Tensor, form: Form, order: MemoryOrder, linear: Any = None) -> Form:
-        hold: Callable[[Tensor], Callable[[], Tensor | None]] = _holding if self._holding else ref
-        self._made[key] = _Entry(tuple(map(hold, form.tensors)), form.make, order, weak(x), linear)
+    def _put(
+        self, key: tuple[object, ...], x: Tensor, form: Form, order: MemoryOrder, linear: Any = None, sources: Any = ()
+    ) -> Form:
+        form = Form(form.tensors, _Made(form.make, sources))
+        self._made[key] = _Entry(form, order, weak(x), linear)
         return form
 
 
-def exact_form(x: Tensor) -> Form:
-    """``x`` as it is, for a function that may run without a stash."""
-    return Form((x,), _first)
-
-
-def keep(ctx: Any, *forms: Form | None) -> None:
+def keep(ctx: Any, *forms: Kept | None) -> None:
     """Save forms (None: nothing) for the backward of an autograd function; called once, in its forward."""
     ctx.forms, tensors = _parts(forms)
     for _, make in ctx.forms:
@@ -266,7 +232,7 @@ def keep(ctx: Any, *forms: Form | None) -> None:
 
 
 def kept(ctx: Any) -> list[Any]:
-    """The values of the forms, in order, None for None. RuntimeError under create_graph=True."""
+    """Return the values of the forms, in order, None for None. RuntimeError under create_graph=True."""
     if torch.is_grad_enabled():
         refuse_create_graph()
     return _values(ctx.forms, ctx.saved_tensors)
@@ -288,37 +254,32 @@ def is_weight(x: Tensor) -> bool:
     return not _compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
 
 
-def _parts(forms: Sequence[Form | None]) -> tuple[tuple[tuple[int, Any], ...], tuple[Tensor, ...]]:
-    """How many tensors each form has and what makes its value, and all of the tensors."""
-    parts: list[tuple[int, Any]] = []
+def _parts(forms: Sequence[Kept | None]) -> tuple[tuple[tuple[int, Make | None], ...], tuple[Tensor, ...]]:
+    """How many tensors each form has and what makes its value (None: it is the tensor), and all of the tensors."""
+    parts: list[tuple[int, Make | None]] = []
     tensors: list[Tensor] = []
     for form in forms:
         if form is None:
             parts.append((0, None))
+        elif isinstance(form, Tensor):
+            parts.append((1, None))
+            tensors.append(form)
         else:
             parts.append((len(form.tensors), form.make))
             tensors.extend(form.tensors)
     return tuple(parts), tuple(tensors)
 
 
-def _values(parts: Sequence[tuple[int, Any]], saved: Sequence[Tensor]) -> list[Any]:
+def _values(parts: Sequence[tuple[int, Make | None]], saved: Sequence[Tensor]) -> list[Any]:
     values: list[Any] = []
     start = 0
     for count, make in parts:
-        if make is None or make is _first:
-            values.append(saved[start] if count else None)
-        else:
+        if make is not None:
             values.append(make(saved[start : start + count]))
+        else:
+            values.append(saved[start] if count else None)
         start += count
     return values
-
-
-def _first(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0].detach()
-
-
-def _holding(tensor: Tensor) -> Callable[[], Tensor]:
-    return lambda: tensor
 
 
 class _Made:
@@ -326,7 +287,7 @@ class _Made:
 
     __slots__ = ("run", "sources", "uses", "value")
 
-    def __init__(self, run: Make, sources: Sequence[tuple[int, Any]] = ()) -> None:
+    def __init__(self, run: Make, sources: Sequence[tuple[int, Make | None]] = ()) -> None:
         self.run = run
         self.sources = sources  #: of the values that this one is made of: how many tensors, and what makes the value
         self.uses = 0  #: operations that are to ask for the value, and values that are to be made of it
@@ -345,26 +306,3 @@ class _Made:
         self.uses -= 1
         self.value = None if self.uses <= 0 or _keep_graph() else value  # a graph that is kept may be read otherwise
         return value
-
-
-def _between(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """kernels/reference/stash.py, in operations that a compiler fuses."""
-    if x.dtype is torch.bool:
-        return x
-    inside = torch.ones_like(x, dtype=torch.bool)
-    if low == low:
-        inside = inside & (~(x <= low) if nan_is_open else x > low)
-    if high == high:
-        inside = inside & (~(x >= high) if nan_is_open else x < high)
-    return inside
-
-
-def _pack_bits(mask: Tensor) -> Tensor:
-    flat = mask.reshape(-1).to(torch.int32)
-    flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
-    return (flat << torch.arange(8, device=mask.device)).sum(-1).to(torch.uint8)
-
-
-def _unpack_bits(bits: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    flat = (bits[:, None] >> torch.arange(8, device=bits.device)) & 1
-    return flat.reshape(-1)[: shape.numel()].view(shape).to(dtype)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
-from dsq.stash.codes import Codec, Form, Stash, What, exact_form
+from dsq.stash.codes import Codec, Form, Kept, Stash, What
 from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
 from dsq.stash.table import TABLE, Row
 
@@ -192,7 +192,7 @@ class TablePolicy(Controller):
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
         goes_on = len(self.parts) > 1 and not recomputing
-        stash = self.latest if goes_on and self.latest else Stash(self.codec(module), recomputing)
+        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
@@ -220,10 +220,10 @@ def traced_in() -> bool:
     return any(isinstance(mode, Interception) for mode in modes)
 
 
-def form_now(x: Tensor, what: What) -> Form:
-    """The form of ``x`` under the policy of the table in whose forward this thread is; exact without one. For autograd
+def form_now(x: Tensor, what: What) -> Kept:
+    """Return ``x`` as the policy of the table keeps it in whose forward this thread is; exact without one. For autograd
     functions of other policies."""
-    return RUNNING.stashes[-1].code(x, what) if RUNNING.stashes else exact_form(x)
+    return RUNNING.stashes[-1].code(x, what) if RUNNING.stashes else x
 
 
 def codec_now() -> Codec | None:

@@ -12,11 +12,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 
-def storage_key(tensor: Tensor) -> tuple[int, int]:
-    """(storage, version): equal for two live tensors exactly when they hold the same memory in the same state."""
-    return tensor.untyped_storage()._cdata, tensor._version
-
-
 def weak(tensor: Tensor) -> StorageWeakRef:
     """A weak reference to a tensor's storage. While it lives, no other storage has the address."""
     return StorageWeakRef(tensor.untyped_storage())
@@ -48,12 +43,13 @@ class MemoryOrder:
     sizes: tuple[int, ...]  #: of the values, in memory order
     axes: tuple[int, ...]  #: axis of the tensor that each of these is
     shape: torch.Size  #: of the tensor
+    plain: bool = False  #: the values lie as in a contiguous tensor
 
     @staticmethod
     @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
     def contiguous(shape: torch.Size) -> "MemoryOrder":
         """The order of a contiguous tensor."""
-        return MemoryOrder(shape, tuple(range(len(shape))), shape)
+        return MemoryOrder(shape, tuple(range(len(shape))), shape, plain=True)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The values, (N,), of a tensor without gaps that is laid out like this one."""
@@ -61,6 +57,8 @@ class MemoryOrder:
 
     def restore(self, values: Tensor) -> Tensor:
         """The tensor's shape around its values in memory order, given contiguous, in any shape."""
+        if self.plain:
+            return values.view(self.shape)
         return values.as_strided(self.shape, self._strides)
 
     def laid_out(self, tensor: Tensor) -> Tensor:
@@ -86,8 +84,11 @@ class MemoryOrder:
 def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
     """(key, order, values): the values of ``x``, detached, in memory order, contiguous where ``x`` has no gaps.
 
-    The key is equal for two live tensors exactly when they cover the same memory, in the same state and order.
+    The key is equal for two live tensors exactly when they cover the same memory, in the same state and order. Under a
+    compiler it tells nothing, and what is not contiguous is copied.
     """
+    if torch.compiler.is_compiling():
+        return (), MemoryOrder(tuple(x.shape), tuple(range(x.dim())), x.shape, True), x.detach().contiguous()
     state = x.untyped_storage()._cdata, x._version, x.storage_offset(), x.dtype
     if x.is_contiguous():
         return (*state, x.numel()), MemoryOrder.contiguous(x.shape), x.detach()

@@ -5,7 +5,6 @@ x^ is normalised once more, so that the backward is that of a state the norm cou
 again as x^ weight + bias, so a linear layer behind a norm keeps nothing of its own.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Form, Stash, exact_form, keep, kept
+from dsq.stash.codes import Kept, Stash, keep, kept
 
 aten = torch.ops.aten
 
@@ -62,18 +61,14 @@ def _keep(
     ctx: Any,
     stash: Stash,
     y: Tensor,
-    forms: tuple[Form, Form],
+    forms: tuple[Kept, Tensor],
     weight: Tensor | None,
     scales: tuple[Tensor | None, Tensor | None],
 ) -> None:
     """Keep x^, 1 / deviation and the weight. ``scales``: weight and bias as they broadcast; y is made by them."""
-    keep(ctx, *forms, None if weight is None else stash.exact(weight))
+    keep(ctx, *forms, weight)
     if (scales[0] is None) == (scales[1] is None):
-        stash.derive(y, (forms[0], *_exact(stash, scales)), _scaled)
-
-
-def _exact(stash: Stash, parameters: Sequence[Tensor | None]) -> list[Form]:
-    return [stash.exact(parameter) for parameter in parameters if parameter is not None]
+        stash.derive(y, (forms[0], *scales) if scales[0] is not None else forms[:1], _scaled)
 
 
 def _scaled(unit: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -118,17 +113,17 @@ class RMSNorm(torch.autograd.Function):
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
         unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
         form = stash.restored(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
-        keep(ctx, form, deviations, *_exact(stash, (weight,)))
-        stash.derive(y, (form, *_exact(stash, (weight,))), _scaled)
+        keep(ctx, form, deviations, weight)
+        stash.derive(y, (form,) if weight is None else (form, weight), _scaled)
         ctx.axes, ctx.shape = axes, shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, *weight = kept(ctx)
-        g = dy * weight[0] if weight else dy
+        unit, inverse, weight = kept(ctx)
+        g = dy if weight is None else dy * weight
         dx = inverse * (g - unit * (g * unit).mean(ctx.axes, keepdim=True))
-        dw = (dy * unit).sum_to_size(ctx.shape) if weight else None
+        dw = None if weight is None else (dy * unit).sum_to_size(ctx.shape)
         return None, dx.to(dy.dtype), None, dw, None
 
 
@@ -196,7 +191,7 @@ class FrozenBatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
     ) -> Tensor:
-        keep(ctx, *(None if t is None else exact_form(t) for t in (weight, mean, variance)))
+        keep(ctx, weight, mean, variance)
         ctx.eps = eps
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Form, Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, keep, kept
 
 aten = torch.ops.aten
 
@@ -113,7 +113,7 @@ class Mul(torch.autograd.Function):
         return None, da, db
 
 
-def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Form | None:
+def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Kept | None:
     if not wanted:
         return None
     return stash.code(x, "factor") if x.requires_grad and x.shape == y.shape else stash.exact(x)

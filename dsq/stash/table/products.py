@@ -18,7 +18,7 @@ from dsq.linear import linear
 from dsq.ops import linear_passes
 from dsq.ops.products import packed
 from dsq.quantizers import Quantizers
-from dsq.stash.codes import Form, Stash, keep, kept
+from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | Non
 class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
-        keep(ctx, stash.code(x, "linear"), stash.exact(w_NK) if ctx.needs_input_grad[1] else None)
+        keep(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
         ctx.biased = bias is not None
         y = F.linear(x, w_NK, bias)
         # not a view: fairseq's attention scales it in place
@@ -69,7 +69,7 @@ class QuantisedLinear(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
     ) -> Tensor:
         plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
-        w = stash.exact(w_NK) if ctx.needs_input_grad[1] else None
+        w = w_NK if ctx.needs_input_grad[1] else None
         codes, form = stash.find_linear(x, plan.stash)
         y, fresh = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
@@ -129,7 +129,7 @@ class MatMul(torch.autograd.Function):
         return None, da, db
 
 
-def operand(stash: Stash, x: Tensor, wanted: bool) -> Form | None:
+def operand(stash: Stash, x: Tensor, wanted: bool) -> Kept | None:
     """How one factor of a product is kept for the other's gradient: exact where no gradient flows through it (a mask,
     an adjacency, a table of rotations)."""
     if not wanted:
@@ -178,7 +178,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
         x_wanted, w_wanted, _ = ctx.needs_input_grad[1:4]
-        keep(ctx, stash.code(x, "convolution") if w_wanted else None, stash.exact(w) if x_wanted else None)
+        keep(ctx, stash.code(x, "convolution") if w_wanted else None, w if x_wanted else None)
         ctx.geometry, ctx.shapes, ctx.strides = geometry, (x.shape, w.shape), (x.stride(), w.stride())
         return run(x, w, bias)  # type: ignore[no-any-return]
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsq.stash.codes import exact_form, keep, kept
+from dsq.stash.codes import keep, kept
 from dsq.stash.controller import SharedByCopies, Swapped
 from dsq.stash.interception import form_now, in_checkpoint, multi_head_attention_forward
 from dsq.stash.wtacrs.rows import RowSampler, Tokens, index_of, norms_of, scales_of
@@ -123,9 +123,7 @@ class _SampledLinear(torch.autograd.Function):
         sample = sampler.sample(x, z.dtype, reader, tokens)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
-        assert sample.index is not None
-        w = exact_form(w_NK) if ctx.needs_input_grad[0] else None
-        keep(ctx, w, form_now(sample.rows, "linear"), exact_form(sample.index))
+        keep(ctx, w_NK if ctx.needs_input_grad[0] else None, form_now(sample.rows, "linear"), sample.index)
         ctx.sampler, ctx.sample, ctx.reader, ctx.tokens = sampler, sample, reader, tokens
         ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
         return z
@@ -179,8 +177,7 @@ class _SampledMatmul(torch.autograd.Function):
         o = a @ b
         a_kC, rows_2k = _keep(a, o.dtype, sampler)
         b_kC, cols_2k = _keep(b.transpose(-2, -1), o.dtype, sampler)
-        forms = (None if x is None else exact_form(x) for x in (rows_2k, cols_2k))
-        keep(ctx, form_now(a_kC, "product"), form_now(b_kC, "product"), *forms)
+        keep(ctx, form_now(a_kC, "product"), form_now(b_kC, "product"), rows_2k, cols_2k)
         ctx.dtypes = a.dtype, b.dtype
         return o
 

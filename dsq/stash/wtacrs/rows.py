@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.memory import storage_key, weak
+from dsq.stash.memory import weak
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
 
@@ -109,7 +109,7 @@ class RowSampler:
         self.close(expired=True)
         # a contiguous activation is the same one however its tokens are grouped
         rows = x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
-        key = (*storage_key(x), x.storage_offset(), x.numel(), rows, dtype)
+        key = (x.untyped_storage()._cdata, x._version, x.storage_offset(), x.numel(), rows, dtype)
         _, sample = self._open.get(key, (None, None))
         if sample is None or sample.rows is None or reader in sample.readers:
             sample = self._draw(x, dtype, reader, tokens)
