@@ -57,7 +57,7 @@ class Running(NamedTuple):
 
 def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
     """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
-    shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+    shapes = _code_shapes(fmt, layout)
     if codes.device != scales.device:
         raise ValueError(f"codes and scales must be on one device, got {codes.device} and {scales.device}")
     if (codes.shape, scales.shape) != shapes or codes.dtype != torch.uint8 or scales.dtype != torch.uint8:
@@ -65,6 +65,11 @@ def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> N
             f"codes and scales must be uint8 of shapes {shapes[0]} and {shapes[1]}, got "
             f"{codes.dtype} {tuple(codes.shape)} and {scales.dtype} {tuple(scales.shape)}"
         )
+
+
+@lru_cache(maxsize=256)
+def _code_shapes(fmt: Format, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,8 @@ def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Ten
 
 
 def _pack(x: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    check_types(x.dtype)
+    if x.dtype not in FLOATS:
+        check_types(x.dtype)
     x = x.float() if x.dtype is torch.float64 else x
     x = (x.detach() if x.requires_grad else x).contiguous()
     return codec_for(x.device, fmt).pack(x, fmt, layout_of(x.shape, dim), seed)
@@ -180,7 +181,8 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], d
 
 
 def _unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
-    check_types(dtype)
+    if dtype not in FLOATS:
+        check_types(dtype)
     layout = layout_of(shape, dim)
     check_codes(codes, scales, fmt, layout)
     kernels, out = codec_for(codes.device, fmt), torch.float32 if dtype is torch.float64 else dtype

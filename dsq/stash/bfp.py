@@ -34,7 +34,7 @@ from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
 from dsq.packing import Rounding
 from dsq.quantizers import Quantised
 from dsq.stash.codes import Code, What, in_boxes
-from dsq.stash.controller import Controller, check_keys
+from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
@@ -118,12 +118,10 @@ class Bfp(TablePolicy):
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The count of forwards: it seeds stochastic rounding."""
+    def state(self) -> dict[str, Any]:
         return {"forwards": self.forwards}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, ("forwards",))
+    def take(self, state: Mapping[str, Any]) -> None:
         self.forwards = whole_number("forwards", state["forwards"], 0)
 
 
@@ -141,9 +139,11 @@ def _format(bits: int | None, name: str | None, box: int | None, q1: Format | No
 
 @lru_cache(maxsize=64)
 def _formats(fmt: Format, more: tuple[tuple[What, int], ...]) -> dict[What, Format]:
-    """The format of each thing that is kept."""
+    """Return the format of each thing that is kept; nothing if they stay as they are."""
+    if not fmt.packs:
+        return {}
     bits = {what: min(fmt.bits + dict(more).get(what, 0), _MOST) for what in get_args(What)}
-    return {what: fmt.at(bits[what]) if fmt.packs else fmt for what in bits}
+    return {what: fmt.at(bits[what]) for what in bits}
 
 
 class BoxCodec:
@@ -153,8 +153,8 @@ class BoxCodec:
         self.formats, self.seed, self.turns = formats, seed, count(1)
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt, seed = self.formats[what], cast(Any, self.seed)
-        if not fmt.packs:
+        fmt, seed = self.formats.get(what), cast(Any, self.seed)
+        if fmt is None:
             return None
         if seed is not None and torch.compiler.is_compiling():
             seed = torch.randint(2**62, (), device="cpu").item()

@@ -12,7 +12,7 @@ bits and 0.20 at 8, where bfp alone is off by 0.12 and 0.008. With SiLU for ReLU
 0.016).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -28,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import Decode, in_boxes, refuse_create_graph
+from dsq.stash.codes import Decode, Form, in_boxes
 from dsq.stash.controller import Controller, Summary
-from dsq.stash.interception import in_backward, innermost_hooks
+from dsq.stash.interception import code_inputs, in_backward, segment_now
 from dsq.stash.memory import MemoryOrder, parameter_storages, place, storages_of, weak
 from dsq.stash.policy import register
 
@@ -151,33 +150,24 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
     recomputed is not packed: the policy "checkpoint" with "bfp" does that too.
 
     Args:
-        function: a segment; args: its inputs; kwargs: those of torch's checkpoint, ``use_reentrant`` False by default.
+        function: a segment; args: its inputs; kwargs: those of torch's checkpoint.
         fmt: a format of dsq; wider than 16 bits: inputs stay as they are.
     Raises:
-        TypeError: ``fmt`` is no format. RuntimeError: a backward with create_graph=True.
+        TypeError: ``fmt`` is no format. ValueError: ``use_reentrant`` is True. RuntimeError: a backward with
+            create_graph=True.
     """
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
-    layout = _rank_and_width(next((x for x in args if isinstance(x, Tensor)), None))
-    outer_pack, outer_unpack = innermost_hooks() or (_itself, _itself)
+    if kwargs.pop("use_reentrant", False):
+        raise ValueError("use_reentrant must be False: checkpoints that re-enter keep their inputs as they are")
 
-    def pack_one(x: Tensor) -> Any:
-        wanted = fmt.packs and type(x) is Tensor and x.grad_fn is not None and _rank_and_width(x) == layout
-        return _packed(x, fmt) if wanted else outer_pack(x)
+    def run(*given: Any, **named: Any) -> Any:
+        segment = segment_now()  # None where it is recomputed
+        if segment is not None and fmt.packs:
+            code_inputs(segment, lambda x: _packed(x, fmt))
+        return function(*given, **named)
 
-    def unpack_one(kept: Any) -> Tensor:
-        return kept.unpacked() if isinstance(kept, _Packed) else outer_unpack(kept)
-
-    with saved_tensors_hooks(pack_one, unpack_one):
-        return checkpoint(function, *args, **{"use_reentrant": False, **kwargs})
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x
-
-
-def _rank_and_width(x: Tensor | None) -> tuple[int, ...]:
-    return () if x is None or not x.dim() else (x.dim(), x.shape[-1])
+    return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
 
 @dataclass(eq=False)
@@ -190,19 +180,18 @@ class _Packed:
     dtype: torch.dtype
     source: StorageWeakRef  #: while it lives no other storage has the address by which the input is known
 
-    def unpacked(self) -> Tensor:
-        refuse_create_graph()
-        return self.order.restore(self.decode(self.codes, self.dtype))
+    def value(self, codes: Sequence[Tensor]) -> Tensor:
+        return self.order.restore(self.decode(codes, self.dtype))
 
 
 #: by memory, order and format: an input of many segments (the encoder's output, to a decoder's blocks) is packed once
 _inputs: WeakValueDictionary[Any, _Packed] = WeakValueDictionary()
 
 
-def _packed(x: Tensor, fmt: Format) -> _Packed:
+def _packed(x: Tensor, fmt: Format) -> Form:
     place_of_x, order, values = place(x)
     key = place_of_x, order, fmt
     found = _inputs.get(key)
     if found is None:
         found = _inputs[key] = _Packed(*in_boxes(values, fmt, None), order, x.dtype, weak(x))
-    return found
+    return Form(found.codes, found.value)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
@@ -74,43 +75,90 @@ class Controller(SharedByCopies):
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
 
+    sees_first: ClassVar[bool] = False  #: whether an operation comes to it before it comes to other policies
+
     model: nn.Module
     name: str = ""  # set by apply
+    compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
     hooks: list[Removable] = field(default_factory=list, repr=False)  #: which remove() takes away
+    parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
+        """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
         recomputation of a part of one."""
         return nullcontext()
 
+    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model while a compiler traces the call into a graph; RuntimeError for a policy that takes none."""
+        raise RuntimeError(COMPILE_BEFORE)
+
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once. What a
-        compiler traces is left to policy.py's hook."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_entered():
+        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once.
+
+        RuntimeError where the model, or a block of it, was compiled after the policy came, and under torch.func.
+        """
+        if torch.compiler.is_compiling():
+            return self.traced(run, *args, **kwargs)
+        if not torch.is_grad_enabled() or self in RUNNING.entered:
             return run(*args, **kwargs)
-        with again(((self, module),)):
-            return run(*args, **kwargs)
+        given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
+        if given_up or not (self.compiles or next(compiled_blocks(module), None) is None):
+            raise RuntimeError(COMPILE_BEFORE)
+        self.parts = frozenset()
+        return self.entered(module, run, *args, **kwargs)
 
     def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a part of the model under the policy; inside of the model's forward, as it is."""
-        return Controller.call(self, self.model, run, *args, **kwargs)
+        """Call a part of the model under the policy; inside of the model's forward, as it is.
 
-    def is_entered(self) -> bool:
-        """Whether this thread is inside of a forward under the policy."""
-        return self in RUNNING.entered
+        Parts that are called one after another are one forward, until one of them comes again.
+        """
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self in RUNNING.entered:
+            return run(*args, **kwargs)
+        self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
+        return self.entered(self.model, run, *args, **kwargs)
+
+    def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``run`` in what ``around`` gives."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError(
+                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
+                "first (dsq.unconvert(model), controller.remove())"
+            )
+        with again(((self, module),)):
+            return run(*args, **kwargs)
 
     def report(self) -> Summary:
         """The latest training forward in numbers."""
         return Summary(self.name, self.attached)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; {} where the policy keeps nothing between steps."""
+    def state(self) -> dict[str, Any]:
+        """Return what the policy keeps between steps: tensors and plain values."""
         return {}
 
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` and the shapes of the model's parameters; {} if the policy keeps nothing between steps."""
+        state = self.state()
+        return state and {"parameters": _shapes(self.model), **state}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what state_dict gave; ValueError names missing or unexpected keys."""
-        check_keys(self.name, state, ())
+        """Take back what state_dict gave; ValueError names missing or unexpected keys, and parameters that differ."""
+        got, expected = sorted(state) if isinstance(state, Mapping) else repr(state), sorted(self.state_dict())
+        if got != expected:
+            raise ValueError(f"state of policy {self.name!r} must have the keys {expected}, got {got}")
+        saved = state.get("parameters", {})
+        if not isinstance(saved, Mapping):
+            raise ValueError(f"state of policy {self.name!r} must have the shapes of the parameters, got {saved!r}")
+        ours = _shapes(self.model) if expected else {}
+        for name in ours | dict(saved):
+            here, there = ours.get(name, "none"), saved.get(name, "none")
+            if here != there:
+                text = f"must be this model's, whose {name} is {here}; the state's is {there}"
+                raise ValueError(f"state of policy {self.name!r} {text}")
+        self.take(state)
 
     def restore(self, module: nn.Module) -> None:
         """Take back what the policy changed of this module of the model, or of a copy of it, hooks aside."""
@@ -154,6 +202,30 @@ class Running(threading.local):
 
 RUNNING = Running()
 
+COMPILE_BEFORE = (
+    "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
+    "compiled = torch.compile(model) or to a model of which each block was compiled (bfp, mesa)"
+)
+
+
+def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each
+    that holds its compiled call.
+
+    They are found by name, as importing torch._dynamo to ask takes a second.
+    """
+    left: list[nn.Module | None] = [model]
+    while left:  # before each forward: children() also reads their names
+        module = left.pop()
+        if module is None:
+            continue
+        if type(module).__name__ == "OptimizedModule":
+            yield module, "forward"
+        elif module._compiled_call_impl is not None:
+            yield module, "_compiled_call_impl"
+        else:
+            left.extend(module._modules.values())
+
 
 @contextmanager
 def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
@@ -163,7 +235,7 @@ def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             for policy, module in entering:
-                if not policy.is_entered():
+                if policy not in RUNNING.entered:
                     RUNNING.entered[policy] = module
                     stack.enter_context(policy.around(module))
             yield
@@ -181,38 +253,21 @@ def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
     return tuple(RUNNING.entered.items())
 
 
-def check_keys(name: str, state: Mapping[str, Any], expected: tuple[str, ...]) -> None:
-    """ValueError when a policy's state has missing or unexpected keys, or is no mapping."""
-    got = sorted(state) if isinstance(state, Mapping) else repr(state)
-    if got != sorted(expected):
-        raise ValueError(f"state of policy {name!r} must have the keys {sorted(expected)}, got {got}")
-
-
-def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """What a policy's state keeps to tell its model from another."""
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return what a policy's state keeps to tell its model from another."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def check_parameters(policy: str, model: nn.Module, saved: Mapping[str, tuple[int, ...]]) -> None:
-    """ValueError where a policy's state is of a model with other parameters than this one."""
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"state of policy {policy!r} must have the shapes of the parameters, got {saved!r}")
-    ours = parameter_shapes(model)
-    for name in ours | dict(saved):
-        here, there = ours.get(name, "none"), saved.get(name, "none")
-        if here != there:
-            raise ValueError(
-                f"state of policy {policy!r} must be this model's, whose {name} is {here}; the state's is {there}"
-            )
 
 
 # ---- calls of a model go through its policies
 
 
 def applied(model: nn.Module) -> dict[str, Controller]:
-    """The policies applied to this very module (not to its children), name to controller, the first applied first."""
-    here: dict[str, Controller] = model.__dict__.get(APPLIED, {})
+    """Return the policies applied to this very module, name to controller: what sees an operation first comes first."""
+    here: dict[str, Controller] = model.__dict__.get(APPLIED, _NONE)
     return here
+
+
+_NONE: dict[str, "Controller"] = {}
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
@@ -222,7 +277,8 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 
     The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
-    model.__dict__.setdefault(APPLIED, {})[controller.name] = controller
+    here, new = applied(model), {controller.name: controller}
+    model.__dict__[APPLIED] = new | here if controller.sees_first else here | new
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
         if module is not model:
             module.__dict__.setdefault(_PART_OF, []).append(controller)
@@ -267,7 +323,7 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
 
 def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
-    for policy in applied(model).values():
+    for policy in model.__dict__.get(APPLIED, _NONE).values():
         run = partial(policy.call, model, run)
     for policy in model.__dict__.get(_PART_OF, ()):
         run = partial(policy.call_part, model, run)

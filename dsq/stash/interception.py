@@ -4,7 +4,7 @@ The mode looks each function up in the table (dsq/stash/table): a row runs in it
 torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
-from dsq.stash.codes import Codec, Form, Kept, Stash, What
+from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
 from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
 from dsq.stash.table import TABLE, Row
 
+_PLAIN = (Tensor, nn.Parameter)
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
 
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
@@ -72,48 +73,63 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.__pow__:
             func = torch.pow
         row = self.rows.get(func)
-        if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
+        if row is None or not torch.is_grad_enabled() or "out" in kwargs:
             return func(*args, **kwargs)
-        if not torch.compiler.is_compiling():
-            top = innermost_hooks()
-            if top is not None or self.stash.segment is not None:
-                self._follow_checkpoint(None if top is None else top[0])
+        wanted = False
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                if type(value) not in _PLAIN:  # a DTensor, say, has operations of its own
+                    return func(*args, **kwargs)
+                wanted = wanted or value.requires_grad
+        if not wanted:
+            return func(*args, **kwargs)
+        if not torch.compiler.is_compiling() and (innermost_hooks() is not None or self.stash.segment is not None):
+            self._follow_checkpoint(segment_now())
         return row(self.stash, *args, **kwargs)
 
-    def _follow_checkpoint(self, pack: Any) -> None:
+    def _follow_checkpoint(self, segment: Any) -> None:
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
-        segment = None
-        if isinstance(pack, FunctionType) and pack.__code__ is _PACK:
-            segment = pack.__closure__[0].cell_contents  # type: ignore[index]
         if segment is not self.stash.segment:
             if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
                 self.stash.enter_segment(None)
                 segment.recompute_fn = _UnderPolicies(segment.recompute_fn, entered_now())
-                segment.get_inputs = _Inputs.of(segment.saved_args, self.stash)
-                segment.saved_args = []
+                code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
             self.stash.enter_segment(segment)
+
+
+#: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
+_PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
+
+
+def segment_now() -> Any:
+    """Return the segment of torch.utils.checkpoint whose forward this thread is in; None outside of all."""
+    top = innermost_hooks()
+    if top is None or not isinstance(top[0], FunctionType) or top[0].__code__ is not _PACK:
+        return None
+    return top[0].__closure__[0].cell_contents  # type: ignore[index]
+
+
+def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
+    """Have a segment keep by ``code`` its hidden states: its first tensor, and those of the same rank and width."""
+    if isinstance(segment.get_inputs, _Inputs):
+        return
+    kept: list[Any] = []
+    layout = None
+    for argument in segment.saved_args:
+        with torch.no_grad():  # an outer checkpoint's may be in codes, which are unpacked as in a backward
+            x = argument.unpack() if isinstance(argument, SavedTensor) else None
+        layout = layout or (None if x is None else (x.dim(), *x.shape[-1:]))
+        hidden = x is not None and x.grad_fn is not None and (x.dim(), *x.shape[-1:]) == layout
+        form = code(x) if x is not None and hidden else None
+        kept.append((form, x.requires_grad) if x is not None and isinstance(form, Form) else argument)
+    segment.get_inputs, segment.saved_args = _Inputs(kept), []
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a checkpoint's segment: hidden states, the first tensor and those of its rank, in codes."""
+    """The inputs of a checkpoint's segment, hidden states in codes."""
 
     kept: list[Any]  #: values, SavedTensors, or pairs of a Form and whether a gradient is wanted
-
-    @classmethod
-    def of(cls, saved: list[Any], stash: Stash) -> "_Inputs":
-        kept: list[Any] = []
-        rank = None
-        for argument in saved:
-            with torch.no_grad():  # a packed checkpoint unpacks its own, as in a backward
-                x = argument.unpack() if isinstance(argument, SavedTensor) else None
-            if x is not None and rank is None:
-                rank = x.dim()
-            if x is not None and x.grad_fn is not None and x.dim() == rank:
-                kept.append((stash.code(x, "boundary"), x.requires_grad))
-            else:
-                kept.append(argument)
-        return cls(kept)
 
     def __call__(self) -> list[Any]:
         return [self._value(item) for item in self.kept]
@@ -122,6 +138,7 @@ class _Inputs:
         if isinstance(item, SavedTensor):
             return item.unpack()
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], Form):
+            refuse_create_graph()
             form, wanted = item
             return form.make(form.tensors).detach().requires_grad_(wanted)
         return item
@@ -139,27 +156,11 @@ class _UnderPolicies:
             return self.run(*args, **kwargs)
 
 
-def _takes(values: Iterable[Any]) -> bool:
-    """Whether a row takes these: one wants a gradient, and none is a DTensor, say, which has operations of its own."""
-    wanted = False
-    for value in values:
-        if isinstance(value, Tensor):
-            if type(value) is not Tensor and type(value) is not nn.Parameter:
-                return False
-            wanted = wanted or value.requires_grad
-    return wanted
-
-
-#: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
-_PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
-
-
 class TablePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
     by_parts = True
     latest: Stash | None = None  #: of the latest training forward
-    parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
     def codec(self, module: nn.Module) -> Codec:
@@ -170,23 +171,13 @@ class TablePolicy(Controller):
         """The codec of all forwards of a graph that is compiled around the model; None if the policy has none."""
         return None
 
-    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under the policy, also where a compiler traces this call into a graph."""
-        if not torch.compiler.is_compiling():
-            if not self.is_entered():
-                self.parts = frozenset()
-            return super().call(module, run, *args, **kwargs)
+    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model under a mode that the compiler traces too."""
         codec = self.traced_codec()
         if codec is None:
-            return super().call(module, run, *args, **kwargs)
+            return super().traced(run, *args, **kwargs)
         with Interception(Stash(codec), self.rows):
             return run(*args, **kwargs)
-
-    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As above; parts that are called one after another are one forward, until one of them comes again."""
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and not self.is_entered():
-            self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
-        return super().call_part(part, run, *args, **kwargs)
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
@@ -214,18 +205,7 @@ class TablePolicy(Controller):
         return ()
 
 
-def traced_in() -> bool:
-    """Whether the code that a compiler traces now is under a policy of the table."""
-    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    return any(isinstance(mode, Interception) for mode in modes)
-
-
-def form_now(x: Tensor, what: What) -> Kept:
-    """Return ``x`` as the policy of the table keeps it in whose forward this thread is; exact without one. For autograd
-    functions of other policies."""
-    return RUNNING.stashes[-1].code(x, what) if RUNNING.stashes else x
-
-
-def codec_now() -> Codec | None:
-    """The codec of the policy of the table in whose forward this thread is. For operators of compiled graphs."""
-    return RUNNING.stashes[-1].codec if RUNNING.stashes else None
+def stash_now() -> Stash:
+    """Return the stash of the policy of the table in whose forward this thread is; one that codes nothing without one.
+    For autograd functions of other policies, and operators of compiled graphs."""
+    return RUNNING.stashes[-1] if RUNNING.stashes else Stash(EXACT)

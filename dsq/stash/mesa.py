@@ -24,8 +24,8 @@ from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code, What
-from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
-from dsq.stash.interception import TablePolicy, codec_now
+from dsq.stash.controller import Controller
+from dsq.stash.interception import TablePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -127,13 +127,11 @@ class Mesa(TablePolicy):
     def details(self) -> tuple[str, ...]:
         return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         ranges = {key: value.clone() for key, value in self.ranges.alpha_beta.items()}
-        return {"parameters": parameter_shapes(self.model), "ranges": ranges, "count": self.ranges.count}
+        return {"ranges": ranges, "count": self.ranges.count}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, ("parameters", "ranges", "count"))
-        check_parameters(self.name, self.model, state["parameters"])
+    def take(self, state: Mapping[str, Any]) -> None:
         self.ranges.alpha_beta = {key: value.clone() for key, value in state["ranges"].items()}
         self.ranges.count = state["count"]
 
@@ -181,7 +179,7 @@ class RangeCodec:
 
 
 def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
-    codec = codec_now()
+    codec = stash_now().codec
     if not isinstance(codec, RangeCodec):  # a block called by itself: a tensor's own range serves
         codec = RangeCodec(frozenset(), RunningRanges(0.0, "nearest", 0), 1)
     packed = codec.pack(key, values.contiguous(), Groups(run, number))

@@ -12,7 +12,7 @@ from dsq.packing import quantize
 from dsq.quantizers import Quantised
 from dsq.stash.controller import applied
 from dsq.stash.memory import parameter_storages, weak
-from dsq.stash.meter import GraphMeter, next_node
+from dsq.stash.meter import GraphMeter
 
 
 class Observation:
@@ -28,7 +28,7 @@ class Observation:
 
     def __init__(self, model: nn.Module, once: bool = True) -> None:
         self.model, self.once = model, once
-        self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
+        self._handles: dict[nn.Module, RemovableHandle] = {}
         self._seen: set[nn.Module] = set()
         self._before_that: dict[str, float] = {}
         self.begin()
@@ -38,12 +38,10 @@ class Observation:
         self._before_that = self.metrics()
         self._meter = GraphMeter(set())
         self._inputs: dict[tuple[int, int, int], StorageWeakRef] = {}  #: by where they lie, which no other may take
-        self._first_nodes: dict[nn.Module, list[int]] = {}
         self._seen, self._squares, self._errors = set(), 0.0, 0.0
         for layer in self.model.modules():
             if isinstance(layer, Quantised) and layer not in self._handles:  # hooks that wait stay: others compile anew
-                hooks = layer.register_forward_pre_hook(self._before), layer.register_forward_hook(self._after)
-                self._handles[layer] = hooks
+                self._handles[layer] = layer.register_forward_hook(self._after, with_kwargs=True)
 
     def end(self) -> None:
         """See no more forwards."""
@@ -79,26 +77,21 @@ class Observation:
         kept = {"model": self.model, "once": self.once, "_before_that": self.metrics()}
         return {**kept, "_handles": {}, "_seen": set()}
 
-    def _before(self, layer: nn.Module, args: Any) -> None:
-        if layer in self._handles and not self.paused and not torch.compiler.is_compiling():
-            self._first_nodes.setdefault(layer, []).append(next_node())
-
     @torch.no_grad()
-    def _after(self, layer: Any, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():  # a graph is not looked into
+    def _after(self, layer: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self.paused or layer not in self._handles:  # a graph is not looked into
             return
-        first_nodes = self._first_nodes.get(layer) if layer in self._handles and not self.paused else None
-        if not first_nodes:
-            return
-        first_node, y = first_nodes.pop(), output[0] if isinstance(output, tuple) else output
+        y = output[0] if isinstance(output, tuple) else output
         plain = not isinstance(layer, Quantised)  # as dsq.report runs it too, or after dsq.unconvert
         if plain or y.grad_fn is None or (self.once and not layer.training):
             return
         self._seen.add(layer)
         self._meter.ignore(parameter_storages(layer))  # now: fully_shard gathers weights for the forward
-        self._meter.add([y], first_node)
-        if args and isinstance(args[0], Tensor):
-            x = args[0].to_local() if hasattr(args[0], "to_local") else args[0]  # of a DTensor, this rank's
+        inputs: list[Any] = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        before = [x.grad_fn._sequence_nr() for x in inputs if x.grad_fn is not None]
+        self._meter.add([y], max(before, default=-1) + 1)  # the nodes that were made since its inputs
+        if inputs:
+            x = inputs[0].to_local() if hasattr(inputs[0], "to_local") else inputs[0]  # of a DTensor, this rank's
             storage = weak(x)
             self._inputs[storage.cdata, int(x.storage_offset()), x.numel()] = storage
             if self.once:
@@ -110,5 +103,5 @@ class Observation:
             self._remove(layer)
 
     def _remove(self, layer: nn.Module) -> None:
-        for handle in self._handles.pop(layer, ()):
-            handle.remove()
+        if layer in self._handles:
+            self._handles.pop(layer).remove()

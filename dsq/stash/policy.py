@@ -31,12 +31,10 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from dsq.arguments import choice
 from dsq.process_memory import give_memory_back
-from dsq.stash.controller import Controller, applied, intercept
-from dsq.stash.interception import TablePolicy, traced_in
+from dsq.stash.controller import COMPILE_BEFORE, Controller, applied, compiled_blocks, intercept
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
 
@@ -99,11 +97,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     if "torch._dynamo" in sys.modules:  # what was compiled before a policy is compiled anew, under its mode
         sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)
-    controller.name = policy
+    controller.name, controller.compiles = policy, entry.compiles
     intercept(controller, model)  # controller.remove() takes it back
-    traces = isinstance(controller, TablePolicy) and controller.traced_codec() is not None
-    refuse = _RefuseCompiled(_compiled_calls(model), traces)
-    controller.hooks.append(model.register_forward_pre_hook(refuse, prepend=True))
     _ROOTS.add(model)
     return controller
 
@@ -141,59 +136,7 @@ def _check_compiled(model: nn.Module, entry: Policy) -> None:
         able = ", ".join(p for p in policies() if _POLICIES[p].compiles)
         raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile go {able}")
     if found.get(model, "forward") != "forward":
-        raise ValueError(_COMPILE_BEFORE)
-
-
-# ---- torch.compile: found by name, as importing torch._dynamo to ask takes a second ----
-
-_COMPILE_BEFORE = (
-    "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
-    "compiled = torch.compile(model) or to a model of which each block was compiled (bfp, mesa)"
-)
-
-
-@dataclass(frozen=True)
-class _RefuseCompiled:
-    """A forward pre-hook: RuntimeError where the model is compiled, or a block that was not when the policy came; and
-    under torch.func, which takes neither saved-tensor hooks nor the table's autograd functions."""
-
-    known: set[Callable[..., Any]]
-    traces: bool  #: whether a compiler may trace the policy into a graph around the model
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            if not (self.traces and traced_in()):
-                raise RuntimeError(_COMPILE_BEFORE)
-            return
-        given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
-        if given_up or (torch.is_grad_enabled() and not _compiled_calls(module) <= self.known):
-            raise RuntimeError(_COMPILE_BEFORE)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RuntimeError(
-                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
-                "first (dsq.unconvert(model), controller.remove())"
-            )
-
-
-def _compiled_calls(model: nn.Module) -> set[Callable[..., Any]]:
-    return {getattr(block, name) for block, name in compiled_blocks(model)}
-
-
-def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each that
-    holds its compiled call.
-    """
-    left: list[nn.Module | None] = [model]
-    while left:  # before each forward: children() also reads their names
-        module = left.pop()
-        if module is None:
-            continue
-        if type(module).__name__ == "OptimizedModule":
-            yield module, "forward"
-        elif module._compiled_call_impl is not None:
-            yield module, "_compiled_call_impl"
-        else:
-            left.extend(module._modules.values())
+        raise ValueError(COMPILE_BEFORE)
 
 
 @contextmanager

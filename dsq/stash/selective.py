@@ -21,10 +21,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import Code, Stash, What
+from dsq.stash.codes import EXACT, Codec, Stash
 from dsq.stash.controller import Controller, applied
 from dsq.stash.interception import TablePolicy
-from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.table import TABLE, Row, masks, norms, products
 
@@ -68,7 +67,7 @@ def attach(model: nn.Module) -> Controller:
 
 
 class Selective(TablePolicy):
-    """Its own codec, which codes nothing."""
+    """The rows, with nothing coded; another policy of the table takes their place."""
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
@@ -78,8 +77,5 @@ class Selective(TablePolicy):
         with super().around(module):
             yield
 
-    def codec(self, module: nn.Module) -> "Selective":
-        return self
-
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        return None
+    def codec(self, module: nn.Module) -> Codec:
+        return EXACT

@@ -29,14 +29,13 @@ from torch.utils._pytree import tree_leaves
 
 from dsq.arguments import choice, number, whole_number
 from dsq.stash.codes import Codec
-from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
+from dsq.stash.controller import RUNNING, Controller
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, BitPlan, Sensitivities
 from dsq.stash.gact.step import Dual, RecomputedForward, TrainingForward, differentiable, sensitivities, watched
 from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
-_STATE = ("parameters", "step", "next_adaptation", "plan")
 
 
 class Gact(TablePolicy):
@@ -57,7 +56,7 @@ class Gact(TablePolicy):
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
-        if in_backward() or not torch.is_grad_enabled() or self.is_entered():
+        if in_backward() or not torch.is_grad_enabled() or self in RUNNING.entered:
             return super().call(module, run, *args, **kwargs)
         self.inputs = args, kwargs
         output = super().call(module, run, *args, **kwargs)
@@ -134,17 +133,10 @@ class Gact(TablePolicy):
             lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
         return tuple(lines)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "parameters": parameter_shapes(self.model),
-            "step": self.step,
-            "next_adaptation": self.next_adaptation,
-            "plan": self.plan.state_dict(),
-        }
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "next_adaptation": self.next_adaptation, "plan": self.plan.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, _STATE)
-        check_parameters(self.name, self.model, state["parameters"])
+    def take(self, state: Mapping[str, Any]) -> None:
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
         self.plan.load_state_dict(state["plan"])
 

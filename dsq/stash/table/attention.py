@@ -7,13 +7,15 @@ exp(q k - lse) would not sum to 1, and the gradient of a peaked attention grows 
 bits and logits of standard deviation 36).
 """
 
-from math import sqrt
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dsq.kernels.dispatch import define
+from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Stash, keep, kept
 
 
@@ -68,8 +70,8 @@ def fused(
     enable_gqa: bool = False,
 ) -> Tensor:
     """F.scaled_dot_product_attention."""
-    function: Any = TracedAttention if torch.compiler.is_compiling() else Attention
-    return function.apply(stash, query, key, value, attn_mask, (dropout_p, is_causal, scale, enable_gqa))  # type: ignore[no-any-return]
+    options = dropout_p, is_causal, scale, enable_gqa
+    return Attention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Attention(torch.autograd.Function):
@@ -79,94 +81,82 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
-        random = None
-        if options[0]:
-            random = stash.exact(torch.cuda.get_rng_state(q.device) if q.is_cuda else torch.get_rng_state())
         forms = [stash.code(x, "attention") for x in (q, k, v)]
-        keep(ctx, *forms, None if mask is None else stash.exact(mask), random)
-        ctx.options = options
-        return _attend(q, k, v, mask, options)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, random = kept(ctx)
-        inputs: list[Any] = [
-            x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(wanted)
-            for x, wanted in zip((q, k, v, mask), ctx.needs_input_grad[1:5], strict=True)
-        ]
-        devices = [dy.device] if random is not None and dy.is_cuda else []
-        with torch.random.fork_rng(devices, enabled=random is not None), torch.enable_grad():
-            if random is not None:
-                torch.cuda.set_rng_state(random, dy.device) if dy.is_cuda else torch.set_rng_state(random)
-            y = _attend(inputs[0], inputs[1], inputs[2], inputs[3], ctx.options)
-        wanted = [x for x in inputs if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad(y, wanted, dy))
-        return None, *(next(found) if x is not None and x.requires_grad else None for x in inputs), None
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-    dropout, causal, scale, gqa = options
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-
-
-class TracedAttention(torch.autograd.Function):
-    """Written out for compilers: the backward makes one layer's map, of the rounded q and k.
-
-    Shape suffixes: L queries, S keys, D features.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
-    ) -> Tensor:
-        dropout, _, _, gqa = options
-        forms = [stash.code(x, "attention") for x in (q, k, v)]
-        noise = None
-        if dropout:
-            lead = torch.broadcast_shapes(q.shape[:-2], _grouped(k, q, gqa).shape[:-2])
-            noise = torch.rand((*lead, q.shape[-2], k.shape[-2]), device=q.device) >= dropout
-            y = _map(q, k, mask, options) * noise / (1 - dropout) @ _grouped(v, q, gqa)
+        if torch.compiler.is_compiling():
+            dtype = autocast_dtype(q) or q.dtype  # which PyTorch's function asks for, an operator does not
+            y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), mask, *options)
         else:
-            y = _attend(q, k, v, mask, options)
-        keep(ctx, *forms, None if mask is None else stash.exact(mask), None if noise is None else stash.bits(noise))
+            y, random = _attend(q, k, v, mask, *options)
+        dropped = random if options[0] else None
+        keep(
+            ctx, *forms, None if mask is None else stash.exact(mask), None if dropped is None else stash.exact(dropped)
+        )
         ctx.options = options
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, noise = kept(ctx)
-        dropout, _, scale, gqa = ctx.options
-        q, k, v = (x.to(dy.dtype) for x in (q, k, v))
-        p_LS = _map(q, k, mask, ctx.options)
-        kept_LS = p_LS if noise is None else p_LS * noise.to(p_LS.dtype) / (1 - dropout)
-        dv = kept_LS.mT @ dy
-        dp_LS = dy @ _grouped(v, q, gqa).mT
-        if noise is not None:
-            dp_LS = dp_LS * noise.to(p_LS.dtype) / (1 - dropout)
-        ds_LS = p_LS * (dp_LS - (dp_LS * p_LS).sum(-1, keepdim=True))
-        factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
-        dq, dk = factor * (ds_LS @ _grouped(k, q, gqa)), factor * (ds_LS.mT @ q)
-        dmask = ds_LS.sum_to_size(mask.shape) if mask is not None and ctx.needs_input_grad[4] else None
-        return None, dq.sum_to_size(q.shape), _ungrouped(dk, k, gqa), _ungrouped(dv, v, gqa), dmask, None
+        given, wanted = kept(ctx), ctx.needs_input_grad[1:5]
+        again: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
+        found = again(dy, *given, *ctx.options, wanted)
+        return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None
 
 
-def _grouped(x: Tensor, q: Tensor, gqa: bool) -> Tensor:
-    return x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) if gqa else x
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> tuple[Tensor, Tensor]:
+    """The result, and the state of the random numbers that its dropout drew from; an empty one without dropout."""
+    random = _random_state(q.device) if dropout else q.new_empty(0, dtype=torch.uint8)
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+    return y, random
 
 
-def _ungrouped(gradient: Tensor, x: Tensor, gqa: bool) -> Tensor:
-    if gqa:
-        gradient = torch.unflatten(gradient, -3, (x.shape[-3], -1)).sum(-3)
-    return gradient.sum_to_size(x.shape)
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _map(q: Tensor, k: Tensor, mask: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-    _, causal, scale, gqa = options
-    scores = (q @ _grouped(k, q, gqa).mT) * (1 / sqrt(q.shape[-1]) if scale is None else scale)
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    elif mask is not None:
-        scores = scores + mask.to(scores.dtype)
-    return cast(Tensor, torch.ops.aten._safe_softmax(scores, -1))
+def _attend_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    random: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
+    inputs: list[Any] = [
+        x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
+        for x, asked in zip((q, k, v, mask), wanted, strict=True)
+    ]
+    devices = [dy.device] if random is not None and dy.is_cuda else []
+    with torch.random.fork_rng(devices, enabled=random is not None), torch.enable_grad():
+        if random is not None:
+            torch.cuda.set_rng_state(random, dy.device) if dy.is_cuda else torch.set_rng_state(random)
+        y, _ = _attend(inputs[0], inputs[1], inputs[2], inputs[3], dropout, causal, scale, gqa)
+    found = iter(torch.autograd.grad(y, [x for x, asked in zip(inputs, wanted, strict=True) if asked], dy))
+    return [next(found) if asked else dy.new_empty(0) for asked in wanted]
+
+
+_OPTIONS = "float dropout, bool causal, float? scale, bool gqa"
+# a compiler sees operators: PyTorch's own kernel runs in a graph as it does outside of one
+define(
+    f"attend(Tensor q, Tensor k, Tensor v, Tensor? mask, {_OPTIONS}) -> (Tensor, Tensor)",
+    lambda q, *rest: tuple(x.contiguous() for x in _attend(q, *rest)),
+    lambda q, k, v, mask, dropout, *_: (
+        q.new_empty((*q.shape[:-1], v.shape[-1])),
+        q.new_empty(_random_state(q.device).numel() if dropout else 0, dtype=torch.uint8),
+    ),
+)
+define(
+    "attend_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? random, "
+    f"{_OPTIONS}, bool[] wanted) -> Tensor[]",
+    lambda *args: [x.contiguous() for x in _attend_backward(*args)],
+    lambda dy, q, k, v, mask, random, *rest: [
+        dy.new_empty(x.shape if asked else 0) for x, asked in zip((q, k, v, mask), rest[-1], strict=True)
+    ],
+)

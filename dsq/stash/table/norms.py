@@ -15,6 +15,7 @@ from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Kept, Stash, keep, kept
 
 aten = torch.ops.aten
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def layer_norm(
@@ -30,7 +31,7 @@ class LayerNorm(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         axes = tuple(range(-len(shape), 0))
-        if autocast_dtype(x) is not None:  # which may cast x first
+        if _any_autocast() and autocast_dtype(x) is not None:  # which may cast x first
             y = F.layer_norm(x, shape, weight, bias, eps)
             wide = x.to(torch.promote_types(y.dtype, torch.float32))
             variance, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
@@ -61,11 +62,11 @@ def _keep(
     ctx: Any,
     stash: Stash,
     y: Tensor,
-    forms: tuple[Kept, Tensor],
+    forms: tuple[Kept, ...],
     weight: Tensor | None,
     scales: tuple[Tensor | None, Tensor | None],
 ) -> None:
-    """Keep x^, 1 / deviation and the weight. ``scales``: weight and bias as they broadcast; y is made by them."""
+    """Keep x^, what else ``forms`` has, and the weight. ``scales``: weight and bias as they broadcast, which make y."""
     keep(ctx, *forms, weight)
     if (scales[0] is None) == (scales[1] is None):
         stash.derive(y, (forms[0], *scales) if scales[0] is not None else forms[:1], _scaled)
@@ -142,65 +143,50 @@ def batch_norm(
     running = running_mean, running_var
     if input.dim() < 2 or (training and input.numel() == input.shape[1]):
         return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
-    if training or (weight is not None and weight.requires_grad):
-        return BatchNorm.apply(stash, input, weight, bias, running, training, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
-    return FrozenBatchNorm.apply(input, weight, bias, *running, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return BatchNorm.apply(stash, input, weight, bias, running, training, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class BatchNorm(torch.autograd.Function):
+    """By running statistics, x^ is no unit, and is kept for the gradient of the scale alone."""
+
     @staticmethod
     def forward(
         ctx: Any, stash: Stash, x: Tensor, weight: Any, bias: Any, running: Any, training: bool, *options: float
     ) -> Tensor:
-        eps = options[1]
-        if not training:  # before the call: it may be given as a view of what changes
-            by_channel = running[0].clone(), (running[1] + eps).rsqrt()
+        ctx.training, ctx.eps = training, options[1]
         y, *batch = aten.native_batch_norm(x, weight, bias, *running, training, *options)
-        centre, inverse = (_channels(t, x) for t in (batch if training else by_channel))
-        unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
+        scales = _channels(weight, x), _channels(bias, x)
         if training:
-            axes = tuple(axis for axis in range(x.dim()) if axis != 1)
+            centre, inverse = (_channels(t, x) for t in batch)
+            unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
+            axes, eps = tuple(axis for axis in range(x.dim()) if axis != 1), ctx.eps
             form = stash.restored(
                 unit, "batchnorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
             )
-        else:  # x^ is no unit
-            form = stash.code(unit, "batchnorm")
-        _keep(ctx, stash, y, (form, deviations), weight, (_channels(weight, x), _channels(bias, x)))
-        ctx.training = training
+            _keep(ctx, stash, y, (form, deviations), weight, scales)
+        elif weight is not None and weight.requires_grad:
+            inverse = _channels((running[1] + ctx.eps).rsqrt(), x)
+            form = stash.code((x - _channels(running[0], x)).mul_(inverse).to(y.dtype), "batchnorm")
+            _keep(ctx, stash, y, (form, *running), weight, scales)
+        else:
+            keep(ctx, None, *running, weight)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = kept(ctx)
+        unit, *statistics, weight = kept(ctx)
         dx_wanted, *parameters = ctx.needs_input_grad[1:4]
-        if not ctx.training:
-            axes = [axis for axis in range(dy.dim()) if axis != 1]
-            factor = inverse if weight is None else inverse * _channels(weight, dy)
-            dw = (dy * unit).sum(axes) if parameters[0] else None
-            return None, dy * factor, dw, dy.sum(axes) if parameters[1] else None, *[None] * 4
-        dx, dw, db = aten.native_batch_norm_backward(
-            dy, unit, weight, None, None, *_standard(inverse.flatten()), True, 0.0, [dx_wanted, *parameters]
+        if ctx.training:
+            dx, dw, db = aten.native_batch_norm_backward(
+                *(dy, unit, weight, None, None, *_standard(statistics[0].flatten()), True, 0.0),
+                [dx_wanted, *parameters],
+            )
+            return None, None if dx is None else dx.mul_(statistics[0]), dw, db, *[None] * 4
+        dx, _, db = aten.native_batch_norm_backward(
+            dy, dy, weight, *statistics, None, None, False, ctx.eps, [dx_wanted, False, parameters[1]]
         )
-        return None, None if dx is None else dx.mul_(inverse), dw, db, *[None] * 4
-
-
-class FrozenBatchNorm(torch.autograd.Function):
-    """By running statistics and with a frozen scale: the gradient reads nothing of x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
-    ) -> Tensor:
-        keep(ctx, weight, mean, variance)
-        ctx.eps = eps
-        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, mean, variance = kept(ctx)
-        wanted = [ctx.needs_input_grad[0], False, ctx.needs_input_grad[2]]
-        dx, _, db = aten.native_batch_norm_backward(dy, dy, weight, mean, variance, None, None, False, ctx.eps, wanted)
-        return dx, None, db if wanted[2] else None, None, None, None
+        dw = (dy * unit).sum([axis for axis in range(dy.dim()) if axis != 1]) if parameters[0] else None
+        return None, dx if dx_wanted else None, dw, db if parameters[1] else None, *[None] * 4
 
 
 def _channels(x: Tensor | None, like: Tensor) -> Any:

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import LinearMatMuls
-from dsq.kernels.dispatch import plain
+from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
-from dsq.ops.products import packed
 from dsq.quantizers import Quantizers
 from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
@@ -55,10 +54,14 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
 def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
     """dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
-    if not (weight.requires_grad and quantizers.q1.packs and plain(x, weight, bias)):
+    if not weight.requires_grad or quantizers.matmuls.weight_gradient.b.format is None:
         return linear(x, weight, bias, quantizers)
-    seed = None if quantizers.rounding == "nearest" else quantizers.seed()
-    return QuantisedLinear.apply(stash, x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-any-return, no-untyped-call]
+    stochastic = quantizers.rounding != "nearest"
+    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if stochastic else None)
+    if plan.fused is None:  # a compiler, or a mode, sees products
+        return linear(x, weight, bias, quantizers)
+    seed = quantizers.seed() if stochastic else None
+    return QuantisedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class QuantisedLinear(torch.autograd.Function):
@@ -66,9 +69,14 @@ class QuantisedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: int | None
+        ctx: Any,
+        stash: Stash,
+        x: Tensor,
+        w_NK: Tensor,
+        bias: Tensor | None,
+        plan: linear_passes.Plan,
+        seed: int | None,
     ) -> Tensor:
-        plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         w = w_NK if ctx.needs_input_grad[1] else None
         codes, form = stash.find_linear(x, plan.stash)
         y, fresh = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
@@ -86,7 +94,8 @@ class QuantisedLinear(torch.autograd.Function):
         plan = ctx.plan
         if not ctx.as_codes:
             plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
-            x1 = packed(plan.matmuls.stash, linear_passes.matrix(x1), None)[:2]
+            assert plan.stash.format is not None
+            x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
@@ -111,6 +120,11 @@ def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
         return torch.matmul(input, other)
     return MatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
+    """torch.bmm."""
+    return matmul(stash, input, mat2)
 
 
 class MatMul(torch.autograd.Function):

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Controller, Summary, Swapped, check_keys, check_parameters, parameter_shapes
-from dsq.stash.interception import in_backward
+from dsq.stash.controller import Controller, Summary, Swapped
+from dsq.stash.interception import Interception, in_backward, stash_now
 from dsq.stash.policy import register
-from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, SampledProducts, Site
+from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, Site, sampled_products
 from dsq.stash.wtacrs.rows import RowSampler, Tally
 
 
@@ -33,6 +33,7 @@ class WTACRS(Controller):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
     by_parts = True
+    sees_first = True
 
     sampler: RowSampler = field(kw_only=True)
     products: bool = field(kw_only=True)  #: of two activations are sampled too
@@ -55,7 +56,7 @@ class WTACRS(Controller):
         if not recomputing:
             self.sampler.tally = Tally()
         try:
-            with SampledProducts(self.sampler) if self.products else nullcontext():
+            with Interception(stash_now(), sampled_products(self.sampler)) if self.products else nullcontext():
                 yield
         finally:
             if not recomputing:
@@ -77,17 +78,11 @@ class WTACRS(Controller):
         )
         return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cached norms and the state of the random numbers, of this rank."""
-        return {
-            "parameters": parameter_shapes(self.model),
-            "generator": self.sampler.generator.get_state(),
-            **self.sampler.cache.state_dict(),
-        }
+    def state(self) -> dict[str, Any]:
+        """Return the cached norms and the state of the random numbers, of this rank."""
+        return {"generator": self.sampler.generator.get_state(), **self.sampler.cache.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self.name, state, ("parameters", "generator", "ids", "norms"))
-        check_parameters(self.name, self.model, state["parameters"])
+    def take(self, state: Mapping[str, Any]) -> None:
         self.sampler.generator.set_state(state["generator"].cpu())
         self.sampler.cache.load_state_dict(state)
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from dsq.stash.codes import keep, kept
+from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.controller import SharedByCopies, Swapped
-from dsq.stash.interception import form_now, in_checkpoint, multi_head_attention_forward
+from dsq.stash.interception import Interception, in_checkpoint, stash_now
+from dsq.stash.table import Row
 from dsq.stash.wtacrs.rows import RowSampler, Tokens, index_of, norms_of, scales_of
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
@@ -61,37 +61,29 @@ class SampledAttention(Swapped, nn.MultiheadAttention):
     _wtacrs: Site
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():  # a mode would keep PyTorch from its fused evaluation path
             return super().forward(*args, **kwargs)
-        with _Projections(self._wtacrs):
+        with Interception(stash_now(), {F.linear: _Projections(self._wtacrs)}):
             return super().forward(*args, **kwargs)
 
 
-class _Projections(TorchFunctionMode):
-    """Samples the F.linear calls of one attention: in-projections in order (one, two or three), then out_proj.
+class _Projections:
+    """The row of F.linear in one attention: in-projections in order (one, two or three), then out_proj.
 
     Inside, an activation is (tokens, samples, features), and out_proj's input that of the queries, flattened.
     """
 
     def __init__(self, site: Site) -> None:
-        super().__init__()
         self.site = site
         self.calls = 0
         self.query_lead: tuple[int, ...] = ()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            with self:
-                return multi_head_attention_forward(*args, **kwargs)
-        return self.project(*args, **kwargs) if func is F.linear else func(*args, **kwargs)
-
-    def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        lead = tuple(x.shape[:-1]) if x.dim() == 3 else self.query_lead
+    def __call__(self, stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        lead = tuple(input.shape[:-1]) if input.dim() == 3 else self.query_lead
         self.query_lead = self.query_lead or lead
         reader = f"{self.site.name}.{self.calls}"
         self.calls += 1
-        return sampled_linear(x, weight, bias, self.site.sampler, reader, Tokens(lead, 1))
+        return sampled_linear(input, weight, bias, self.site.sampler, reader, Tokens(lead, 1))
 
 
 def sampled_linear(
@@ -123,7 +115,7 @@ class _SampledLinear(torch.autograd.Function):
         sample = sampler.sample(x, z.dtype, reader, tokens)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
-        keep(ctx, w_NK if ctx.needs_input_grad[0] else None, form_now(sample.rows, "linear"), sample.index)
+        keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
         ctx.sampler, ctx.sample, ctx.reader, ctx.tokens = sampler, sample, reader, tokens
         ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
         return z
@@ -150,18 +142,18 @@ class _SampledLinear(torch.autograd.Function):
         return dx, dw_NK, db_N, None, None, None
 
 
-class SampledProducts(TorchFunctionMode):
-    """While entered, batched products of two tensors that both need a gradient are sampled."""
+def sampled_products(sampler: RowSampler) -> dict[Any, Row]:
+    """Return the rows that sample batched products of two tensors, if both need a gradient."""
 
-    def __init__(self, sampler: RowSampler) -> None:
-        super().__init__()
-        self.sampler = sampler
+    def row(stash: Stash, input: Any, other: Any) -> Tensor:
+        if not _fits(input, other) or in_checkpoint():
+            return torch.matmul(input, other)
+        return _SampledMatmul.apply(stash, input, other, sampler)  # type: ignore[no-any-return, no-untyped-call]
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        product = not kwargs and getattr(func, "__name__", "") in ("matmul", "__matmul__", "bmm")
-        if product and _fits(*args) and not in_checkpoint():
-            return _SampledMatmul.apply(*args, self.sampler)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+    return {
+        **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), row),
+        **dict.fromkeys((torch.bmm, Tensor.bmm), lambda stash, input, mat2: row(stash, input, mat2)),
+    }
 
 
 def _fits(a: Any, b: Any) -> bool:
@@ -173,11 +165,11 @@ def _fits(a: Any, b: Any) -> bool:
 
 class _SampledMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, sampler: RowSampler) -> Tensor:
+    def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, sampler: RowSampler) -> Tensor:
         o = a @ b
         a_kC, rows_2k = _keep(a, o.dtype, sampler)
         b_kC, cols_2k = _keep(b.transpose(-2, -1), o.dtype, sampler)
-        keep(ctx, form_now(a_kC, "product"), form_now(b_kC, "product"), rows_2k, cols_2k)
+        keep(ctx, stash.code(a_kC, "product"), stash.code(b_kC, "product"), rows_2k, cols_2k)
         ctx.dtypes = a.dtype, b.dtype
         return o
 
@@ -186,13 +178,13 @@ class _SampledMatmul(torch.autograd.Function):
         a_kC, b_kC, rows_2k, cols_2k = kept(ctx)
         a_dtype, b_dtype = ctx.dtypes
         da = db = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[1]:
             do_kM, b_kC = _matching(do.transpose(-2, -1), b_kC, cols_2k)
             da = (do_kM.transpose(-2, -1) @ b_kC.to(do.dtype)).to(a_dtype)
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[2]:
             do_kN, a_kC = _matching(do, a_kC, rows_2k)
             db = (a_kC.to(do.dtype).transpose(-2, -1) @ do_kN).to(b_dtype)
-        return da, db, None
+        return None, da, db, None
 
 
 def _keep(x: Tensor, dtype: torch.dtype, sampler: RowSampler) -> tuple[Tensor, Tensor | None]:
