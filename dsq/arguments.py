@@ -19,7 +19,7 @@ def pattern(name: str, value: Any) -> re.Pattern[str]:
     """``value`` compiled. Raises ValueError where it is no regular expression."""
     try:
         return re.compile(value)
-    except (re.error, TypeError) as error:
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
         raise ValueError(f"{name} must be a regular expression of module names, got {value!r} ({error})") from None
 
 

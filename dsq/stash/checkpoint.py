@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import Decode, Form, in_boxes
+from dsq.stash.codes import EXACT, Decode, Form, Stash, in_boxes
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import code_inputs, in_backward, segment_now
-from dsq.stash.memory import MemoryOrder, parameter_storages, place, storages_of, weak
+from dsq.stash.memory import MemoryOrder, place, weak
 from dsq.stash.policy import register
 
 
@@ -53,7 +53,6 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
     controller = Checkpointing(model, attached=tuple(found))
-    # not in ``call``, inside of which gact runs a step again
     controller.hooks.append(model.register_forward_pre_hook(controller.start, with_kwargs=True))
     for module in found.values():
         module.__dict__["forward"] = partial(_checkpointed, controller, module)
@@ -75,7 +74,7 @@ class Checkpointing(Controller):
 
     calls: int = 0
     nbytes: int = 0  #: of the inputs and of the states of random generators
-    _seen: dict[int, StorageWeakRef | None] = field(default_factory=dict)
+    _seen: Stash = field(default_factory=lambda: Stash(EXACT))
 
     def restore(self, module: nn.Module) -> None:
         if getattr(module.__dict__.get("forward"), "func", None) is _checkpointed:
@@ -84,20 +83,20 @@ class Checkpointing(Controller):
     def start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before a forward of the model: a training one is counted afresh. Weights and the batch are there anyway."""
         if torch.is_grad_enabled() and not in_backward():
+            self._seen = Stash(EXACT)
+            self.note(tree_leaves((args, kwargs, list(module.buffers()))), 0)
             self.calls = self.nbytes = 0
-            self._seen = dict.fromkeys(parameter_storages(self.model) | storages_of((args, kwargs)))
 
-    def note(self, tensors: list[Tensor], random: int) -> None:
+    def note(self, values: list[Any], random: int) -> None:
         """A segment keeps these and `random` bytes of random state; in a backward it does so for a moment only."""
         if in_backward():
             return
+        before = self._seen.kept_bytes
+        for x in values:
+            if isinstance(x, Tensor) and x.layout is torch.strided:
+                self._seen.exact(x)
         self.calls += 1
-        self.nbytes += random
-        for tensor in tensors:
-            if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in self._seen:
-                ref = weak(tensor)
-                self._seen[ref.cdata] = ref
-                self.nbytes += tensor.untyped_storage().nbytes()
+        self.nbytes += self._seen.kept_bytes - before + random
 
     def report(self) -> Summary:
         """Raw and kept are one: a policy that packs these inputs says so in its own report."""
@@ -112,7 +111,7 @@ def _checkpointed(controller: Checkpointing, module: nn.Module, *args: Any, **kw
         return forward(module, *args, **kwargs)
     _check_no_cache(module, (*args, *kwargs.values()))
     leaves, spec = tree_flatten((args, kwargs))
-    controller.note([leaf for leaf in leaves if isinstance(leaf, Tensor)], torch.get_rng_state().nbytes)
+    controller.note(leaves, torch.get_rng_state().nbytes)
 
     def run(*leaves: Any) -> Any:
         args, kwargs = tree_unflatten(leaves, spec)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -53,18 +53,6 @@ class SharedByCopies:
         )
 
 
-class Removable(Protocol):
-    """A handle of a hook."""
-
-    def remove(self) -> None: ...
-
-
-class Swapped:
-    """A module whose class a policy set to a subclass of ``plain``, its own."""
-
-    plain: ClassVar[type[nn.Module]]
-
-
 @dataclass(eq=False)
 class Controller(SharedByCopies):
     """A policy at work on one model. Policies subclass it to say what is entered around a forward, and what they keep
@@ -81,7 +69,7 @@ class Controller(SharedByCopies):
     name: str = ""  # set by apply
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
-    hooks: list[Removable] = field(default_factory=list, repr=False)  #: which remove() takes away
+    hooks: list[Any] = field(default_factory=list, repr=False)  #: which remove() takes away
     parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
@@ -180,7 +168,7 @@ class Controller(SharedByCopies):
             _release(module, self)
             self.restore(module)
 
-    def _remove_hook(self, model: nn.Module, hook: Removable) -> None:
+    def _remove_hook(self, model: nn.Module, hook: Any) -> None:
         if model is self.model:
             hook.remove()
         elif isinstance(hook, Controller):
@@ -192,12 +180,12 @@ class Controller(SharedByCopies):
 
 
 class Running(threading.local):
-    """Per thread (nn.DataParallel): the policies in whose forward it is, outermost first, and whose forward; and the
-    stashes of those of the table."""
+    """What this thread is in; nn.DataParallel has a thread a replica."""
 
     def __init__(self) -> None:
-        self.entered: dict[Controller, nn.Module] = {}
-        self.stashes: list[Any] = []
+        self.entered: dict[Controller, nn.Module] = {}  #: policies and the models whose forwards they are in
+        self.stashes: list[Any] = []  #: those of the table's policies
+        self.suspended = False  #: layers that a policy swapped run as they were
 
 
 RUNNING = Running()
@@ -231,21 +219,16 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
     """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
     checkpoint enters those of its forward around its recomputation."""
-    before = len(RUNNING.entered)
-    with ExitStack() as stack:
-        try:
+    before = RUNNING.entered
+    try:
+        with ExitStack() as stack:
             for policy, module in entering:
                 if policy not in RUNNING.entered:
-                    RUNNING.entered[policy] = module
+                    RUNNING.entered = {**RUNNING.entered, policy: module}
                     stack.enter_context(policy.around(module))
             yield
-        finally:
-            _leave(before)
-
-
-def _leave(before: int) -> None:
-    while len(RUNNING.entered) > before:
-        RUNNING.entered.popitem()
+    finally:
+        RUNNING.entered = before
 
 
 def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
@@ -277,6 +260,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 
     The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
+    controller.hooks.append(model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True))
     here, new = applied(model), {controller.name: controller}
     model.__dict__[APPLIED] = new | here if controller.sees_first else here | new
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
@@ -285,6 +269,17 @@ def intercept(controller: Controller, model: nn.Module) -> None:
         own = type(module)
         if not hasattr(own, "_dsq_plain"):
             object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
+
+
+def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
+    """RuntimeError if a compiler that was given the model before the policy came calls it past ``controller.call``."""
+    if torch.compiler.is_compiling():
+        modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+        under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)
+    else:
+        under_policy = controller in RUNNING.entered or not torch.is_grad_enabled()
+    if not under_policy:
+        raise RuntimeError(COMPILE_BEFORE)
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -344,16 +339,10 @@ def suspended(model: nn.Module) -> Iterator[None]:
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    before = len(RUNNING.entered)
-    swapped = [(module, type(module)) for module in model.modules() if isinstance(module, Swapped)]
+    before, was = RUNNING.entered, RUNNING.suspended
+    found = {policy: owner for owner in model.modules() for policy in applied(owner).values()}
     try:
-        for owner in model.modules():
-            for controller in applied(owner).values():
-                RUNNING.entered.setdefault(controller, owner)
-        for module, _ in swapped:
-            object.__setattr__(module, "__class__", module.plain)
+        RUNNING.entered, RUNNING.suspended = found | before, True
         yield
     finally:
-        _leave(before)
-        for module, kind in swapped:
-            module.__class__ = kind
+        RUNNING.entered, RUNNING.suspended = before, was

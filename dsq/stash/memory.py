@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
 
 def weak(tensor: Tensor) -> StorageWeakRef:
@@ -17,19 +15,14 @@ def weak(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def storages_of(tree: Any) -> set[int]:
-    """Storages of the strided tensors in nested lists, tuples and dicts."""
-    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
-    return {leaf.untyped_storage()._cdata for leaf in leaves}
-
-
 def parameter_storages(model: nn.Module) -> set[int]:
-    """Storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never data_ptr).
+    """Return the storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never
+    data_ptr).
 
     To be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
     """
     tensors = (t for t in (*model.parameters(), *model.buffers()) if t.layout is torch.strided and not is_lazy(t))
-    return storages_of([getattr(t, "_local_tensor", t) for t in tensors])  # a DTensor has none
+    return {getattr(t, "_local_tensor", t).untyped_storage()._cdata for t in tensors}  # a DTensor has none
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dsq.stash.controller import Controller
+from dsq.stash.memory import parameter_storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,7 @@ class _ModuleRuns:
             return
         if not self.stack:
             self.names.update({m: name for name, m in module.named_modules() if m not in self.names})
-            tensors = (*module.parameters(), *module.buffers())
-            self.weights |= {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
+            self.weights |= parameter_storages(module)
         self.stack.append(module)
         self.changes.append((next_node(), module))
 

@@ -16,7 +16,6 @@ import pytest
 from dsq.command import (
     OneLineParser,
     as_csv,
-    check_pattern,
     check_writable,
     fail,
     guarded,
@@ -204,12 +203,10 @@ def test_the_processor_is_that_of_the_first_core_and_has_a_name_everywhere(monke
     [
         ("x.json", b"[1, NaN]", "is not JSON: numbers must be finite, got NaN"),
         ("x.json", b"[1e999]", "is not JSON: numbers must be finite, got 1e999"),
-        ("x.json", b"[" * 60 + b"]" * 60, "is nested too deeply to be read"),
         ("x.json", b"[" * 100_000, "is nested too deeply to be read"),
         ("x.json", b"1" * 5000, "is not JSON: Exceeds the limit"),
         ("x.json", b"\xff", "is not text: invalid start byte at byte 0"),
         ("x.toml", b"a = " + b"[" * 4000, "is nested too deeply to be read"),
-        ("x.toml", b"a" + b".a" * 20_000 + b" = 1", "is not TOML: a key has more than 50 parts"),
         ("x.toml", b"a = -inf", "is not TOML: numbers must be finite, got -inf"),
         ("x.toml", b"= [", "is not TOML: Invalid statement"),
     ],
@@ -239,21 +236,6 @@ def test_what_is_no_regular_file_or_too_large_is_refused(tmp_path: Path) -> None
         read_text(tmp_path / "large", most=3)
     with pytest.raises(ValueError, match=r"absent cannot be read: No such file"):
         read_text(tmp_path / "absent")
-
-
-@pytest.mark.parametrize(
-    "bad", ["(", "(([a-z0-9_.]+)+)+!", "((a+)b)*", "(a|a)*x", "(a?a?){9,}", ".*.*.*.*.*x", "a" * 1001]
-)
-def test_patterns_that_can_take_for_ever_are_refused(bad: str) -> None:
-    with pytest.raises(ValueError, match=r"exclude(:| must)"):
-        check_pattern("exclude", bad)
-
-
-@pytest.mark.parametrize(
-    "good", [r"decoder\..*(fc1|fc2)", r"^(?!.*experts).*_proj$", r"layers\.[0-9]+\.", "(?:a.)*b", r"\(\*\+\)"]
-)
-def test_patterns_that_people_write_are_accepted(good: str) -> None:
-    check_pattern("exclude", good)
 
 
 RECORDS = [{"name": "a", "stash_MiB": 1.25, "note": None, "n": 1}, {"name": "bc", "stash_MiB": math.nan, "n": 1000}]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Controller, Summary, Swapped
+from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import Interception, in_backward, stash_now
 from dsq.stash.policy import register
 from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, Site, sampled_products
@@ -64,7 +64,7 @@ class WTACRS(Controller):
                 self.latest = replace(self.sampler.tally)
 
     def restore(self, module: nn.Module) -> None:
-        if isinstance(module, Swapped):
+        if isinstance(module, (SampledLinear, SampledAttention)):
             object.__setattr__(module, "__class__", module.plain)
             del module.__dict__["_wtacrs"]
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsq.stash.codes import Stash, keep, kept
-from dsq.stash.controller import SharedByCopies, Swapped
+from dsq.stash.controller import RUNNING, SharedByCopies
 from dsq.stash.interception import Interception, in_checkpoint, stash_now
 from dsq.stash.table import Row
 from dsq.stash.wtacrs.rows import RowSampler, Tokens, index_of, norms_of, scales_of
@@ -42,7 +42,7 @@ class Site(SharedByCopies):
     sample_dim: int
 
 
-class SampledLinear(Swapped, nn.Linear):
+class SampledLinear(nn.Linear):
     """nn.Linear as the policy leaves it."""
 
     plain = nn.Linear
@@ -54,14 +54,14 @@ class SampledLinear(Swapped, nn.Linear):
         return sampled_linear(input, self.weight, self.bias, site.sampler, site.name, tokens)
 
 
-class SampledAttention(Swapped, nn.MultiheadAttention):
+class SampledAttention(nn.MultiheadAttention):
     """nn.MultiheadAttention as the policy leaves it."""
 
     plain = nn.MultiheadAttention
     _wtacrs: Site
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        if not torch.is_grad_enabled():  # a mode would keep PyTorch from its fused evaluation path
+        if not torch.is_grad_enabled() or RUNNING.suspended:  # a mode would keep PyTorch from its fused evaluation path
             return super().forward(*args, **kwargs)
         with Interception(stash_now(), {F.linear: _Projections(self._wtacrs)}):
             return super().forward(*args, **kwargs)
@@ -96,7 +96,7 @@ def sampled_linear(
         reader: name of the layer.
         tokens: how the rows of ``x`` belong to samples.
     """
-    if not torch.is_grad_enabled() or not weight.requires_grad:
+    if not torch.is_grad_enabled() or RUNNING.suspended or not weight.requires_grad:
         return F.linear(x, weight, bias)
     rows = x.shape[:-1].numel()
     if rows == 0 or budget(rows, sampler.ratio) >= rows:
