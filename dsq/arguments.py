@@ -8,7 +8,7 @@ from typing import Any
 
 
 def whole_number(name: str, value: Any, least: float = -inf, most: float = inf) -> int:
-    """``value`` as an int. Raises ValueError where it is no whole number (True is none) or out of range."""
+    """Return ``value`` as an int. Raises ValueError where it is no whole number (True is none) or out of range."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         bounds = f" in {least}..{most}" if most < inf else f" from {least}" if least > -inf else ""
         raise ValueError(f"{name} must be a whole number{bounds}, got {value!r}")
@@ -16,7 +16,7 @@ def whole_number(name: str, value: Any, least: float = -inf, most: float = inf) 
 
 
 def pattern(name: str, value: Any) -> re.Pattern[str]:
-    """``value`` compiled. Raises ValueError where it is no regular expression."""
+    """Return ``value`` compiled. Raises ValueError where it is no regular expression."""
     try:
         return re.compile(value)
     except (re.error, TypeError, RecursionError, OverflowError) as error:
@@ -26,7 +26,7 @@ def pattern(name: str, value: Any) -> re.Pattern[str]:
 def number(
     name: str, value: Any, *, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
 ) -> float:
-    """``value``, a float or an int. Raises ValueError where it is no number (True is none), not finite or out of range.
+    """Return ``value``. Raises ValueError where it is no number (True is none), not finite or out of range.
 
     Args:
         least, most: bounds that are in range themselves; above, below: bounds that are not.
@@ -41,14 +41,14 @@ def number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """``value``. Raises ValueError where it is neither True nor False."""
+    """Return ``value``. Raises ValueError where it is neither True nor False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
-    """``value``. Raises ValueError where it is none of the accepted words."""
+    """Return ``value``. Raises ValueError where it is none of the accepted words."""
     words = tuple(accepted)
     if value not in words:
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

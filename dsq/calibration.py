@@ -37,7 +37,7 @@ TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
 
 
 def measure_hardware(device: torch.device) -> dict[str, Any]:
-    """The tables of a hardware file, of the schema of costmodel/hardware/hardware.py. Takes under two minutes."""
+    """Return the tables of a hardware file, of the schema of costmodel/hardware/hardware.py, in under two minutes."""
     torch.manual_seed(0)
     threads = f"{torch.get_num_threads()} threads, " if device.type == "cpu" else ""
     x, y = (torch.empty(COPIED, device=device).fill_(value) for value in (0.0, 1.0))
@@ -62,7 +62,7 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
 
 
 def _seconds(found: dict[str, Any]) -> float:
-    """What a product or a pass of a typical size takes."""
+    """Return the seconds that a product or a pass of a typical size takes."""
     product = TYPICAL_FLOPS / (1e12 * found["tflops"]) if "tflops" in found else 0.0
     passing = TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
     return float(product + passing)
@@ -75,7 +75,7 @@ def _memory(device: torch.device) -> int:
 
 
 def _on_chip(device: torch.device) -> tuple[int, str]:
-    """Bytes of the largest cache, as the system has it."""
+    """Return the bytes of the largest cache, as the system has it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size), "level-2 cache, as the driver reports it"
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
@@ -92,7 +92,7 @@ SECONDS = 0.05
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Seconds of one ``call``, with PyTorch's threads as they are; a GPU is waited for.
+    """Return the seconds of one ``call``, with PyTorch's threads as they are; a GPU is waited for.
 
     They are wall time; on one thread of a machine without a GPU CPU time, which other work on the machine does not
     stretch.
@@ -104,7 +104,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:
-    """Seconds of computing the gradients of ``inputs`` from those of ``outputs``."""
+    """Return the seconds of computing the gradients of ``inputs`` from those of ``outputs``."""
     given = [torch.randn_like(output) for output in outputs]
     return seconds(lambda: torch.autograd.grad(outputs, inputs, given, retain_graph=True))
 
@@ -130,7 +130,7 @@ class TimedProduct(NamedTuple):
 
 
 def units(device: torch.device) -> list[dict[str, Any]]:
-    """The [[peak]] tables, narrow operands first, as dsq takes its kernels."""
+    """Return the [[peak]] tables, narrow operands first, as dsq takes its kernels."""
     alike: dict[int, list[TimedProduct]] = {}
     mixed: dict[int, list[TimedProduct]] = {}
     for m in CODE_WIDTHS:
@@ -152,7 +152,7 @@ def units(device: torch.device) -> list[dict[str, Any]]:
 def _layer_times(
     device: torch.device, precision: Precision | None, autocast: bool = False
 ) -> tuple[list[TimedProduct], list[TimedProduct], list[TimedProduct]]:
-    """A linear layer's forward, dx and dw, at each of LAYERS; `precision`: of a converted one."""
+    """Return a linear layer's forward, dx and dw, at each of LAYERS; `precision`: of a converted one."""
     times: tuple[list[TimedProduct], ...] = ([], [], [])
     for M, K, N in LAYERS:
         layers = [Linear(K, N, precision=precision) if precision else nn.Linear(K, N) for _ in range(COPIES)]
@@ -196,7 +196,7 @@ def _unit(datatype: str, holds: dict[str, Any], times: list[TimedProduct]) -> di
 
 
 def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
-    """Seconds an operation, a value and a product: the least squares of relative errors, none of them negative."""
+    """Return the seconds an operation, a value and a product: least squares of relative errors, none negative."""
     terms = np.array([[t.flops, t.values, 1.0] for t in times]) / np.array([[t.seconds] for t in times])
     best, least = np.zeros(3), np.inf
     for kept in ([0, *others] for count in range(3) for others in combinations((1, 2), count)):
@@ -227,7 +227,7 @@ Forward = tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]
 
 
 def passes(device: torch.device) -> list[dict[str, Any]]:
-    """The [[pass]] tables."""
+    """Return the [[pass]] tables."""
     found = []
     for bits, dtype in ((32, torch.float32), (16, torch.bfloat16)):
         times: dict[tuple[str, str], list[float]] = {}

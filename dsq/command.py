@@ -44,15 +44,15 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def count(text: str) -> int:
-    """argparse's type of how many there are of something: a whole number from 1."""
+    """Read, as argparse's type, how many there are of something: a whole number from 1."""
     if text.isdecimal() and int(text) >= 1:
         return int(text)
     raise argparse.ArgumentTypeError(f"accepted are whole numbers from 1, got {text!r}")
 
 
 def guarded(prog: str, work: Callable[[], object]) -> int:
-    """The exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one line, or
-    lacked a package; 130 after Ctrl-C.
+    """Return the exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one
+    line, or lacked a package; 130 after Ctrl-C.
 
     Where the reader of standard output has gone (``| head``), or never was (``>&-``), there is nothing left to say: 0.
     """
@@ -111,7 +111,7 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """write_whole of ``text`` as UTF-8."""
+    """Write ``text`` as UTF-8, by write_whole."""
     write_whole(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
@@ -161,7 +161,7 @@ def refuse_used(out: Path, otherwise: str = "") -> None:
 
 
 def _is_special(path: str | Path) -> bool:
-    """Whether ``path`` names something other than a file that may be replaced. Raises OSError for a folder."""
+    """Return whether ``path`` names something other than a file that may be replaced. Raises OSError for a folder."""
     if _standard(path) is not None:
         return True
     target = Path(path)
@@ -183,7 +183,7 @@ def _copy(made: Path, path: str | Path) -> None:
 
 
 def _standard(path: str | Path) -> TextIO | None:
-    """sys.stdout or sys.stderr where ``path`` is it: "-", /dev/stdout, or the file that it was redirected to."""
+    """Return sys.stdout or sys.stderr where ``path`` is it: "-", /dev/stdout, or the file that it was redirected to."""
     if str(path) == STDOUT:
         return sys.stdout
     for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -197,7 +197,7 @@ Record = Mapping[str, Any]
 
 
 def table(records: Sequence[Record], columns: Mapping[str, str] | None = None, markdown: bool = False) -> str:
-    """``records`` as text, a line each.
+    """Return ``records`` as text, a line each.
 
     ``columns``: the fields to show, in order, each with its format spec ("" as ``str`` writes it); without it, all
     fields of the first record. "-" stands for a field that is missing, None or NaN. Columns of text are aligned to the
@@ -227,12 +227,13 @@ def _is_text(records: Sequence[Record], name: str) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether ``value`` is None or NaN."""
+    """Return whether ``value`` is None or NaN."""
     return value is None or value != value  # only NaN differs from itself
 
 
 def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
-    """``records`` as CSV with a head: every field that any of them has; empty where one lacks it, or it is None or NaN.
+    """Return ``records`` as CSV with a head: every field that any of them has; empty where one lacks it, or it is None
+    or NaN.
 
     ``spec``: the format of floats, "" for all their digits.
     """
@@ -248,7 +249,7 @@ def as_csv(records: Sequence[Record], spec: str = ".6g") -> str:
 
 @cache
 def processor() -> str:
-    """The CPU's name, family, model and stepping, as Linux gives them; elsewhere what Python knows."""
+    """Return the CPU's name, family, model and stepping, as Linux gives them; elsewhere what Python knows."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
@@ -262,7 +263,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
-    """The text of a regular file of at most ``most`` bytes, in UTF-8; errors call it ``label``, or by its path."""
+    """Return the text of a regular file of at most ``most`` bytes, in UTF-8; errors name ``label``, or its path."""
     label = label or str(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO without a writer does not wait
@@ -281,7 +282,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
 
 
 def read_json(path: str | Path, label: str = "") -> Any:
-    """The data of a JSON file."""
+    """Return the data of a JSON file."""
     return _parsed(path, label, "JSON", lambda text: json.loads(text, parse_float=_finite, parse_constant=_finite))
 
 

@@ -122,23 +122,23 @@ class DSQConfig:
             warnings.warn(text, stacklevel=3)
 
     def at(self, level: int) -> Quantizers:
-        """The quantizers of every converted layer at ``level`` (0 is the first)."""
+        """Return the quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
         return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
 
     @property
     def follows_validation(self) -> bool:
-        """Whether levels begin at plateaus of a validation loss."""
+        """Return whether levels begin at plateaus of a validation loss."""
         return len(self.levels) > 1 and not self.rise_at
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON takes them; ``from_dict`` reads them back."""
+        """Return the fields as JSON takes them; ``from_dict`` reads them back."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"levels": [list(level) for level in self.levels], "rise_at": list(self.rise_at)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "DSQConfig":
-        """The config that ``as_dict`` gave, without its warnings: they were given with the first one.
+        """Return the config that ``as_dict`` gave, without its warnings: they were given with the first one.
 
         Raises ValueError for a field that there is none of, or out of range.
         """
@@ -171,7 +171,8 @@ class DSQConfig:
         return config
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
-        """The scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is given."""
+        """Return the scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is
+        given."""
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:

@@ -35,7 +35,7 @@ class Flops:
 
     @property
     def share(self) -> float:
-        """The quantised share of all FLOPs; NaN where there are none."""
+        """Return the quantised share of all FLOPs; NaN where there are none."""
         return self.quantised / self.total if self.total else float("nan")
 
 
@@ -56,7 +56,7 @@ class Coverage:
     process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
+        """Return everything as JSON takes it."""
         return asdict(self) | {"gradient": self.gradient and self.gradient.as_dict()}
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
 def _counted(
     layers: dict[str, nn.Module], run: Callable[[], Tensor | None], parameters: list[nn.Parameter]
 ) -> tuple[tuple[str, ...], Flops, Flops | None]:
-    """The layers never called, and the FLOPs of the forward and of the backward."""
+    """Return the layers never called, and the FLOPs of the forward and of the backward."""
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_pre_hook(lambda module, _: called.add(module)) for layer in layers.values()]
     try:
@@ -145,7 +145,7 @@ def _counted(
 
 
 def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float]:
-    """Seconds of a forward and backward of the model as it is, and as it was before conversion, in turns."""
+    """Return the seconds of a forward and backward of the model as it is, and as it was before conversion, in turns."""
     now, before = [], []
     for _ in range(ROUNDS):
         now.append(_seconds(model, run))
@@ -155,7 +155,7 @@ def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[f
 
 
 def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
-    """Seconds of the second of two runs: in the first kernels are chosen and code is compiled."""
+    """Return the seconds of the second of two runs: in the first kernels are chosen and code is compiled."""
     parameters = list(model.parameters())
     for _ in range(2):
         with undisturbed(model), without_gradients(parameters):
@@ -172,7 +172,7 @@ def _counter() -> FlopCounterMode:
 
 
 def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Of experts' products, each row of tokens going to one expert; PyTorch counts none."""
+    """Return the FLOPs of experts' products, each row of tokens going to one expert; PyTorch counts none."""
     groups = a[0] if len(a) == len(b) == 3 else 1
     return int(2 * groups * a[-2] * a[-1] * b[-1])
 
@@ -189,7 +189,7 @@ def _others(flops: Flops) -> str:
 
 
 def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """What the backward begins at."""
+    """Return the tensor that the backward begins at."""
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, Tensor):
         return loss
@@ -198,6 +198,6 @@ def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:
 
 
 def _randomly_weighted(t: Tensor) -> Tensor:
-    """The sum of ``t`` times fixed random weights."""
+    """Return the sum of ``t`` times fixed random weights."""
     torch.manual_seed(0)
     return (t * torch.randn_like(t)).sum()

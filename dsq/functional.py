@@ -11,7 +11,8 @@ __all__ = ["linear", "matmul"]
 
 
 def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -> Tensor:
-    """``a @ b`` of two activations with both quantised and a packed stash, for modules that write attention themselves.
+    """Return ``a @ b`` of two activations with both quantised and a packed stash, for modules that write attention
+    themselves.
 
     y = Q0(a) Q0(b), da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy); boxes run along the contraction of each product.
     Differentiable once.

@@ -55,11 +55,11 @@ class ParameterGradient:
 
     @property
     def judged(self) -> bool:
-        """Whether the gradient stands out from rounding noise, or is not finite."""
+        """Return whether the gradient stands out from rounding noise, or is not finite."""
         return not self.share < FLOOR
 
     def beyond(self, limits: Limits) -> bool:
-        """Whether a figure of a parameter that is judged exceeds ``limits``."""
+        """Return whether a figure of a parameter that is judged exceeds ``limits``."""
         return self.judged and not (self.cosine >= limits.cosine and 1 / limits.ratio <= self.ratio <= limits.ratio)
 
     def __str__(self) -> str:
@@ -77,31 +77,31 @@ class GradientCheck:
 
     @property
     def cosine(self) -> float:
-        """The worst cosine of a parameter that is judged; NaN where a gradient is not finite."""
+        """Return the worst cosine of a parameter that is judged; NaN where a gradient is not finite."""
         cosines = [p.cosine for p in self.parameters if p.judged]
         return math.nan if any(map(math.isnan, cosines)) else min(cosines, default=1.0)
 
     @property
     def grade(self) -> str:
-        """The word "fine", "doubtful" or "broken"."""
+        """Return the word "fine", "doubtful" or "broken"."""
         return "broken" if self._beyond(USABLE) else "doubtful" if self._beyond(FINE) else "fine"
 
     @property
     def verdict(self) -> str:
-        """One line: the grade, the figures, and what goes beyond the limits."""
+        """Return one line: the grade, the figures, and what goes beyond the limits."""
         beyond = self._beyond(USABLE) or self._beyond(FINE)
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return everything as plain data."""
         return asdict(self) | {"cosine": self.cosine, "grade": self.grade, "verdict": self.verdict}
 
     def __str__(self) -> str:
         return "\n".join([self.verdict, *(f"  {p}" for p in self.parameters[:5])])
 
     def _beyond(self, limits: Limits) -> list[str]:
-        """What exceeds ``limits``, in words."""
+        """Return in words what exceeds ``limits``."""
         if infinite := [p for p in self.parameters if math.isnan(p.error)]:
             also = " without quantisation either" if any(math.isnan(p.share) for p in infinite) else ""
             return [f"the gradient of {infinite[0].name} is not finite{also}"]
@@ -128,7 +128,7 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
 
 
 def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, tuple[ParameterGradient, ...]]:
-    """The error of the whole gradient, and the parameters; a gradient that one side lacks is zero."""
+    """Return the error of the whole gradient, and the parameters; a gradient that one side lacks is zero."""
     sums = {}
     for name, like in (exact | own).items():
         g, q = (side[name] if name in side else torch.zeros_like(like) for side in (exact, own))
@@ -140,7 +140,7 @@ def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, 
 
 
 def _sums(g: Tensor, q: Tensor) -> list[float]:
-    """<g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor, this rank's part."""
+    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor, this rank's part."""
     sums = torch.zeros(4, dtype=torch.float64, device=g.device)
     for x, y in zip(g.split(_CHUNK), q.split(_CHUNK), strict=True):
         x, y = x.double(), y.double()
@@ -154,7 +154,7 @@ def _flat(x: Any) -> Tensor:
 
 
 def _figures(norm: float, gg: float, qq: float, gq: float, dd: float) -> tuple[float, float, float, float]:
-    """The share, error, cosine and ratio of a parameter."""
+    """Return the share, error, cosine and ratio of a parameter."""
     share = _over(math.sqrt(gg), norm) if math.isfinite(gg) else math.nan
     if not math.isfinite(gg + qq):
         return share, math.nan, math.nan, math.nan
@@ -209,7 +209,8 @@ def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, Tensor]:
-    """The gradients of ``loss()`` by parameter. Compiled blocks run eagerly: compiled code draws another dropout."""
+    """Return the gradients of ``loss()`` by parameter. Compiled blocks run eagerly: compiled code draws another
+    dropout."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with undisturbed(model), run_eagerly(), without_gradients(list(parameters.values())):
         start = loss()

@@ -26,7 +26,7 @@ class Unquantised:
 
 
 def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
-    """What of ``model`` is not quantised, in its order; a parameter counts once."""
+    """Return what of ``model`` is not quantised, in its order; a parameter counts once."""
     seen = {id(p) for m in model.modules() if _quantises(m) for p in matrices(m)}
     tables = embedded(model)
     found = []
@@ -50,7 +50,8 @@ def _quantises(module: nn.Module) -> bool:
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of ``module`` itself, or those that its parametrizations make them of, of two dimensions or more.
+    """Return the parameters of ``module`` itself, or those that its parametrizations make them of, of two dimensions or
+    more.
 
     A lazy one has no shape before its first forward.
     """
@@ -62,7 +63,7 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
 
 
 def embedded(model: nn.Module) -> set[int]:
-    """The ids of the parameters of embeddings: a layer that has one too is tied."""
+    """Return the ids of the parameters of embeddings: a layer that has one too is tied."""
     return {id(p) for m in model.modules() if isinstance(m, _EMBEDDINGS) for p in m.parameters(recurse=False)}
 
 
@@ -88,6 +89,6 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
 
 
 def quantised_parameters(model: nn.Module) -> int:
-    """How many values the matrices hold that converted layers multiply; tied ones count once."""
+    """Return how many values the matrices hold that converted layers multiply; tied ones count once."""
     found = {id(p): p.numel() for module in model.modules() if _quantises(module) for p in matrices(module)}
     return sum(found.values())

@@ -29,7 +29,7 @@ _function_mode = torch._C._is_torch_function_mode_enabled
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
-    """``torch.nn.functional.linear`` with the tensors of its three products quantised, and a packed stash.
+    """Compute ``torch.nn.functional.linear`` with the tensors of its three products quantised, and a packed stash.
 
     If ``weight`` needs a gradient, Q1(x) stays in memory in its own bits, once for all calls that share ``x``. If ``x``
     needs one, the weight itself stays: it must not change in place before the backward. Stochastic rounding draws its

@@ -14,7 +14,7 @@ Rounding = Literal["nearest", "stochastic"]
 
 
 def quantize(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Tensor:
-    """``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``; detached: autograd sees a constant.
+    """Return ``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``; detached: autograd sees a constant.
 
     One NaN or infinity makes its whole box NaN; with one exponent (FixedPoint), the whole tensor. Formats wider than 16
     bits give ``x`` itself, not a copy: a later change in place shows in both.
@@ -48,11 +48,11 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the packed tensor occupies."""
+        """Return the bytes that the packed tensor occupies."""
         return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def unpack(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The quantised values, in ``dtype`` (default: that of the packed tensor)."""
+        """Return the quantised values, in ``dtype`` (default: that of the packed tensor)."""
         dtype = dtype or self.dtype
         if self.scales is None:
             return self.codes.to(dtype)
@@ -60,7 +60,7 @@ class Packed:
 
 
 def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", seed: int = 0) -> Packed:
-    """``x`` packed into the bits of ``fmt``: ``pack(x, ...).unpack()`` equals ``quantize(x, ...)`` bit for bit.
+    """Return ``x`` packed into the bits of ``fmt``: ``pack(x, ...).unpack()`` equals ``quantize(x, ...)`` bit for bit.
 
     A value costs ``bits`` bits, a box one byte more: 4.5 bits a value at 4 bits and boxes of 16. Formats wider than 16
     bits keep ``x`` itself, not a copy: what changes ``x`` in place later changes what is unpacked. NaN, infinity,
@@ -74,7 +74,7 @@ def pack(x: Tensor, fmt: Format, dim: int = -1, rounding: Rounding = "nearest", 
 
 
 def _check(x: Tensor, fmt: Format, dim: int, rounding: Rounding, seed: int) -> int:
-    """``dim`` as an int. Raises what ``quantize`` promises; only the kernel knows whether ``dim`` is in range."""
+    """Return ``dim`` as an int. Raises what ``quantize`` promises; the kernel alone knows if ``dim`` is in range."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if x.layout != torch.strided:

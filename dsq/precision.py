@@ -37,7 +37,8 @@ class Precision:
 
     @staticmethod
     def parse(text: str) -> "Precision":
-        """The precision written ``[16,4,4,16]``: brackets optional, commas or spaces. Raises ValueError otherwise."""
+        """Return the precision written ``[16,4,4,16]``: brackets optional, commas or spaces. Raises ValueError
+        otherwise."""
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
@@ -134,7 +135,7 @@ _FIXED_Q3 = 16
 
 
 def damage(levels: Iterable[Precision], format: str, rounding: str) -> Iterator[str]:
-    """A line for each way in which ``levels`` in ``format``, rounded so, may damage training."""
+    """Yield a line for each way in which ``levels`` in ``format``, rounded so, may damage training."""
     levels = list(levels)
     enough = _ENOUGH.get(format, ())
     low = [level for level in levels if any(a < b for a, b in zip(level, enough, strict=False))]

@@ -48,7 +48,8 @@ def give_memory_back(wanted: bool = True) -> Settings:
 
 
 def resident() -> dict[str, int]:
-    """Bytes of the resident set, "resident" now and "peak" since the process began; empty where there is no /proc."""
+    """Return the bytes of the resident set, "resident" now and "peak" since the process began; empty where there is no
+    /proc."""
     if not _STATUS.exists():
         return {}
     found = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)

@@ -94,7 +94,7 @@ class Quantised:
 
     @property
     def evaluates_plain(self) -> bool:
-        """Whether a call now would multiply in floating point."""
+        """Return whether a call now would multiply in floating point."""
         return self.eval_full_precision and not self.training
 
     def extra_repr(self) -> str:

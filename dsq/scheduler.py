@@ -23,7 +23,7 @@ class Work:
 
 
 def updates_left(total: int | None, before: int) -> int | None:
-    """Updates of a run after the first ``before``, at least one.
+    """Return the updates of a run after the first ``before``, at least one.
 
     ``total`` None or 0, where nothing bounds the run, is given back as it is.
     """
@@ -31,7 +31,7 @@ def updates_left(total: int | None, before: int) -> int | None:
 
 
 def check_plateau(patience: int, threshold: float) -> None:
-    """ValueError where a plateau cannot be told by these."""
+    """Raise ValueError where a plateau cannot be told by these."""
     whole_number("patience", patience, 1)
     if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
         raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
@@ -92,7 +92,7 @@ class PrecisionScheduler:
 
     @property
     def updates(self) -> int:
-        """Updates recorded so far, over all levels."""
+        """Return the updates recorded so far, over all levels."""
         return sum(work.updates for work in self.work)
 
     def step(self, loss: float | Tensor) -> bool:
@@ -131,8 +131,8 @@ class PrecisionScheduler:
         return self.level > before
 
     def restarted(self, update: int, total_updates: int | None = None, before: int = 0) -> int:
-        """The update of the learning rate's schedule to take at ``update``, where that schedule starts again at each
-        rise: all of it in the updates that are left of ``total_updates``; without a total, at the pace it had.
+        """Return the update of the learning rate's schedule to take at ``update``, where that schedule starts again at
+        each rise: all of it in the updates that are left of ``total_updates``; without a total, at the pace it had.
 
         ``before``: updates that were not recorded, because they were made before this schedule began.
         """
@@ -144,7 +144,7 @@ class PrecisionScheduler:
         return since * total_updates // left if total_updates and left > 0 else since
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs to go on as an unbroken one would."""
+        """Return everything a resumed run needs to go on as an unbroken one would."""
         return {
             "levels": [list(precision) for precision in self.levels],
             "level": self.level,
@@ -170,7 +170,7 @@ class PrecisionScheduler:
         self.level, self.best, self.stale, self.work = level, best, stale, work
 
     def history(self) -> dict[str, Any]:
-        """The work at each level, as plain data: what ``dsq-cost estimate --history`` weighs its mean by."""
+        """Return the work at each level, as plain data: what ``dsq-cost estimate --history`` weighs its mean by."""
         levels = [
             {"precision": list(precision), "updates": work.updates, "tokens": work.tokens}
             for precision, work in zip(self.levels, self.work, strict=True)
@@ -179,7 +179,7 @@ class PrecisionScheduler:
 
 
 def _mean_over_processes(loss: float) -> float:
-    """The mean of what each process of the default group has; ``loss`` where there is one."""
+    """Return the mean of what each process of the default group has; ``loss`` where there is one."""
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return loss
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -189,13 +189,13 @@ def _mean_over_processes(loss: float) -> float:
 
 
 def _count(name: str, value: Any) -> int:
-    """``value`` as an int: a tensor would change in the states already saved, and is no JSON."""
+    """Return ``value`` as an int: a tensor would change in the states already saved, and is no JSON."""
     scalar = value.item() if isinstance(value, Tensor) and not value.dim() else value
     return whole_number(name, scalar, 0)
 
 
 def _work(saved: Any, levels: int) -> list[Work]:
-    """``saved`` as the work at each level. Raises ValueError where it is none."""
+    """Return ``saved`` as the work at each level. Raises ValueError where it is none."""
     pairs = isinstance(saved, (list, tuple)) and all(isinstance(pair, (list, tuple)) for pair in saved)
     if not pairs or [len(pair) for pair in saved] != [2] * levels:
         raise ValueError(f"work must be a pair (updates, tokens) for each of {levels} levels, got {saved!r}")

@@ -45,7 +45,7 @@ class Layout:
 
     @staticmethod
     def of(shape: tuple[int, ...], dim: int) -> "Layout":
-        """The layout of a tensor of ``shape`` with boxes along ``dim`` (negative counts from the end)."""
+        """Return the layout of a tensor of ``shape`` with boxes along ``dim`` (negative counts from the end)."""
         rank = max(len(shape), 1)
         if not -rank <= dim < rank:
             raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for a tensor of shape {tuple(shape)}, got {dim}")
@@ -56,7 +56,7 @@ class Layout:
         return Layout(prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :]), along_rows=True)
 
     def code_shape(self, bits: int) -> tuple[int, int]:
-        """Shape of the bitstreams, in bytes."""
+        """Return the shape of the bitstreams, in bytes."""
         return (self.outer * self.rows, -(-self.columns * bits // 8))
 
     def code_bytes(self, bits: int) -> int:
@@ -64,7 +64,7 @@ class Layout:
         return rows * row_bytes
 
     def box_shape(self, box: int) -> tuple[int, ...]:
-        """The boxes of ``box`` values, in the tensor's order; (1,) where one holds the whole tensor (0)."""
+        """Return the boxes of ``box`` values, in the tensor's order; (1,) where one holds the whole tensor (0)."""
         if box == 0:
             return (1,)
         if self.along_rows:
@@ -84,7 +84,7 @@ class Law:
     source: str
 
     def cost(self, m1: Any, m2: Any) -> Any:
-        """Cost at operand widths ``m1`` and ``m2``: ints, or numpy arrays of them."""
+        """Return the cost at operand widths ``m1`` and ``m2``: ints, or numpy arrays of them."""
         return self.K * (1.0 * m1 * m2) ** self.p
 
 
@@ -111,12 +111,12 @@ class Format:
 
     @property
     def box(self) -> int:
-        """Values along the box axis that share a scale; 0: one scale serves the tensor."""
+        """Return how many values along the box axis that share a scale; 0: one scale serves the tensor."""
         return 0
 
     @property
     def packs(self) -> bool:
-        """Whether values become codes; else they stay in floating point."""
+        """Return whether values become codes; else they stay in floating point."""
         return self.bits <= MAX_PACKED_BITS
 
     @property
@@ -129,42 +129,42 @@ class Format:
 
     @property
     def significand_bits(self) -> int:
-        """Bits that hold the magnitude of any value on the grid, its power of two aside."""
+        """Return the bits that hold the magnitude of any value on the grid, its power of two aside."""
         return self.bits - 1
 
     @property
     def multiplier_bits(self) -> int:
-        """Width of an operand as the multiplier of the cost law sees it: a code, sign included."""
+        """Return the width of an operand as the multiplier of the cost law sees it: a code, sign included."""
         return self.bits
 
     @property
     def exact_in_bfloat16(self) -> bool:
-        """Whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
+        """Return whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
         return self.packs and self.significand_bits <= 8
 
     @property
     def scale_bits(self) -> int:
-        """Width of a scale."""
+        """Return the width of a scale."""
         return SCALE_BITS
 
     def scale_bytes(self, layout: Layout) -> int:
-        """Bytes that a tensor of this layout takes besides its codes; none where values stay in floating point."""
+        """Return the bytes that a tensor of this layout takes besides its codes; 0 where values stay as they are."""
         return -(-layout.boxes(self.box) * self.scale_bits // 8) + self.tensor_bytes if self.packs else 0
 
     def scale_shape(self, layout: Layout) -> tuple[int, ...]:
-        """Shape of the uint8 tensor of scales that the kernels write, one a box in the tensor's order."""
+        """Return the shape of the uint8 tensor of scales that the kernels write, one a box in the tensor's order."""
         return layout.box_shape(self.box)
 
     def nbytes(self, layout: Layout) -> int:
-        """Bytes of a tensor of this layout: packed, or in float32 where the format is wider than any code."""
+        """Return the bytes of a tensor of this layout: packed, or in float32 if the format is wider than any code."""
         return layout.code_bytes(self.bits if self.bits <= MAX_PACKED_BITS else WIDEST) + self.scale_bytes(layout)
 
     def at(self, bits: int) -> "Format":
-        """What takes its place at another width: the same, or BFP where that is as good."""
+        """Return the format that takes its place at another width: the same, or BFP if it is as good."""
         return replace(self, bits=bits)
 
     def __str__(self) -> str:
-        """The text that ``parse_format`` reads back."""
+        """Return the text that ``parse_format`` reads back."""
         return f"{self.name}:" + ",".join(
             f"{field.name}={getattr(self, field.name)}"
             for field in fields(self)
@@ -213,19 +213,19 @@ def register(format_class: F) -> F:
 
 
 def options(name: str) -> dict[str, Any]:
-    """The fields of the format besides ``bits``, with their defaults. Raises ValueError for an unknown name."""
+    """Return the fields of the format besides ``bits``, with their defaults. Raises ValueError for an unknown name."""
     return {field.name: field.default for field in fields(format_class(name)) if field.name != "bits"}
 
 
 def format_class(name: str) -> type[Format]:
-    """The format called ``name``. Raises ValueError for an unknown one."""
+    """Return the format called ``name``. Raises ValueError for an unknown one."""
     if name not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
 
 
 def named(name: str, bits: int, **given: Any) -> Format:
-    """The format called ``name`` at ``bits``, with the options ``given``; BFP where that is as good.
+    """Return the format called ``name`` at ``bits``, with the options ``given``; BFP where that is as good.
 
     Raises ValueError for an unknown name, an option that the format has not, or a value out of range.
     """
@@ -238,7 +238,7 @@ def named(name: str, bits: int, **given: Any) -> Format:
 
 @lru_cache(maxsize=1024)  # a registered operator has its format as text
 def parse_format(text: str) -> Format:
-    """The format written ``bfp:bits=4,box=16``, as ``str`` gives it. Raises ValueError for anything else."""
+    """Return the format written ``bfp:bits=4,box=16``, as ``str`` gives it. Raises ValueError for anything else."""
     name, _, rest = text.partition(":")
     try:
         arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}

@@ -86,5 +86,5 @@ class SignedNVInt(BoxFormat):
         return self.bits + 3  # E4M3 has 4, and a code of the largest magnitude is a power of two
 
     def scale_shape(self, layout: Layout) -> tuple[int, ...]:
-        """One a box, and the tensor's last."""
+        """Return the shape of one scale a box, and the tensor's last."""
         return (layout.boxes(self.box) + 1,)

@@ -38,7 +38,7 @@ class FixedPoint(Format):
 
     @property
     def static_exponent(self) -> int | None:
-        """The exponent E of the largest values, where it does not follow them."""
+        """Return the exponent E of the largest values, where it does not follow them."""
         return None if self.fraction_bits is None else self.bits - 2 - self.fraction_bits
 
 

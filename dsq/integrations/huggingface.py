@@ -137,12 +137,13 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             state.log_history[-1].update(metrics)
 
     def state(self) -> dict[str, Any]:
-        """What the trainer writes into its checkpoints."""
+        """Return what the trainer writes into its checkpoints."""
         attributes = {"saved": self.dynamic.state_dict() if self.dynamic else None}
         return {"args": {"config": self.config.as_dict(), "monitor": self.monitor}, "attributes": attributes}
 
     def saved_in(self, state: TrainerState, name: str) -> Any:
-        """The attribute ``name`` of what the callback wrote into the checkpoint that ``state`` is of; None without."""
+        """Return the attribute ``name`` of what the callback wrote into the checkpoint that ``state`` is of; None
+        without."""
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
         return callbacks.get(type(self).__name__, {}).get("attributes", {}).get(name)
 

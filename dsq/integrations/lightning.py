@@ -107,7 +107,7 @@ class PrecisionCallback(Callback):
         self.dynamic.step(float(trainer.callback_metrics[self.monitor]))
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning writes into its checkpoints."""
+        """Return what Lightning writes into its checkpoints."""
         return self.dynamic.state_dict() if self.dynamic else self._saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ _made: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def mixed(mixin: type[Mixed], plain: type[nn.Module]) -> type[nn.Module]:
-    """The class of modules of ``plain`` with ``mixin`` before it."""
+    """Return the class of modules of ``plain`` with ``mixin`` before it."""
     key = mixin, plain
     if key not in _made:
         _made[key] = type(f"{mixin.__name__}{plain.__name__}", key, {"plain": plain, "_mixin": mixin})

@@ -39,7 +39,7 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """What nn.MultiheadAttention says. Raises ValueError where ``is_causal`` is given without ``attn_mask``."""
+        """Return what nn.MultiheadAttention does. Raises ValueError for ``is_causal`` without ``attn_mask``."""
         if is_causal and attn_mask is None:
             raise ValueError("is_causal says what attn_mask is: give attn_mask too")
         batched: bool = F._mha_shape_check(  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
         return [multiply(self, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _more(self, x_BSE: Tensor, bias: Tensor | None) -> Tensor:
-        """Keys or values with those that ``add_bias_kv`` and ``add_zero_attn`` append."""
+        """Return keys or values with those that ``add_bias_kv`` and ``add_zero_attn`` append."""
         if bias is not None:
             x_BSE = torch.cat([x_BSE, bias.expand(x_BSE.shape[0], 1, -1)], 1)
         return F.pad(x_BSE, (0, 0, 0, 1)) if self.add_zero_attn else x_BSE
@@ -87,7 +87,7 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
     def _mask(
         self, q_BLE: Tensor, k_BSE: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
     ) -> Tensor | None:
-        """Both masks as one that is added to the scores, for the appended keys too."""
+        """Return both masks as one that is added to the scores, for the appended keys too."""
         batch, dtype, mask = q_BLE.shape[0], q_BLE.dtype, None
         if attn_mask is not None:
             mask = F._canonical_mask(attn_mask, "attn_mask", None, "", dtype, False)

@@ -28,7 +28,7 @@ class Experts(Mixed, Quantised, nn.Module):
     post_expert_norm: Callable[[Tensor], Tensor]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """(T, K) of hidden states (T, K), and of the experts of each token and their weights, both (T, S / T)."""
+        """Return (T, K) of hidden states (T, K), and the experts of each token and their weights, both (T, S / T)."""
         experts_S, order_S = top_k_index.flatten().sort(stable=True)
         tokens = experts_S.bincount(minlength=self.num_experts)[: self.num_experts].tolist()
         order_S = order_S[: sum(tokens)]  # under expert parallelism, what comes after is for experts of other ranks
@@ -44,7 +44,7 @@ class Experts(Mixed, Quantised, nn.Module):
         return y.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
     def _products(self, name: str, x_SK: Tensor, tokens: list[int]) -> Tensor:
-        """y (S, N): each expert's tokens, which lie together, by its matrix of the parameter ``name``."""
+        """Return y (S, N): each expert's tokens, which lie together, by its matrix of the parameter ``name``."""
         weights: Tensor = getattr(self, name)
         matrices_NK = (weights.mT if self.is_transposed else weights).unbind()
         biases_N = getattr(self, f"{name}_bias").unbind() if self.has_bias else [None] * len(tokens)
@@ -53,7 +53,7 @@ class Experts(Mixed, Quantised, nn.Module):
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether transformers' decorator made the class of ``module`` one of experts."""
+    """Return whether transformers' decorator made the class of ``module`` one of experts."""
     return {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed"} <= vars(module).keys()
 
 
@@ -82,7 +82,7 @@ class PatchConv2d(Quantised, nn.Conv2d):
 
 
 def cuts_patches(module: nn.Module) -> bool:
-    """Whether ``module``, an nn.Conv2d, is such a convolution."""
+    """Return whether ``module``, an nn.Conv2d, is such a convolution."""
     return (
         isinstance(module, nn.Conv2d)
         and module.stride == module.kernel_size

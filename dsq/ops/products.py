@@ -39,7 +39,8 @@ def multiply(
     seed: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``a b`` (+ bias), with what ``matmul`` says of both and of the result; in ``dtype`` (default: that of ``a``).
+    """Return ``a b`` (+ bias), with what ``matmul`` says of both and of the result; in ``dtype`` (default: that of
+    ``a``).
 
     PyTorch multiplies in the narrower of the dtypes of ``a`` and of the result. Batches of matrices broadcast, and are
     always PyTorch's to multiply; the axes in ``matmul`` then count from the end.
@@ -87,14 +88,14 @@ def _check_operands(matmul: MatMul, a: Tensor, b: Tensor | Codes, bias: Tensor |
 
 
 def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:
-    """``x`` in the bits of ``operand``, which has a format."""
+    """Return ``x`` in the bits of ``operand``, which has a format."""
     if isinstance(x, Codes):
         return x
     return Codes(*pack(x, _format(operand), operand.axis, offset_seed(seed, operand.seed)), x.shape)
 
 
 def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int | None) -> Tensor:
-    """The operand as it is multiplied."""
+    """Return the operand as it is multiplied."""
     if isinstance(x, Codes):
         values = unpack(x.codes, x.scales, _format(operand), x.shape, operand.axis, dtype)
     elif operand.format is None:
@@ -110,7 +111,7 @@ def _format(operand: Operand) -> Format:
 
 
 def offset_seed(seed: int | None, offset: int) -> int | None:
-    """The seed of one tensor of a product, which has random numbers of its own; None rounds to nearest."""
+    """Return the seed of one tensor of a product, which has random numbers of its own; None rounds to nearest."""
     return None if seed is None else seed + offset
 
 
@@ -124,7 +125,7 @@ class ProductMatMuls(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
-    """The products at these formats; a format wider than any code leaves values as they are.
+    """Return the products at these formats; a format wider than any code leaves values as they are.
 
     q0: of both operands in the forward; q1: of both as the backward reads them; q2: of the gradient of the result.
     """
@@ -153,7 +154,7 @@ def refuse_transforms() -> None:
 
 
 def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:
-    """``a @ b`` with every operand quantised; differentiable once.
+    """Return ``a @ b`` with every operand quantised; differentiable once.
 
     Args:
         a_MK: (..., M, K). b_KN: (..., K, N), of the same dtype and device; leading dimensions broadcast. Under autocast
@@ -212,7 +213,7 @@ class _Product(torch.autograd.Function):
 
 
 def _kept(operand: Operand, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]:
-    """``x`` as it is kept for the backward: codes and scales, or itself."""
+    """Return ``x`` as it is kept for the backward: codes and scales, or itself."""
     if operand.format is None:
         return x, None
     codes, scales, _ = packed(operand, x, seed)
@@ -231,7 +232,7 @@ def attention(
     enable_gqa: bool = False,
     seed: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y (..., L, E) and the weights P (..., L, S): what F.scaled_dot_product_attention says of these arguments.
+    """Return y (..., L, E) and the weights P (..., L, S): what F.scaled_dot_product_attention says of these arguments.
 
     ``matmuls``: of both products. ``seed`` None rounds to nearest. A query that attends to nothing gives
     zeros. Raises ValueError where ``is_causal`` and ``attn_mask`` are both given, or shapes do not fit.
@@ -254,7 +255,7 @@ def attention(
 
 
 def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:
-    """``product`` of the heads of ``a`` by those of ``b``, each of which serves as many of the former in a row."""
+    """Return ``product`` of the heads of ``a`` by those of ``b``, each of which serves several in a row."""
     by_group = a_MK.unflatten(-3, (b_KN.shape[-3], -1))
     return product(by_group, b_KN.unsqueeze(-3), matmuls, seed).flatten(-4, -3)
 

@@ -26,7 +26,7 @@ Layer = Callable[[Tensor, Tensor, Tensor | None, LinearMatMuls, int | None], Ten
 def sharded_linear(
     layer: Layer, x: Tensor, weight: Any, bias: Any, matmuls: LinearMatMuls, seed: int | None
 ) -> DTensor:
-    """``layer(x, weight, bias, matmuls, seed)`` of DTensors ``weight`` and ``bias``, by ``layer`` on the shards.
+    """Return ``layer(x, weight, bias, matmuls, seed)`` of DTensors ``weight`` and ``bias``, by ``layer`` on the shards.
 
     Raises ValueError where ``weight`` is sharded in another way, or ``bias`` is no DTensor.
     """
@@ -52,7 +52,7 @@ def sharded_linear(
 
 @lru_cache
 def _unrounded(matmuls: LinearMatMuls) -> LinearMatMuls:
-    """Without Q3 of dx."""
+    """Return the products without Q3 of dx."""
     return matmuls._replace(input_gradient=replace(matmuls.input_gradient, result=None))
 
 

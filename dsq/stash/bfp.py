@@ -91,7 +91,7 @@ class Bfp(TablePolicy):
         self.forwards = 0
 
     def format_now(self) -> Format:
-        """What a forward started now would pack with: as told, else as the linear layers have it, else the default.
+        """Return the format of a forward that began now: as told, else as the linear layers have it, else the default.
 
         Raises ValueError for a box that no format has, or that this one has not.
         """
@@ -127,7 +127,7 @@ class Bfp(TablePolicy):
 
 @lru_cache(maxsize=64)  # asked for in each forward
 def _format(bits: int | None, name: str | None, box: int | None, q1: Format | None) -> Format:
-    """The format of ``bits``; what is not given as the linear layers have it, whose format is ``q1``."""
+    """Return the format of ``bits``; what is not given as the linear layers have it, whose format is ``q1``."""
     if bits is None:
         bits = LEAST if q1 is None else max(LEAST, q1.bits)
     if q1 is not None and name is None and box is None:

@@ -81,14 +81,14 @@ class Checkpointing(Controller):
             del module.__dict__["forward"]
 
     def start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before a forward of the model: a training one is counted afresh. Weights and the batch are there anyway."""
+        """Count a training forward of the model afresh. Weights and the batch are there anyway."""
         if torch.is_grad_enabled() and not in_backward():
             self._seen = Stash(EXACT)
             self.note(tree_leaves((args, kwargs, list(module.buffers()))), 0)
             self.calls = self.nbytes = 0
 
     def note(self, values: list[Any], random: int) -> None:
-        """A segment keeps these and `random` bytes of random state; in a backward it does so for a moment only."""
+        """Note that a segment keeps these and `random` bytes of random state; in a backward it does so for a moment."""
         if in_backward():
             return
         before = self._seen.kept_bytes
@@ -99,13 +99,13 @@ class Checkpointing(Controller):
         self.nbytes += self._seen.kept_bytes - before + random
 
     def report(self) -> Summary:
-        """Raw and kept are one: a policy that packs these inputs says so in its own report."""
+        """Return the bytes. Raw and kept are one: a policy that packs these inputs says so in its own report."""
         details = (f"inputs of {self.calls} segments; what they recompute in the backward is not counted",)
         return Summary(self.name, self.attached, self.nbytes, self.nbytes, details)
 
 
 def _checkpointed(controller: Checkpointing, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a segment (a partial of this, which is copied with its module)."""
+    """Run the forward of a segment (a partial of this, which is copied with its module)."""
     forward = type(module).forward
     if not torch.is_grad_enabled():
         return forward(module, *args, **kwargs)
@@ -123,7 +123,7 @@ def _checkpointed(controller: Checkpointing, module: nn.Module, *args: Any, **kw
 
 
 def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """RuntimeError for keys and values of transformers that a segment adds to: the recomputation would add again."""
+    """Raise RuntimeError for keys and values of transformers that a segment adds to: it would add to them again."""
     cache = next((a for a in arguments if hasattr(type(a), "get_seq_length")), None)
     if cache is not None:
         raise RuntimeError(
@@ -138,7 +138,8 @@ FOUR_BITS = format_class(DEFAULT)(4)
 
 
 def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FOUR_BITS, **kwargs: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)`` that keeps hidden states in the bits of ``fmt``.
+    """Run ``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)`` that keeps hidden states in the bits of
+    ``fmt``.
 
         x = packed_checkpoint(block, x)                                                     # in one's own forward
         model._set_gradient_checkpointing(gradient_checkpointing_func=packed_checkpoint)    # a model of transformers

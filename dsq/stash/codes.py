@@ -62,7 +62,7 @@ class Codec(Protocol):
     """What a policy is to the table: how values become few bits."""
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        """Codes of ``values``, which lie in ``order``; None keeps the tensor exact.
+        """Return the codes of ``values``, which lie in ``order``; None keeps the tensor exact.
 
         An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
         """
@@ -78,7 +78,7 @@ EXACT = _Exact()  #: the codec that keeps every tensor exact
 
 
 def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
-    """The Code of values in boxes of neighbours; ``seed`` None rounds to nearest."""
+    """Return the Code of values in boxes of neighbours; ``seed`` None rounds to nearest."""
     sizes = (values.numel(),)
     codes = pack(values.reshape(-1), fmt, 0, seed)
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
@@ -247,7 +247,8 @@ def kept(ctx: Any) -> list[Any]:
 
 
 def refuse_create_graph() -> None:
-    """RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is wrong."""
+    """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
+    wrong."""
     if torch.is_grad_enabled() and not _compiling():
         raise RuntimeError(
             "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
@@ -256,14 +257,14 @@ def refuse_create_graph() -> None:
 
 
 def is_weight(x: Tensor) -> bool:
-    """Whether ``x`` is a parameter, or a view of one."""
+    """Return whether ``x`` is a parameter, or a view of one."""
     if isinstance(x, nn.Parameter):
         return True
     return not _compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
 
 
 def _parts(forms: Sequence[Kept | None]) -> tuple[tuple[tuple[int, Make | None], ...], tuple[Tensor, ...]]:
-    """How many tensors each form has and what makes its value (None: it is the tensor), and all of the tensors."""
+    """Return how many tensors each form has and what makes its value (None: it is the tensor), and all tensors."""
     parts: list[tuple[int, Make | None]] = []
     tensors: list[Tensor] = []
     for form in forms:
@@ -302,7 +303,7 @@ class _Made:
         self.value: Tensor | None = None
 
     def note_use(self) -> None:
-        """An operation, or a value that one keeps, will ask for this one."""
+        """Note that an operation, or a value that one keeps, will ask for this one."""
         self.uses += 1
         if self.uses == 1:
             for _, source in self.sources:

@@ -117,7 +117,7 @@ class Controller(SharedByCopies):
             return run(*args, **kwargs)
 
     def report(self) -> Summary:
-        """The latest training forward in numbers."""
+        """Return the latest training forward in numbers."""
         return Summary(self.name, self.attached)
 
     def state(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
 
 
 def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
-    """The policies in whose forward this thread is, and the models."""
+    """Return the policies in whose forward this thread is, and the models."""
     return tuple(RUNNING.entered.items())
 
 
@@ -272,7 +272,8 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 
 
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
-    """RuntimeError if a compiler that was given the model before the policy came calls it past ``controller.call``."""
+    """Raise RuntimeError if a compiler that was given the model before the policy came calls it past
+    ``controller.call``."""
     if torch.compiler.is_compiling():
         modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
         under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)
@@ -283,7 +284,7 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """The children of the model that are made of modules themselves, as its blocks; those in lists and dicts too."""
+    """Yield the children of the model that are made of modules themselves, also of those in lists and dicts."""
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts(child)

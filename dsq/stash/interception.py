@@ -31,18 +31,18 @@ innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_sa
 
 
 def in_checkpoint() -> bool:
-    """Whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts the tensors that are saved."""
+    """Return whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts what is saved."""
     top = innermost_hooks()
     return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def in_backward() -> bool:
-    """Whether a backward is running in this thread: what is saved now is a recomputation's."""
+    """Return whether a backward is running in this thread: what is saved now is a recomputation's."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _own_body(func: FunctionType) -> FunctionType:
-    """A function of torch.nn.functional that runs its own lines under a TorchFunctionMode.
+    """Return a function of torch.nn.functional that runs its own lines under a TorchFunctionMode.
 
     As it is, it would hand itself to the mode again. The copy differs in one name: the check for that always says no.
     """
@@ -164,11 +164,11 @@ class TablePolicy(Controller):
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
     def codec(self, module: nn.Module) -> Codec:
-        """The codec of the forward that begins."""
+        """Return the codec of the forward that begins."""
         raise NotImplementedError
 
     def traced_codec(self) -> Codec | None:
-        """The codec of all forwards of a graph that is compiled around the model; None if the policy has none."""
+        """Return the codec of all forwards of a graph that is compiled around the model; None without one."""
         return None
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -195,13 +195,13 @@ class TablePolicy(Controller):
             stash.forget()
 
     def report(self) -> Summary:
-        """Bytes of the latest training forward."""
+        """Return the bytes of the latest training forward."""
         if self.latest is None:
             return Summary(self.name)
         return Summary(self.name, (), self.latest.raw_bytes, self.latest.kept_bytes, self.details())
 
     def details(self) -> tuple[str, ...]:
-        """The lines of the policy's own in its report."""
+        """Return the lines of the policy's own in its report."""
         return ()
 
 

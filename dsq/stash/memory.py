@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 
 def weak(tensor: Tensor) -> StorageWeakRef:
-    """A weak reference to a tensor's storage. While it lives, no other storage has the address."""
+    """Return a weak reference to a tensor's storage. While it lives, no other storage has the address."""
     return StorageWeakRef(tensor.untyped_storage())
 
 
@@ -41,31 +41,31 @@ class MemoryOrder:
     @staticmethod
     @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
     def contiguous(shape: torch.Size) -> "MemoryOrder":
-        """The order of a contiguous tensor."""
+        """Return the order of a contiguous tensor."""
         return MemoryOrder(shape, tuple(range(len(shape))), shape, plain=True)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """The values, (N,), of a tensor without gaps that is laid out like this one."""
+        """Return the values, (N,), of a tensor without gaps that is laid out like this one."""
         return tensor.detach().permute(self.axes).reshape(-1)
 
     def restore(self, values: Tensor) -> Tensor:
-        """The tensor's shape around its values in memory order, given contiguous, in any shape."""
+        """Return the tensor's shape around its values in memory order, given contiguous, in any shape."""
         if self.plain:
             return values.view(self.shape)
         return values.as_strided(self.shape, self._strides)
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """The same tensor, laid out in this order without gaps."""
+        """Return the same tensor, laid out in this order without gaps."""
         return tensor if tensor.stride() == self._strides else self.restore(self.flat(tensor))
 
     @property
     def count(self) -> int:
-        """Distinct values."""
+        """Return how many distinct values there are."""
         return prod(self.sizes)
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
-        """Strides of the tensor, without its gaps."""
+        """Return the strides of the tensor, without its gaps."""
         strides = [0] * len(self.shape)
         run = 1
         for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
@@ -75,7 +75,7 @@ class MemoryOrder:
 
 
 def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
-    """(key, order, values): the values of ``x``, detached, in memory order, contiguous where ``x`` has no gaps.
+    """Return (key, order, values): the values of ``x``, detached, in memory order, contiguous where ``x`` has no gaps.
 
     The key is equal for two live tensors exactly when they cover the same memory, in the same state and order. Under a
     compiler it tells nothing, and what is not contiguous is copied.
@@ -91,7 +91,8 @@ def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
 
 @lru_cache(maxsize=4096)
 def _strided(shape: torch.Size, strides: tuple[int, ...]) -> tuple[MemoryOrder, tuple[int, ...], object]:
-    """The order of a tensor, the strides of its values, and what tells its memory from other memory of its storage."""
+    """Return the order of a tensor, the strides of its values, and what tells its memory from other memory of its
+    storage."""
     distinct = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
     # sizes of 1 may carry any stride: they go first, where they disturb nothing
     axes = tuple(sorted(range(len(shape)), key=lambda axis: (distinct[axis] > 1, -strides[axis])))

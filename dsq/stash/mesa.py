@@ -162,7 +162,7 @@ class RangeCodec:
         return self.ranges.pack(f"{key}:{turn}", values, groups)
 
     def _groups(self, order: MemoryOrder, axis: int) -> tuple[Groups, int]:
-        """The groups of values in memory order, and the size of the axis along which they lie."""
+        """Return the groups of values in memory order, and the size of the axis along which they lie."""
         dims = len(order.shape)
         by_head = axis == -3 and dims >= 3
         axis = max(axis, -dims) % dims

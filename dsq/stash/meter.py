@@ -45,11 +45,11 @@ class Report:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the backward."""
+        """Return the bytes held for the backward."""
         return sum(h.nbytes for h in self.held)
 
     def by(self, field: str) -> dict[str, int]:
-        """Bytes by "module", "op", "dtype" or "device", largest first."""
+        """Return the bytes by "module", "op", "dtype" or "device", largest first."""
         sums: dict[str, int] = {}
         for h in self.held:
             key = str(getattr(h, field))
@@ -98,7 +98,7 @@ def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
 
 
 def _live_tensors() -> Iterator[Tensor]:
-    """Every tensor with a storage that Python's collector knows; a compiler's have none."""
+    """Yield every tensor with a storage that Python's collector knows; a compiler's have none."""
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:
@@ -140,7 +140,8 @@ class GraphMeter:
 
 
 def _nodes(roots: Iterable[Tensor], since: int) -> list[Any]:
-    """The nodes of the graph made since that number, oldest first, and of the histories of tensors that nodes hold."""
+    """Return the nodes of the graph made since that number, oldest first, and of the histories of tensors that nodes
+    hold."""
     found: dict[int, Any] = {}
     left = [t.grad_fn for t in roots]
     while left:
@@ -154,7 +155,7 @@ def _nodes(roots: Iterable[Tensor], since: int) -> list[Any]:
 
 
 def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
-    """(attribute, object) of what a node holds: saved tensors in their packed form, then the attributes of a ctx."""
+    """Yield (attribute, object) of what a node holds: saved tensors as they are packed, then attributes of a ctx."""
     for attribute in dir(node):
         if attribute.startswith("_raw_saved_"):
             try:
@@ -177,7 +178,7 @@ def _cells(function: Any) -> list[Any]:
 
 
 def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """The strided tensors inside nested lists, tuples, dicts and dataclasses."""
+    """Yield the strided tensors inside nested lists, tuples, dicts and dataclasses."""
     seen = set() if seen is None else seen
     if id(thing) in seen or isinstance(thing, (nn.Module, Controller, type)):
         return
@@ -203,7 +204,7 @@ def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 
 def next_node() -> int:
-    """The number that autograd gives the next node made in this thread."""
+    """Return the number that autograd gives the next node made in this thread."""
     return torch._C._autograd._get_sequence_nr()
 
 

@@ -61,7 +61,7 @@ class Observation:
         return sum(4 * count for _, _, count in self._inputs)
 
     def metrics(self) -> dict[str, float]:
-        """The latest figures by name; none before the first forward.
+        """Return the latest figures by name; none before the first forward.
 
         stash_mib: MiB that the layers keep, a tensor that several read once. stash_error: |Q1(x) - x| / |x| over all
         their inputs. POLICY_mib: what each stash policy of the model reports.
@@ -73,7 +73,7 @@ class Observation:
         return {"stash_mib": self.nbytes / 2**20, "stash_error": error, **reports}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy: the hooks that the layers of a copied or saved model carry along do nothing."""
+        """Return the state of a copy: the hooks that the layers of a copied or saved model carry along do nothing."""
         kept = {"model": self.model, "once": self.once, "_before_that": self.metrics()}
         return {**kept, "_handles": {}, "_seen": set()}
 

@@ -69,7 +69,7 @@ def register(
 
 
 def policies() -> tuple[str, ...]:
-    """The registered names."""
+    """Return the registered names."""
     return tuple(sorted(_POLICIES))
 
 
@@ -113,7 +113,7 @@ def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
 
 
 def compatible(one: str, other: str) -> bool:
-    """Whether two policies may share a model: either names the other."""
+    """Return whether two policies may share a model: either names the other."""
     return other in _POLICIES[one].composes_with or one in _POLICIES[other].composes_with
 
 

@@ -29,7 +29,8 @@ from dsq.stash.table import TABLE, Row, masks, norms, products
 
 
 def _if_frozen(row: Row, function: Callable[..., Any], position: int) -> Row:
-    """The row where the weight, the argument of that position, is frozen; else PyTorch's function, which keeps x."""
+    """Return the row where the weight, the argument of that position, is frozen; else PyTorch's function, which keeps
+    x."""
 
     def run(stash: Stash, *args: Any, **kwargs: Any) -> Any:
         weight = kwargs.get("weight", args[position] if len(args) > position else None)

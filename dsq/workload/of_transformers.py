@@ -56,7 +56,7 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
 
 
 def _inputs(model: Any, config: Any, sequences: int, tokens: int) -> dict[str, Any]:
-    """A batch, with labels where the model makes a loss of them."""
+    """Return a batch, with labels where the model makes a loss of them."""
     main = model.main_input_name
     if main == "pixel_values":
         size = getattr(config, "image_size", 224)

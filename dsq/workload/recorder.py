@@ -112,11 +112,11 @@ class Recorder(TorchDispatchMode):
         return new
 
     def is_parameter(self, tensor: Any) -> bool:
-        """Whether ``tensor`` is a parameter of the model, or a view of one."""
+        """Return whether ``tensor`` is a parameter of the model, or a view of one."""
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._names
 
     def named(self, tensor: Tensor, otherwise: str) -> tuple[str, Tensor | None]:
-        """The name of the parameter that ``tensor`` is, and it; ``otherwise`` and None for what is none."""
+        """Return the name of the parameter that ``tensor`` is, and it; ``otherwise`` and None for what is none."""
         name = self._names.get(tensor.untyped_storage()._cdata)
         return (otherwise, None) if name is None else (name, tensor)
 

@@ -120,7 +120,7 @@ class Gact(TablePolicy):
     # ---- for the user ----
 
     def details(self) -> tuple[str, ...]:
-        """Average bits, bits and sensitivity of each tensor."""
+        """Return the average bits, bits and sensitivity of each tensor."""
         run = self.run
         if run is None:
             return ()
@@ -142,7 +142,7 @@ class Gact(TablePolicy):
 
 
 def _key(inputs: Any, training: bool) -> str:
-    """What tells one kind of input from another: shapes and types of its tensors, and the mode of the model."""
+    """Return what tells one kind of input from another: shapes and types of its tensors, and the mode of the model."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return repr((training, [(tuple(t.shape), str(t.dtype)) for t in tensors]))
 

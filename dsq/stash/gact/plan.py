@@ -33,7 +33,7 @@ class CodeFamily:
 
 
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
-    """GACT's quantiser (appendix A.4): q = floor((x - low) / step + u), step = (max - min) / (2^b - 1), by groups."""
+    """Code, by groups, by q = floor((x - low) / step + u), step = (max - min) / (2^b - 1) (appendix A.4)."""
     count = values_N.numel()
     groups = Groups(_GROUP, -(-count // _GROUP))
     packed = tuple(affine_pack(values_N, bits, groups, None, seed))
@@ -41,7 +41,7 @@ def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
 
 
 def _boxes(name: str) -> CodeFamily:
-    """A block format in boxes of 16."""
+    """Return a block format in boxes of 16."""
     formats = {bits: named(name, bits) for bits in range(2, 9)}
 
     def encode(values_N: Tensor, bits: int, seed: int) -> Code:
@@ -52,7 +52,7 @@ def _boxes(name: str) -> CodeFamily:
 
 @cache
 def _variance(fmt: Format) -> float:
-    """Variance of rounding normal values to ``fmt``, from two roundings.
+    """Return the variance of rounding normal values to ``fmt``, from two roundings.
 
     No law holds for all formats and widths: another bit does not halve sbfp's step, snvint is bfp above 6 bits, and at
     2 bits, where most values are less than a step, the variance is less than the step's square says.
@@ -93,19 +93,19 @@ class BitPlan:
 
     @property
     def uniform(self) -> int:
-        """The widest code within the average: a tensor gets it while nothing is known of the tensor."""
+        """Return the widest code within the average: a tensor gets it while nothing is known of the tensor."""
         return max(width for width in self.family.widths if width <= self.bits)
 
     def factor(self, bits: int) -> float:
-        """S(b); 0 for a tensor kept as it is."""
+        """Return S(b); 0 for a tensor kept as it is."""
         return 0.0 if bits == EXACT else self.family.factor(bits)
 
     def complete(self) -> bool:
-        """Whether the sensitivities of all known layouts were measured."""
+        """Return whether the sensitivities of all known layouts were measured."""
         return all(len(sizes) in self.measured for sizes in self.layouts.values())
 
     def allocation(self, sizes: Sizes | None) -> tuple[int, ...] | None:
-        """Bits of each tensor, within the average. None: unknown."""
+        """Return the bits of each tensor, within the average. None: unknown."""
         measured = None if sizes is None else self.measured.get(len(sizes))
         if sizes is None or measured is None:
             return None

@@ -19,7 +19,7 @@ from dsq.stash.memory import MemoryOrder
 
 
 def _seed_of(*parts: int | str) -> int:
-    """A 32-bit seed (all that PyTorch's CPU generator takes) from what a code is of."""
+    """Return a 32-bit seed (all that PyTorch's CPU generator takes) from what a code is of."""
     return zlib.crc32(repr(parts).encode())
 
 
@@ -129,7 +129,7 @@ def differentiable(tree: Any) -> list[Tensor]:
 
 
 def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], factor: float) -> list[float]:
-    """c_l of each saved tensor (GACT, algorithm 1): 0.5 ||g_0 - g_1||^2 / S(b).
+    """Return c_l of each saved tensor (GACT, algorithm 1): 0.5 ||g_0 - g_1||^2 / S(b).
 
     Args:
         gradient: computes the parameters' gradient from the codes that ``duals`` read.

@@ -22,19 +22,19 @@ from dsq.stash.codes import Stash, keep, kept
 def softmax(
     stash: Stash, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """F.softmax, torch.softmax and Tensor.softmax."""
+    """Run F.softmax, torch.softmax and Tensor.softmax."""
     if dim is None or isinstance(_stacklevel, torch.dtype) or input.dim() == 0:
         return F.softmax(input, dim, _stacklevel, dtype)
     return Softmax.apply(stash, input, dim, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def torch_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """torch.softmax, whose third argument is the dtype."""
+    """Run torch.softmax, whose third argument is the dtype."""
     return softmax(stash, input, dim, dtype=dtype)
 
 
 def safe_softmax(stash: Stash, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The softmax of dsq.ops.products.attention, whose rows without a key are zeros."""
+    """Return the softmax of dsq.ops.products.attention, whose rows without a key are zeros."""
     return Softmax.apply(stash, input, dim, dtype, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -69,7 +69,7 @@ def fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """F.scaled_dot_product_attention."""
+    """Run F.scaled_dot_product_attention."""
     options = dropout_p, is_causal, scale, enable_gqa
     return Attention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -105,7 +105,7 @@ class Attention(torch.autograd.Function):
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> tuple[Tensor, Tensor]:
-    """The result, and the state of the random numbers that its dropout drew from; an empty one without dropout."""
+    """Return the result, and the state of the random numbers that its dropout drew from (else empty)."""
     random = _random_state(q.device) if dropout else q.new_empty(0, dtype=torch.uint8)
     y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     return y, random
@@ -128,7 +128,7 @@ def _attend_backward(
     gqa: bool,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
+    """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
         for x, asked in zip((q, k, v, mask), wanted, strict=True)

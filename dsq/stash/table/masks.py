@@ -22,7 +22,7 @@ _compiling = torch.compiler.is_compiling
 
 
 def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
-    """F.relu, torch.relu and their forms in place."""
+    """Run F.relu, torch.relu and their forms in place."""
     if inplace and _compiling():  # which makes no copy of it
         return input.copy_(ReLU.apply(stash, input, False))  # type: ignore[no-untyped-call]
     if input.numel() == 0 or (inplace and (input.is_leaf or input._is_view())):
@@ -31,7 +31,7 @@ def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def relu_in_place(stash: Stash, input: Tensor) -> Tensor:
-    """torch.relu_."""
+    """Run torch.relu_."""
     return relu(stash, input, True)
 
 
@@ -65,7 +65,7 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """F.leaky_relu: the sign of x."""
+    """Run F.leaky_relu: the sign of x."""
     if inplace:
         return F.leaky_relu(input, negative_slope, inplace)
     run = partial(F.leaky_relu, negative_slope=negative_slope)
@@ -78,12 +78,12 @@ def _leaky(dy: Tensor, mask: Tensor, slope: float) -> Tensor:
 
 
 def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
-    """F.relu6: whether x lies between 0 and 6."""
+    """Run F.relu6: whether x lies between 0 and 6."""
     return hardtanh(stash, input, 0.0, 6.0, inplace)
 
 
 def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """F.hardtanh: whether x lies between the limits."""
+    """Run F.hardtanh: whether x lies between the limits."""
     if inplace:
         return F.hardtanh(input, min_val, max_val, inplace)
     run = partial(F.hardtanh, min_val=min_val, max_val=max_val)
@@ -91,19 +91,19 @@ def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float 
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """F.dropout and torch.dropout, with PyTorch's own random numbers."""
+    """Run F.dropout and torch.dropout, with PyTorch's own random numbers."""
     if not training or inplace or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
     return Dropout.apply(stash, input, p)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:
-    """torch.dropout."""
+    """Run torch.dropout."""
     return dropout(stash, input, p, train)
 
 
 def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """torch.native_dropout, of whose mask nobody asks for a gradient."""
+    """Run torch.native_dropout, of whose mask nobody asks for a gradient."""
     if not train or not 0 < p < 1:
         return torch.native_dropout(input, p, train)
     y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ class Dropout(torch.autograd.Function):
 
 
 def _pairs(*options: Any) -> tuple[Any, ...]:
-    """Sizes of two axes, as PyTorch's operators take them."""
+    """Return the sizes of two axes, as PyTorch's operators take them."""
     return tuple([o, o] if type(o) is int else [] if o is None else o for o in options)
 
 
@@ -146,7 +146,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """F.max_pool2d: the places of the largest values, in the narrowest integers."""
+    """Run F.max_pool2d: the places of the largest values, in the narrowest integers."""
     if return_indices or input.dim() != 4:
         pool: Any = F.max_pool2d
         return pool(input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)
@@ -173,7 +173,7 @@ class MaxPool2d(torch.autograd.Function):
 def avg_pool2d(
     stash: Stash, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any
 ) -> Tensor:
-    """F.avg_pool2d: nothing but the shape of x."""
+    """Run F.avg_pool2d: nothing but the shape of x."""
     names = ("ceil_mode", "count_include_pad", "divisor_override")
     options = {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
     options |= dict(zip(names, rest, strict=False)) | named
@@ -182,7 +182,7 @@ def avg_pool2d(
 
 
 def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor:
-    """F.adaptive_avg_pool2d: nothing but the shape of x."""
+    """Run F.adaptive_avg_pool2d: nothing but the shape of x."""
     size = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
     size = [own if given is None else given for own, given in zip(input.shape[-2:], size, strict=True)]
     if input.dim() != 4 or size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing

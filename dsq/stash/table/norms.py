@@ -21,7 +21,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 def layer_norm(
     stash: Stash, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """F.layer_norm."""
+    """Run F.layer_norm."""
     return LayerNorm.apply(stash, input, list(normalized_shape), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -79,26 +79,26 @@ def _scaled(unit: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
 
 def _unit(rounded: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
-    """``rounded`` with the mean and the deviation that x^ has: 1 but where ``eps`` counts."""
+    """Return ``rounded`` with the mean and the deviation that x^ has: 1 but where ``eps`` counts."""
     centred = rounded - rounded.mean(axes, keepdim=True)
     return centred.mul_(_again(centred, inverse, axes, eps))
 
 
 def _again(centred: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
-    """1 / deviation of the rows of x^ itself, where ``inverse`` was that of x."""
+    """Return 1 / deviation of the rows of x^ itself, where ``inverse`` was that of x."""
     square = (centred * centred).mean(axes, keepdim=True)
     return (square + eps * inverse.to(square.dtype) ** 2).rsqrt()
 
 
 def _standard(inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and 1 / deviation of x^, which PyTorch's backward is given for x."""
+    """Return the mean and 1 / deviation of x^, which PyTorch's backward is given for x."""
     return torch.zeros_like(inverse), torch.ones_like(inverse)
 
 
 def rms_norm(
     stash: Stash, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """F.rms_norm."""
+    """Run F.rms_norm."""
     return RMSNorm.apply(stash, input, list(normalized_shape), weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -139,7 +139,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.batch_norm."""
+    """Run F.batch_norm."""
     running = running_mean, running_var
     if input.dim() < 2 or (training and input.numel() == input.shape[1]):
         return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
@@ -190,14 +190,14 @@ class BatchNorm(torch.autograd.Function):
 
 
 def _channels(x: Tensor | None, like: Tensor) -> Any:
-    """(C,) as it broadcasts against (N, C, ...); None for None."""
+    """Return (C,) as it broadcasts against (N, C, ...); None for None."""
     return None if x is None else x.view(-1, *[1] * (like.dim() - 2))
 
 
 def group_norm(
     stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """F.group_norm."""
+    """Run F.group_norm."""
     if input.numel() == 0 or autocast_dtype(input) is not None:
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]

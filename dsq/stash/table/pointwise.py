@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Any:
-    """The row of an activation. backward: (dy, x, options) -> dx; options: by name, in PyTorch's order, at their
+    """Return the row of an activation. backward: (dy, x, options) -> dx; options: by name, in PyTorch's order, at their
     defaults."""
     usual = partial(function, **options), partial(backward, **options)
 
@@ -86,7 +86,7 @@ ACTIVATIONS: dict[Any, Any] = {
 
 
 def mul(stash: Stash, input: Any, other: Any) -> Tensor:
-    """torch.mul of two tensors of which at least one wants a gradient."""
+    """Run torch.mul of two tensors of which at least one wants a gradient."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         return torch.mul(input, other)
     if not input.is_floating_point() or not other.is_floating_point():
@@ -120,21 +120,21 @@ def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Kept | None:
 
 
 def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
-    """torch.pow(input, 2); other exponents keep their input exact: a gradient may divide by it."""
+    """Run torch.pow(input, 2); other exponents keep their input exact: a gradient may divide by it."""
     if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent != 2:
         return torch.pow(input, exponent)
     return square(stash, input)  # type: ignore[no-any-return]
 
 
 def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """torch.index_select."""
+    """Run torch.index_select."""
     y = torch.index_select(input, dim, index)
     _from_index(stash, y, input, index, lambda x, index: torch.index_select(x, dim, index))
     return y
 
 
 def getitem(stash: Stash, input: Tensor, index: Any) -> Tensor:
-    """x[index] by one tensor of places; other indices are views, or rare."""
+    """Return x[index] by one tensor of places; other indices are views, or rare."""
     y: Tensor = input[index]
     if isinstance(index, Tensor) and index.dtype == torch.int64:
         _from_index(stash, y, input, index, lambda x, index: x[index])

@@ -21,7 +21,7 @@ from dsq.stash.codes import Form, Kept, Stash, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear: keeps x where the weight wants a gradient."""
+    """Run F.linear: keeps x where the weight wants a gradient."""
     if not (weight.requires_grad and input.dim() > 1 and weight.dim() == 2):
         return F.linear(input, weight, bias)
     return Linear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -45,14 +45,14 @@ class Linear(torch.autograd.Function):
 
 
 def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """torch.addmm(bias, x, w), as transformers' Conv1D calls it."""
+    """Run torch.addmm(bias, x, w), as transformers' Conv1D calls it."""
     if beta != 1 or alpha != 1 or not mat2.requires_grad or input.dim() != 1:
         return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
     return plain_linear(stash, mat1, mat2.t(), input)
 
 
 def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
-    """dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
+    """Run dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     if not weight.requires_grad or quantizers.matmuls.weight_gradient.b.format is None:
         return linear(x, weight, bias, quantizers)
@@ -116,14 +116,14 @@ def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
 
 
 def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
-    """torch.matmul, bmm and @ of two activations, or of one and a weight."""
+    """Run torch.matmul, bmm and @ of two activations, or of one and a weight."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
         return torch.matmul(input, other)
     return MatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
-    """torch.bmm."""
+    """Run torch.bmm."""
     return matmul(stash, input, mat2)
 
 
@@ -144,15 +144,15 @@ class MatMul(torch.autograd.Function):
 
 
 def operand(stash: Stash, x: Tensor, wanted: bool) -> Kept | None:
-    """How one factor of a product is kept for the other's gradient: exact where no gradient flows through it (a mask,
-    an adjacency, a table of rotations)."""
+    """Return how one factor of a product is kept for the other's gradient: exact where no gradient flows through it (a
+    mask, an adjacency, a table of rotations)."""
     if not wanted:
         return None
     return stash.code(x, "product") if x.requires_grad else stash.exact(x)
 
 
 def convolution(dimensions: int, transposed: bool) -> Any:
-    """The row of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
+    """Return the row of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
 
     def convolve(

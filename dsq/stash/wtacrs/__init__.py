@@ -40,7 +40,7 @@ class WTACRS(Controller):
     latest: Tally = field(default_factory=Tally)
 
     def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
-        """Which samples the coming forwards see: an integer for each, in batch order; None: unknown.
+        """Say which samples the coming forwards see: an integer for each, in batch order; None: unknown.
 
         Holds until the next call. An id must name the same sample in every epoch and after a resume. A linear whose
         input has another number of samples along ``sample_dim`` (the model flattened its tokens) takes p_i ~ ||H_i||
@@ -137,6 +137,6 @@ def attach(
 
 
 def _rank() -> int:
-    """This process's number, so that the ranks of a DDP run draw apart."""
+    """Return this process's number, so that the ranks of a DDP run draw apart."""
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_rank() if ready else 0

@@ -89,7 +89,7 @@ class _Projections:
 def sampled_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str, tokens: Tokens
 ) -> Tensor:
-    """``F.linear`` with an estimated weight gradient; F.linear itself where the weight is frozen or k = T.
+    """Return ``F.linear`` with an estimated weight gradient; F.linear itself where the weight is frozen or k = T.
 
     Args:
         x: (..., K); weight: (N, K); bias: (N,) or None. Dtypes, autocast and errors are those of F.linear.
@@ -188,7 +188,8 @@ class _SampledMatmul(torch.autograd.Function):
 
 
 def _keep(x: Tensor, dtype: torch.dtype, sampler: RowSampler) -> tuple[Tensor, Tensor | None]:
-    """The kept rows of each matrix of ``x`` (..., k, C) and their index; ``x`` itself and None where all are kept."""
+    """Return the kept rows of each matrix of ``x`` (..., k, C) and their index; ``x`` itself and None where all are
+    kept."""
     rows = x.shape[-2]
     k = budget(rows, sampler.ratio)
     if k >= rows or type(x.grad_fn).__name__ == "SoftmaxBackward0":
@@ -202,7 +203,7 @@ def _keep(x: Tensor, dtype: torch.dtype, sampler: RowSampler) -> tuple[Tensor, T
 
 
 def _matching(do: Tensor, kept: Tensor, index_2k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The rows of dO that belong to the kept rows, and these with their scales."""
+    """Return the rows of dO that belong to the kept rows, and these with their scales."""
     if index_2k is None:
         return do, kept
     # an overflow in a row that was not drawn must still reach a loss scaler

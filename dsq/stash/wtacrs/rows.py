@@ -32,28 +32,28 @@ class Tokens:
         return self.lead[self.sample_dim] if -len(self.lead) <= self.sample_dim < len(self.lead) else 0
 
     def spread(self, values_B: Tensor) -> Tensor:
-        """A value a sample -> a value a token (T)."""
+        """Return a value a sample -> a value a token (T)."""
         shape = [1] * len(self.lead)
         shape[self.sample_dim] = values_B.numel()
         return values_B.view(shape).expand(self.lead).reshape(-1)
 
     def mean_square(self, norms_T: Tensor) -> Tensor:
-        """A norm a token -> the mean square over each sample's tokens (B)."""
+        """Return a norm a token -> the mean square over each sample's tokens (B)."""
         return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).reshape(self.samples(), -1).mean(1)
 
 
 def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
-    """Row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k)."""
+    """Return row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k)."""
     return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
 
 
 def scales_of(index_2k: Tensor) -> Tensor:
-    """The scales in what index_of gave."""
+    """Return the scales in what index_of gave."""
     return index_2k[1].view(torch.float32)
 
 
 def norms_of(x: Tensor) -> Tensor:
-    """The norm of each row, in float32 at least."""
+    """Return the norm of each row, in float32 at least."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
     return norms
 
@@ -102,7 +102,8 @@ class RowSampler:
         self._open: dict[Any, tuple[StorageWeakRef, RowSample]] = {}
 
     def sample(self, x: Tensor, dtype: torch.dtype, reader: str, tokens: Tokens) -> RowSample:
-        """The kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new draw.
+        """Return the kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new
+        draw.
 
         A layer that reads an activation again (a second forward on the same input) gets a new draw.
         """
@@ -151,7 +152,7 @@ class RowSampler:
         self.tally.kept_bytes += sum(x.nbytes for x in kept)
 
     def uniform(self, device: torch.device, *shape: int) -> Tensor:
-        """Random numbers of [0, 1) in float64: the policy's next ones, the same for every device."""
+        """Return random numbers of [0, 1) in float64: the policy's next ones, the same for every device."""
         drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64, device="cpu")
         return drawn.to(device, non_blocking=True)
 
@@ -191,7 +192,8 @@ class NormCache:
         self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
 
     def lookup(self, layer: str, device: torch.device) -> Tensor | None:
-        """Cached norms of the current batch, an unseen sample's the mean of the others; None where all are unseen."""
+        """Return cached norms of the current batch, an unseen sample's the mean of the others; None where all are
+        unseen."""
         if self.batch is None or layer not in self.norms:
             return None
         norms_B = self._grown(layer)[self.batch]
@@ -215,7 +217,8 @@ class NormCache:
         self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
 
     def _grown(self, layer: str) -> Tensor:
-        """The layer's norms, a column for every sample named so far and spare ones, so that growing copies little."""
+        """Return the layer's norms, a column for every sample named so far and spare ones, so that growing copies
+        little."""
         known = self.norms.get(layer, torch.empty(0, device="cpu"))
         if known.numel() < len(self.slot_of):
             more = max(len(self.slot_of), 2 * known.numel()) - known.numel()

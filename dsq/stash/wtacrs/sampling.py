@@ -15,12 +15,12 @@ NORM_FLOOR = 0.1
 
 
 def budget(tokens: int, ratio: float) -> int:
-    """k = round(ratio * tokens), the rows to keep; at least one."""
+    """Return k = round(ratio * tokens), the rows to keep; at least one."""
     return max(1, round(ratio * tokens))
 
 
 def probabilities(h_norm_T: Tensor, dz_norm_T: Tensor | None = None) -> Tensor:
-    """p_i = ||H_i|| ||dZ_i|| / sum_j ||H_j|| ||dZ_j|| (equation 3), in float64.
+    """Return p_i = ||H_i|| ||dZ_i|| / sum_j ||H_j|| ||dZ_j|| (equation 3), in float64.
 
     Args:
         h_norm_T: norms of the rows of H.
@@ -38,7 +38,8 @@ def probabilities(h_norm_T: Tensor, dz_norm_T: Tensor | None = None) -> Tensor:
 
 
 def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = None) -> tuple[Tensor, Tensor]:
-    """The kept rows and their scales: X Y ~ sum_t scale_t X[:, row_t] Y[row_t, :], unbiased (equation 6, algorithm 2).
+    """Return the kept rows and their scales: X Y ~ sum_t scale_t X[:, row_t] Y[row_t, :], unbiased (equation 6,
+    algorithm 2).
 
     The winners C, the |C| likeliest rows, are kept with scale 1. The other k - |C| are drawn with replacement from the
     rest, row j with probability q_j = p_j / (1 - sum_C p). The average of n = k - |C| draws of X_j Y_j / q_j has the
