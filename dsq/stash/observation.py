@@ -78,7 +78,9 @@ class Observation:
         return {**kept, "_handles": {}, "_seen": set()}
 
     @torch.no_grad()
-    def _after(self, layer: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _after(self, layer: Any, args: Any, kwargs: Any, output: Any = None) -> None:
+        if output is None:  # a copy's old hook ran, and took this one's handle away
+            return
         if torch.compiler.is_compiling() or self.paused or layer not in self._handles:  # a graph is not looked into
             return
         y = output[0] if isinstance(output, tuple) else output
