@@ -142,6 +142,12 @@ def _attend_backward(
     return [next(found) if asked else dy.new_empty(0) for asked in wanted]
 
 
+def _recorded(*args: Any) -> list[Tensor]:
+    """Run _attend_backward in an operator, in which a dispatch mode may have switched autograd off."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
+        return [x.contiguous() for x in _attend_backward(*args)]
+
+
 _OPTIONS = "float dropout, bool causal, float? scale, bool gqa"
 # a compiler sees operators: PyTorch's own kernel runs in a graph as it does outside of one
 define(
@@ -155,7 +161,7 @@ define(
 define(
     "attend_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? random, "
     f"{_OPTIONS}, bool[] wanted) -> Tensor[]",
-    lambda *args: [x.contiguous() for x in _attend_backward(*args)],
+    _recorded,
     lambda dy, q, k, v, mask, random, *rest: [
         dy.new_empty(x.shape if asked else 0) for x, asked in zip((q, k, v, mask), rest[-1], strict=True)
     ],
