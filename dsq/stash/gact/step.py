@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dsq.stash.codes import Code, Decode, What
+from dsq.kept import What
+from dsq.stash.codes import Code, Decode
 from dsq.stash.gact.plan import EXACT, BitPlan
 from dsq.stash.memory import MemoryOrder
 
