@@ -7,7 +7,7 @@ row is multiplied by it.
 
 What moves values keeps an index, and gives its result again from a code of the input. A message of a graph network,
 x[source], is as long as the edges are many: the product that weighs it would keep it, and x, which is far smaller, is
-kept already. The sum of messages at each target, index_add, keeps the index alone, where PyTorch keeps the messages too.
+kept already. The sum of the messages at each target, index_add, keeps the index; PyTorch keeps the messages too.
 """
 
 from collections.abc import Callable

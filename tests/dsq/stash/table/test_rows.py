@@ -24,6 +24,7 @@ def run(function, inputs, row):
 attend = F.scaled_dot_product_attention
 X = (3, 16, 32)
 MASK = torch.zeros(16, 16, dtype=torch.float64).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf)
+PLACES = torch.tensor([2, 0, 2])
 CASES = {
     "linear": (F.linear, [X, (24, 32), (24,)]),
     "linear without bias": (F.linear, [X, (24, 32)]),
@@ -90,11 +91,11 @@ CASES = {
     "conv_transpose2d": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1), [(4, 8, 6, 6), (8, 6, 3, 3), (6,)]
     ),
-    "index_select": (lambda x: torch.index_select(x * x, 0, torch.tensor([2, 0, 2])) ** 2, [X]),
-    "x[index]": (lambda x: (x * x)[torch.tensor([2, 0, 2])] ** 2, [X]),
-    "index_add": (lambda x, s: torch.index_add(x, 1, torch.tensor([2, 0, 2]), s, alpha=2), [X, (3, 3, 32)]),
+    "index_select": (lambda x: torch.index_select(x * x, 0, PLACES) ** 2, [X]),
+    "x[index]": (lambda x: (x * x)[PLACES] ** 2, [X]),
+    "index_add": (lambda x, s: torch.index_add(x, 1, PLACES, s, alpha=2), [X, (3, 3, 32)]),
     "index_add in place, twice": (
-        lambda s, t: torch.zeros(4, 32).to(s).index_add_(0, torch.tensor([2, 0, 2]), s).index_add_(0, torch.tensor([1]), t),
+        lambda a, b: torch.zeros(4, 32).to(a).index_add_(0, PLACES, a).index_add_(0, PLACES[:1], b),
         [(3, 32), (1, 32)],
     ),
     "norm, linear": (lambda x, w, b, m: F.linear(F.layer_norm(x, (32,), w, b), m), [X, (32,), (32,), (24, 32)]),
