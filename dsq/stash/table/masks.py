@@ -69,7 +69,7 @@ def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplac
     run = partial(F.leaky_relu, negative_slope=negative_slope)
     gradient = partial(_leaky, slope=negative_slope)
     y = Activation.apply(stash, input, run, gradient, (0.0, nan))  # type: ignore[no-untyped-call]
-    return in_place(stash, input, y) if inplace else y  # type: ignore[no-any-return]
+    return in_place(stash, input, y) if inplace else y
 
 
 def _leaky(dy: Tensor, mask: Tensor, slope: float) -> Tensor:
@@ -85,7 +85,7 @@ def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float 
     """F.hardtanh: whether x lies between the limits."""
     run = partial(F.hardtanh, min_val=min_val, max_val=max_val)
     y = Activation.apply(stash, input, run, torch.mul, (min_val, max_val))  # type: ignore[no-untyped-call]
-    return in_place(stash, input, y) if inplace else y  # type: ignore[no-any-return]
+    return in_place(stash, input, y) if inplace else y
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -93,7 +93,7 @@ def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, 
     if not training or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
     y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
-    return in_place(stash, input, y) if inplace else y  # type: ignore[no-any-return]
+    return in_place(stash, input, y) if inplace else y
 
 
 def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:
