@@ -33,11 +33,26 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
         if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
-                return function(input, *args, **named)
+                form = stash.code(input, "activation")  # before the values change, and held until they have
+                if form.is_exact:
+                    return function(input, *args, **named)
+                return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
         return Activation.apply(stash, input, run, gradient, None)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
+
+
+def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
+    """Put ``y``, which a row made of ``x`` and whose gradient does not read ``x`` itself, in the place of ``x``."""
+    form = stash.find(y)
+    x.copy_(y)
+    stash.derive(x, (form,), _same)
+    return x
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class Activation(torch.autograd.Function):

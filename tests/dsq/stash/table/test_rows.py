@@ -79,6 +79,14 @@ CASES = {
     "leaky relu": (F.leaky_relu, [X]),
     "relu6": (lambda x: F.relu6(x * 6), [X]),
     "hardtanh": (F.hardtanh, [X]),
+    "silu in place": (lambda x: F.silu(x + 0, inplace=True), [X]),
+    "silu in place of few": (lambda x: F.silu(x + 0, inplace=True), [(4, 8)]),
+    "elu in place": (lambda x: F.elu(x + 0, 0.5, True), [X]),
+    "elu in place, transposed": (lambda x: F.elu((x + 0).transpose(0, 1), inplace=True), [X]),
+    "leaky relu in place": (lambda x: F.leaky_relu(x + 0, 0.2, inplace=True), [X]),
+    "relu6 in place": (lambda x: F.relu6(x * 6, inplace=True), [X]),
+    "dropout in place": (lambda x: F.dropout(x + 0, 0.3, inplace=True), [X]),
+    "of a part in place": (lambda x: F.mish((x + 0)[1:], inplace=True), [X]),
     "dropout": (lambda x: F.dropout(x, 0.3), [X]),
     "max pool": (lambda x: F.max_pool2d(x, 2), [(4, 8, 6, 6)]),
     "max pool, strided": (lambda x: F.max_pool2d(x, 3, 2, 1), [(4, 8, 6, 6)]),
@@ -136,6 +144,25 @@ def test_its_forward_is_bit_for_bit_the_plain_one(case):
     function, shapes = CASES[case]
     inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
     assert torch.equal(run(function, inputs, row=True)[0], run(function, inputs, row=False)[0])
+
+
+@pytest.mark.parametrize("function", [F.silu, F.mish, F.elu, F.leaky_relu, F.relu6, F.dropout, F.relu])
+def test_a_form_in_place_keeps_what_the_other_does(function):
+    x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
+    _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
+    _, other = under_the_table(lambda: F.linear(function(x + 0), w))
+    assert in_place.kept_bytes == other.kept_bytes
+
+
+def test_in_place_where_nothing_is_coded():
+    class Nothing:
+        def encode(self, values, order, kept):
+            return None
+
+    x = drawn(64, 32).requires_grad_()
+    y, _ = under_the_table(lambda: F.silu(x + 0, inplace=True), codec=Nothing())
+    gradient = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient[0], torch.autograd.grad(F.silu(x).sum(), x)[0])
 
 
 CAST = [
