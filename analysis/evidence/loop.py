@@ -34,17 +34,21 @@ class Problem:
     predict: Callable[[Any], tuple[Tensor, Tensor]]  #: a batch -> logits (N, C), targets (N,)
     batches: Iterator[Any]  #: without an end
     held_out: Sequence[Any]  #: batches
+    numbers: Callable[[Any], Tensor] | None = None  #: a batch -> the numbers of its samples (N,)
 
 
 def train(problem: Problem, task: Task, setting: Setting) -> Result:
     """Train the problem's model under ``setting``, and judge it."""
-    model, dynamic = problem.model, attach(problem.model, setting, task.updates)
+    model, sampled = problem.model, apply_policies(problem.model, setting).get("wtacrs")
+    dynamic = convert(model, setting, task.updates)
     optimizer = torch.optim.AdamW(model.parameters(), task.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.rate, task.updates, pct_start=0.1)
     predict = under(setting, problem.predict)
     model.train()
     for batch in islice(problem.batches, task.updates):
         optimizer.zero_grad()
+        if sampled and problem.numbers:
+            sampled.set_sample_ids(problem.numbers(batch))  # type: ignore[attr-defined]
         F.cross_entropy(*predict(batch)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -72,13 +76,21 @@ def judge(
     return loss / count, 100 * right / count
 
 
-def attach(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPrecision | None:
-    """Put ``setting`` on the model, in place. Returns what counts the updates of a schedule."""
-    if setting.policy == "packed_checkpoint":
-        for block in blocks(model):
-            block.forward = partial(dsq.stash.packed_checkpoint, block.forward)  # type: ignore[method-assign]
-    elif setting.policy:
-        dsq.stash.apply(model, setting.policy, **setting.options)
+def apply_policies(model: nn.Module, setting: Setting) -> dict[str, dsq.stash.Controller]:
+    """Put the setting's policies on the model, in place. Returns their controllers by name."""
+    controllers = {}
+    for policy, options in setting.policies.items():
+        if policy == "packed_checkpoint":
+            for block in blocks(model):
+                block.forward = partial(dsq.stash.packed_checkpoint, block.forward)  # type: ignore[method-assign]
+        else:
+            given = {name: None if value == "None" else value for name, value in options.items()}
+            controllers[policy] = dsq.stash.apply(model, policy, **given)
+    return controllers
+
+
+def convert(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPrecision | None:
+    """Convert the model to the setting's levels, in place. Returns what counts the updates of a schedule."""
     if not setting.levels:
         return None
     rises = {} if setting.rise_at is None else {"rise_at": setting.rise_at}

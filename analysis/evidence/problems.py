@@ -91,7 +91,7 @@ def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> 
 
     seeds = torch.randint(2**31, (1000,), generator=generator).tolist()
     batches = (batch for epoch in count() for batch in train.batches(task.batch, seeds[epoch % len(seeds)]))
-    return Problem(model, predict, batches, list(dev.batches(JUDGED, None)))
+    return Problem(model, predict, batches, list(dev.batches(JUDGED, None)), numbers=lambda batch: batch[0])
 
 
 @dataclass(frozen=True)

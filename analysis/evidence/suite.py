@@ -21,7 +21,7 @@ SEEDS = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is trained: in fp32, under autocast, by dsq.DSQConfig or with a stash policy."""
+    """How a model is trained: in fp32, under autocast, by dsq.DSQConfig, with stash policies."""
 
     name: str
     levels: str = ""  #: of DSQConfig; "": not converted
@@ -30,8 +30,8 @@ class Setting:
     format: str = DEFAULT  #: of DSQConfig
     rounding: str = "nearest"  #: of DSQConfig
     autocast: bool = False  #: PyTorch's own, to bfloat16
-    policy: str = ""  #: a name of dsq.stash.policies(), or "packed_checkpoint"
-    options: Mapping[str, Any] = field(default_factory=dict)  #: of the policy
+    #: options by policy, in the order in which they are applied: dsq.stash.policies(), or "packed_checkpoint"
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     version: int = 1  #: of the code behind it
 
 

@@ -55,7 +55,7 @@ def flags(task: Task, setting: Setting, seed: int) -> list[str]:
         given |= {"dsq-stash": setting.stash, "dsq-format": setting.format, "dsq-rounding": setting.rounding}
     if setting.rise_at is not None:
         given["dsq-rise-at"] = setting.rise_at
-    extra = ["--user-dir", str(USER)] if setting.autocast or setting.policy else []
+    extra = ["--user-dir", str(USER)] if setting.autocast or setting.policies else []
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in task.sizes.items() if "coder" in name]
     return ["--cpu", *sizes, *extra, *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from analysis.evidence import graphs, loop, problems, translation
-from analysis.evidence.suite import Setting, Task, load_suite
+from analysis.evidence.suite import Task, load_suite
 
 SUITE = load_suite()
 SETTINGS = ("fp32", "bf16 autocast", "[8,4,4,8]")
@@ -197,4 +197,4 @@ def test_flags_of_a_translation() -> None:
 
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
     with pytest.raises(ValueError, match="no list of blocks"):
-        loop.attach(torch.nn.Linear(2, 2), Setting("checkpoint", policy="packed_checkpoint"), 1)
+        loop.apply_policies(torch.nn.Linear(2, 2), SUITE.settings["checkpoint"])
