@@ -37,6 +37,11 @@ class Form(NamedTuple):
     tensors: tuple[Tensor, ...]
     make: Make
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the tensor itself is kept."""
+        return self.make is _first
+
 
 #: (codes, dtype) -> the values, in memory order, contiguous
 Decode = Callable[[Sequence[Tensor], torch.dtype], Tensor]
@@ -218,7 +223,7 @@ class Stash:
         """The form of ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation
         could have been in."""
         form = self.code(y, what)
-        if form.make is _first:
+        if form.is_exact:
             return form
         if _compiling():
             parts, tensors = _parts((form, *beside))
