@@ -80,7 +80,7 @@ def _bound_note(records: list[Record]) -> str:
     worst = max(records, key=lambda record: abs(record["off"]))
     updated = max(abs(record["with_adam"] / record["share_paper"] - 1) for record in records)
     return (
-        f"Table 7: the share of {worst['class']} is {worst['off']:+.0%} off; with Adam's update in `other` (`with adam`) "
-        f"no share is more than {updated:.0%} off. {agree} of {len(records)} bounds agree. The paper does not say what "
-        "its shares count."
+        f"Table 7: the share of {worst['class']} is {worst['off']:+.0%} off; with Adam's update in `other` (`with "
+        f"adam`) no share is more than {updated:.0%} off. {agree} of {len(records)} bounds agree. The paper does not "
+        "say what its shares count."
     )
