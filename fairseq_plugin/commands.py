@@ -66,7 +66,7 @@ def _installed() -> bool:
 
 
 def explain(error: BaseException) -> str | None:
-    """What to tell the user of ``error``, or of what it came of; None if it is no mistake that is known here."""
+    """Return a line for the user on ``error`` or its cause; None if neither is a mistake that is known here."""
     for cause in _causes(error):
         for pattern, line in _MISTAKES.items():
             if found := re.match(pattern, f"{type(cause).__name__}: {cause}", re.DOTALL):
