@@ -200,7 +200,7 @@ def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tu
 
 
 def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Try the masks: yield what was tried, and in which operations ``backend`` differs from the reference ("": none)."""
+    """Try the masks: yield what was tried, and where ``backend`` differs from the reference ("": nowhere)."""
     for dtype in (*DTYPES, torch.bool):
         for count in (0, 1, 8, 31, 2048, 4100):
             x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
