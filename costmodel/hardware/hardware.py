@@ -1,8 +1,8 @@
 """Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured). Their
 fields stand in docs/cost-model.md ("A hardware file").
 
-A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`; a rate is then the
-figure times it (--datasheet takes 1).
+A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`. The rate is then
+the figure times its efficiency (--datasheet takes 1).
 
 `holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
 and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
