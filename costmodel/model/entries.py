@@ -1,5 +1,5 @@
-"""What each operation of a training step keeps, makes and holds for a while, in bytes: the ledger's tensors, each owned
-by one operation, as a policy of dsq.stash (POLICIES) packs them."""
+"""Bytes that each operation of a training step keeps, makes and holds for a while: the ledger's tensors, each owned by
+one operation, as a policy of dsq.stash (POLICIES) keeps them."""
 
 import re
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ _SCORES_AGAIN = 4
 
 @dataclass(frozen=True)
 class Stash:
-    """A policy, or policies together. What is coded, and as what, the ledger says (Stored.coded)."""
+    """A policy, or policies together. The ledger says which tensors are coded, and as what (Stored.coded)."""
 
     name: str
-    bits: int = 0  #: of a code; 0: nothing is coded
+    bits: int = 0  #: bits of a code; 0: nothing is coded
     scales: float = 0  #: bits of scales beside a code
     more: bool = False  #: some tensors have more bits (dsq.kept.MORE)
     masks: bool = True  #: relu and dropout keep a bit a value
     ratio: float = 1  #: part of the rows of a linear layer's input that are kept
 
     def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
-        """Bytes kept of one such tensor of so many bytes and values."""
+        """Bytes that the policy keeps of one tensor, which has ``size`` bytes and so many values."""
         coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
         if coded == "bit":
             return values / 8 if self.masks else size
@@ -48,18 +48,18 @@ class Stash:
         return 0.0 if coded == "made again" else min(size, values * self.code_bits(coded) / 8)
 
     def samples(self, op: Gemm) -> bool:
-        """Whether rows of its input are sampled: of an nn.Linear, which no expert, convolution or Conv1D is."""
+        """Whether the policy samples rows of the input: of an nn.Linear, which no expert, convolution or Conv1D is."""
         convolution = 0 < op.x_values <= op.M * op.K
         linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantised or op.tied)
         return linear and self.ratio < 1
 
     @property
     def packs(self) -> int:
-        """Bits of its codes where dsq.pack, which `calibrate` times, is all it does; else 0."""
+        """Bits of the codes if the policy only packs by dsq.pack, which `calibrate` times; else 0."""
         return self.bits if self.more and self.ratio == 1 else 0
 
     def code_bits(self, what: What) -> float:
-        """Bits of a value that is coded as this, scales included; those of a float where nothing is coded."""
+        """Bits of a value that is coded as ``what``, scales included; of a float if nothing is coded."""
         return self.bits + self.more * MORE.get(what, 0) + self.scales if self.bits else WIDEST
 
 
@@ -80,7 +80,7 @@ POLICIES = {
 
 
 class Category(IntEnum):
-    """What bytes are there for, in the order of tables and pictures."""
+    """The purpose of bytes, in the order of tables and pictures."""
 
     PARAMETERS = 0
     GRADIENTS = 1
@@ -94,7 +94,7 @@ class Category(IntEnum):
 CATEGORIES = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
-#: what an operation's backward holds besides
+#: tensors that an operation's backward holds beside the kept ones
 _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
@@ -106,34 +106,34 @@ class KeptTensor:
     bytes: float
     packed: float  #: values that are packed; 0: kept as it is
     known_by: str = ""  #: the operation's field that names it for others that keep it too; empty: none does
-    coded: bool = False  #: it is a stash, which layers with that input share
+    coded: bool = False  #: whether it is a stash, which layers with the same input share
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Bytes that each operation of a group holds, whatever its neighbours keep already."""
+    """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
 
     kept: tuple[KeptTensor, ...]
-    entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
-    added: float  #: of a bias of scores, which every layer is given
+    entering: float  #: of the operation's input, as a recomputed layer keeps it; 0: it has none
+    added: float  #: of a bias of scores that is shared by all layers
     made: float  #: of y, while it is made
-    temporary: float  #: that its backward holds besides
+    temporary: float  #: that the backward holds beside the kept tensors
     gradients: float
-    stream: float  #: of the residual stream, where this is a sum on it
-    result: float  #: of y as a product makes it, with what a fused kernel keeps to make its scores again
+    stream: float  #: of the residual stream, if this operation adds to it
+    result: float  #: of a product's y, with the logarithms of sums that a fused kernel keeps
 
 
 @dataclass
 class LedgerEntry:
-    """One operation of a step, and what it holds."""
+    """One operation of a step, with the bytes it holds."""
 
     op: Operation
-    layer: str  #: as "decoder.layers.3."; empty: it is in none
+    layer: str  #: its layer's name, as "decoder.layers.3."; empty: it is in none
     alike: Alike
     kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
-    entering: float = 0  #: what a recomputed layer keeps of this operation: what the layer is given
+    entering: float = 0  #: bytes of the layer's inputs that a recomputed layer keeps here
     packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
-    again: list[float] = field(default_factory=list)  #: of each that the backward makes again of packed ones
+    again: list[float] = field(default_factory=list)  #: values of each tensor that the backward makes again
 
 
 @cache
@@ -143,7 +143,7 @@ def _layer(name: str) -> str:
 
 
 def in_layer(op: Operation) -> bool:
-    """Whether it belongs to one of the alike layers, which recomputation runs again."""
+    """Whether the operation belongs to one of the alike layers, which recomputation runs again."""
     return bool(_layer(op.name))
 
 
@@ -159,7 +159,7 @@ def results_kept(workload: Workload) -> frozenset[str]:
 
 
 def layer_of(op: Operation) -> str:
-    """The name of its layer, as "decoder.layers.3."; empty: it is in none."""
+    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
     return _layer(op.name)
 
 
@@ -201,8 +201,8 @@ def entries_of(
 
 
 def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
-    """What a recomputed layer keeps that reaches it at this operation: its own input, and what all layers of the stack
-    are given, the encoder's output, a bias of scores; each with a name."""
+    """Inputs that a recomputed layer keeps at this operation, (name, bytes): its own, and those that all layers of the
+    stack share, the encoder's output and a bias of scores."""
     stack = entry.layer.partition(".")[0]
     yield (entry.layer,), entry.alike.entering
     yield (stack, "added", entry.alike.added), entry.alike.added
@@ -241,7 +241,7 @@ def _new(op: Operation, kept: KeptTensor, seen: set[tuple[object, ...]]) -> bool
 
 @dataclass(frozen=True)
 class _Tensor:
-    """One of an operation's tensors, and what it takes."""
+    """One of an operation's tensors, and its sizes."""
 
     stored: Stored
     category: Category
@@ -254,7 +254,7 @@ class _Tensor:
         return self.size < self.plain
 
     def as_boundary(self, policy: Stash | None) -> float:
-        """Bytes of it as the input of a layer that is recomputed."""
+        """Bytes of the tensor as the input of a recomputed layer."""
         if not policy or self.values <= FEW:
             return self.plain
         return min(self.plain, self.values * policy.code_bits("boundary") / 8)
@@ -322,14 +322,14 @@ def _kept(op: Operation, tensor: _Tensor, setup: Setup) -> KeptTensor:
 
 
 def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
-    """Codes are multiplied as floats: where tensors are 16 bits wide, copies of both operands beyond scratch memory."""
+    """Whether codes are multiplied as 16-bit floats, which needs copies of both operands beyond scratch memory."""
     return (
         op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
     )
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
-    """Whether the backward needs the tensor: of a frozen layer the weight alone, of a frozen norm no normalised x."""
+    """Whether the backward needs the tensor: a frozen layer needs its weight alone, a frozen norm no normalised x."""
     if isinstance(op, Gemm):
         return stored.name != "x" or op.w_grad or bool(op.on_chip)
     return stored.name != "normalised" or op.trained
