@@ -138,9 +138,9 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     """Bytes that a device sends in a step (Rajbhandari et al., 2020, section 7).
 
     Without ZeRO gradients are summed in a ring, 2 (N-1)/N of them. ZeRO-1 and 2 scatter gradients and gather the
-    weights that were updated, ZeRO-3 all weights before the forward and before the backward. Under autocast weights are fp32 up
-    to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What no device has
-    whole is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
+    weights that were updated, ZeRO-3 all weights before the forward and before the backward. Under autocast weights
+    are fp32 up to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What
+    no device has whole is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
     """
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
