@@ -278,6 +278,8 @@ class Plan:
     def notes(self) -> list[str]:
         question, rows = self.question, self.rows
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
+        if question.sized and (lacking := question.step.positions_lacking()):
+            notes.append(lacking)
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
