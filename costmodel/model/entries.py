@@ -316,7 +316,7 @@ def _during_backward(op: Operation, tensors: list[_Tensor], setup: Setup) -> flo
 
 
 def _kept(op: Operation, tensor: _Tensor, setup: Setup) -> KeptTensor:
-    packed = tensor.values if tensor.packed else 0.0
+    packed = tensor.values if tensor.packed and tensor.stored.shape not in ("rows", "M") else 0.0  # no number a row
     known_by = _known_by(op, tensor.stored, setup.autocast)
     return KeptTensor(tensor.category, tensor.size, packed, known_by, coded=tensor.stored.name == "stash")
 
