@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
-from dsq.process_memory import give_memory_back
+from dsq.process_memory import suit_a_packed_stash
 from dsq.stash.controller import COMPILE_BEFORE, Controller, applied, compiled_blocks, intercept
 
 _ROOTS: WeakSet[nn.Module] = WeakSet()  # the models under policies: a submodule does not know the models around it
@@ -93,7 +93,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     _check_compiled(model, entry)
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
-    give_memory_back()
+    suit_a_packed_stash()
     if "torch._dynamo" in sys.modules:  # what was compiled before a policy is compiled anew, under its mode
         sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)
