@@ -107,8 +107,10 @@ def layer_of(op: Operation) -> str:
 def entries_of(
     workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False
 ) -> list[LedgerEntry]:
-    """An entry for each operation of a step, in order. A policy makes attention in one call again, whose scores are then
-    fused also where they have a learned bias."""
+    """An entry for each operation of a step, in order.
+
+    A policy makes attention in one call again; its scores are then fused also where they have a learned bias.
+    """
     widths = widths_of(setup)
     if recompute:
         workload = workload.recomputing_layers()
