@@ -220,3 +220,12 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
     path.write_text(MINE.replace("holds = { bfp = 32, fixed = 32, float = 32 }", "holds = { bfp = 16 }"))
     with pytest.raises(ValueError, match="no peak that holds bfp operands of 32 bits"):
         load_hardware(str(path)).rate(BFP(32), BFP(4))
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "Tesla T4", "NVIDIA L4", "H100 SXM"]
+)
+def test_a_device_is_known_by_its_full_name(name):
+    """As torch.cuda.get_device_name has it."""
+    short = {"H100 SXM": "h100", "Tesla T4": "t4", "NVIDIA L4": "l4"}.get(name, name.rpartition(" ")[2].lower())
+    assert load_hardware(name) == load_hardware(short.replace("-sxm4", ""))
