@@ -15,7 +15,7 @@ results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
 models.py     the small models that are measured in several rooms
 attach.py     what a setup's name puts on a model
-results_page.py  docs/results.md and other pages, their tables written from results/
+results_page.py  the tables of docs/results.md and other pages, from results/
 figures.py    how pictures look
 """
 

@@ -15,8 +15,9 @@ import matplotlib.pyplot as plt
 
 from analysis.experiments import run
 from analysis.experiments.recipe import RECIPES, load_experiment, plan
+from analysis.experiments.train import refuse_used
 from analysis.figures import BLUE, GREY, look, save
-from dsq.command import OneLineParser, as_csv, guarded, refuse_used, table, write_text
+from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 
 PROG = "python -m analysis.experiments.demo"
 RECIPE = RECIPES / "demo.toml"

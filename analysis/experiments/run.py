@@ -241,7 +241,7 @@ def run_recipe(
     prepare(experiment.data, out / "data")
     signal.signal(signal.SIGTERM, _terminated)
     Session(experiment, runs, out, threads).go(jobs)
-    print(f"ledger: {out / FILE}; tables and picture: python -m analysis.experiments.report {out / FILE}")
+    print(f"ledger: {out / FILE}; tables: python -m analysis.experiments.report {out / FILE}")
 
 
 def _terminated(*_: object) -> NoReturn:

@@ -19,7 +19,7 @@ from typing import Any
 
 from analysis.experiments.data import Data, add_flags, data_of, prepare
 from analysis.experiments.fairseq_run import fairseq, hypotheses, records, show
-from dsq.command import OneLineParser, guarded, make_folder, refuse_used, write_text
+from dsq.command import OneLineParser, guarded, make_folder, write_text
 from dsq.precision import DEFAULT_LEVELS, levels_text
 
 PROG = "python -m analysis.experiments.train"
@@ -139,6 +139,12 @@ def _losses(log: Path) -> list[tuple[int, float]]:
     """Updates and validation losses of a training log. A resumed run logs some updates twice: the later line counts."""
     found = {int(one["valid_num_updates"]): float(one["valid_loss"]) for one in records(log, "valid")}
     return sorted(found.items())
+
+
+def refuse_used(out: Path, otherwise: str = "") -> None:
+    """Raise ValueError where --out is there and more than an empty folder; ``otherwise`` ends the message."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory{otherwise}")
 
 
 def write_json(results: dict[str, Any], path: Path) -> None:
