@@ -1,4 +1,4 @@
-"""What is measured with dsq, a room a kind of measurement.
+"""Measurements with dsq, a room a kind.
 
 evidence/     the suite of real tasks that judges every default and every figure
 experiments/  trainings to BLEU or accuracy, with what they cost
@@ -21,5 +21,5 @@ figures.py    how pictures look
 
 from pathlib import Path
 
-#: of the checkout
+#: the checkout's folder
 ROOT = Path(__file__).parents[1]

@@ -95,7 +95,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"vocab_size": 151936, "head_dim": 128},
     "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304},
 }
-#: of the table "others", those that are predicted: data parallel, whole models
+#: models of the table "others" that are predicted: data parallel, whole models
 OTHERS = re.compile(r"^(MPT-|Llama3.*8B( |$)|Llama2-|Llama3-70B$|Qwen3-8B$|GPT-2 )")
 #: start of a row's source -> what its loss keeps of the logits: 16 bits and their gradient in their place, or nothing
 #: but a chunk. The others' losses are in fp32

@@ -43,7 +43,7 @@ _DOCS = ("results", "ablations", "stash-policies", "formats")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
-#: of a ledger's table: the time, which other work on the machine decides too, and what the text says
+#: columns that a ledger's table leaves out: the time, which other work on the machine decides too, and two more
 _HIDDEN = ("minutes", "spread", "valid loss")
 
 

@@ -39,7 +39,7 @@ from analysis.attach import attach
 from analysis.models import encoder, resnet20
 
 PROG = "python -m analysis.revisions"
-Found = Iterator[tuple[str, Any]]  #: what was computed, by name: tensors and numbers
+Found = Iterator[tuple[str, Any]]  #: tensors and numbers by name
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # ---- bits ----

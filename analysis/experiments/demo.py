@@ -1,4 +1,4 @@
-"""What `make demo` runs: a translation model trained twice on sentences of Tatoeba, in fp32 and with DSQ, in minutes.
+"""`make demo`: a translation model trained twice on sentences of Tatoeba, in fp32 and with DSQ, in minutes.
 
     python -m analysis.experiments.demo --out runs/demo
 

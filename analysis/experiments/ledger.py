@@ -35,7 +35,7 @@ _PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
 
 
 def place(on_cpu: bool) -> dict[str, str]:
-    """What a run is started on: commit, versions, CPU and, where it trains on one, GPU."""
+    """Describe the machine that starts a run: commit, versions, CPU and, if it trains on one, GPU."""
     import torch
 
     versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
@@ -84,7 +84,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
     }
 
 
-#: those that every reader of a ledger needs
+#: the columns that every reader of a ledger needs
 COLUMNS = ("recipe", "run", "score", "levels", "format", "seed")
 
 

@@ -65,8 +65,8 @@ class Experiment:
     training: dict[str, Scalar]
     options: dict[str, list[Scalar]]
     runs: tuple[RunGrid, ...]
-    workload: str  #: what dsq-cost's paper profile costs
-    changes: tuple[str, ...] = ()  #: what was said in place of the file's own values
+    workload: str  #: the model that dsq-cost's paper profile costs
+    changes: tuple[str, ...] = ()  #: lines that took the place of the file's own values
 
 
 @dataclass(frozen=True)

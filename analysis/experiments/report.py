@@ -51,7 +51,7 @@ def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _option(one: Configuration, name: str) -> str | None:
-    """What the run was given, but for flags that it was not; of _AT_PLATEAUS only where a plateau ends a level."""
+    """The option's value; None for a flag that was not given, and for _AT_PLATEAUS unless a plateau ends a level."""
     value = one.first.get(name)
     return None if value in ("", "False") or (name in _AT_PLATEAUS and not _waits(one)) else value
 
@@ -80,7 +80,7 @@ def _stash(row: Row) -> str | None:
 
 
 def measure(one: Configuration) -> str:
-    """What the score is."""
+    """The name of the score, as BLEU."""
     return one.first.get("measure") or "score"
 
 

@@ -41,7 +41,7 @@ DEFAULTS = """
 
 @dataclass(frozen=True)
 class Training:
-    """What a training is asked for, as run.json in its folder keeps it."""
+    """The request for a training, as run.json in its folder keeps it."""
 
     data: Data
     levels: str = LEVELS  #: or FLOAT
@@ -153,7 +153,7 @@ def write_json(results: dict[str, Any], path: Path) -> None:
 
 
 def summary(results: dict[str, Any], out: Path) -> str:
-    """What a person reads at the end: BLEU and times; for a DSQ run its levels, and how to see its costs."""
+    """The last lines that a person reads: BLEU and times; for a DSQ run its levels, and how to see its costs."""
     lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})"]
     lines.append(", ".join(f"{stage} {spent:.0f} s" for stage, spent in results["seconds"].items()))
     if "history" in results:

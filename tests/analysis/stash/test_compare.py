@@ -29,7 +29,7 @@ def few(monkeypatch):
 
 
 def claimed_here(setup):
-    """As compare.sizes, but held bytes, which take a process of their own: test_allocator.py."""
+    """Stand in for compare.sizes, whose held bytes take a process of their own: test_allocator.py."""
     bench = compare.Bench(TINY[setup.case])
     model = compare.trained(setup.name, bench)
     return stash.measure(lambda: model(bench.x)).nbytes, HeldBytes(3 * BATCH, 4 * BATCH, 0)

@@ -1,4 +1,4 @@
-"""The same run in every trainer gives the same bits, also when it is resumed at level 1."""
+"""One run gives the same bits in every trainer, also when it is resumed at level 1."""
 
 import copy
 import csv
@@ -411,7 +411,7 @@ def test_lightnings_own_logger_writes_the_metrics(tmp_path):
 
 
 def scalars(folder):
-    """What the event files under a folder hold: each tag's values by step, the latest of a step."""
+    """Read the event files under a folder: each tag's values by step, the latest of a step."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = {}
     for file in folder.rglob("events.*"):
