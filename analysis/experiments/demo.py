@@ -15,7 +15,6 @@ import matplotlib.pyplot as plt
 
 from analysis.experiments import run
 from analysis.experiments.recipe import RECIPES, load_experiment, plan
-from analysis.experiments.train import refuse_used
 from analysis.figures import BLUE, GREY, look, save
 from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 
@@ -30,7 +29,8 @@ _COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "kept, MiB": ".2f", "train,
 
 def demo(out: Path) -> None:
     """Train twice in ``out``, print what came out and draw ``out``/demo.png. Raises ValueError if ``out`` is in use."""
-    refuse_used(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory")
     run.run_recipe(RECIPE, out, data=TEXT, jobs=2)
     folders = {one.label: out / one.name for one in plan(load_experiment(RECIPE))}
     found = {label: _results(folder) for label, folder in folders.items()}

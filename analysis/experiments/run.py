@@ -147,7 +147,7 @@ class Session:
             folder.start(training, place("--cpu" in training.flags) | {"threads": str(self.threads)})
             with folder.log.open("ab") as log:
                 return subprocess.Popen(
-                    [sys.executable, "-m", "analysis.experiments.train", "--resume", str(folder.path)],
+                    [sys.executable, "-m", "analysis.experiments.train", str(folder.path)],
                     env=environment() | {"OMP_NUM_THREADS": str(self.threads)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
