@@ -187,7 +187,7 @@ def show_plan(runs: list[PlannedRun], out: Path) -> str:
     """The plan as a table: each run's updates, and whether it is finished."""
     rows = []
     for run in runs:
-        updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
+        updates = run.max_update or f"{run.training.get('max-epoch', 'default')} epochs"
         finished = "yes" if RunFolder(out / run.name).read("results") else "no"
         rows.append({"run": run.name, "updates": updates, "finished": finished})
     return f"{table(rows)}\n\n{len(runs)} runs"
