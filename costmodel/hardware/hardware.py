@@ -1,21 +1,8 @@
-"""Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured).
+"""Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured). Their
+fields stand in docs/cost-model.md ("A hardware file").
 
-    name = "..."
-    measured = "..."                                    when and how; left out: the figures are stated, not measured
-    [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
-    [memory]      gb = 80            source = "..."     DRAM; may be left out
-    [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
-    [host]        gb_per_s = 31.5    source = "..."     to the host's memory, each way; may be left out
-    [network]     gb_per_s = 200  devices = 8  source = "..."  between nodes of so many devices; may be left out
-    [attention]   efficiency = 0.37 efficiency_source = "..."  of a product's rate, in fused kernels; may be left out
-    [on_chip]     mb = 40            source = "..."     of products' tiles; left out: caches serve what is read again
-    [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
-    [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
-    [[pass]]      kind = "softmax"  bits = 32  phase = "forward"  ns_per_value = 0.5  us_per_call = 3    measured only
-
-bandwidth, link and peaks may state an `efficiency`, the share that programs reach, with its `efficiency_source`; rates
-are then the stated figure times it (--datasheet takes 1). A measured peak also has `ns_per_value`, of a product's
-operands and result, and `us_per_call`.
+A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`. The rate is then
+the figure times its efficiency (--datasheet takes 1).
 
 `holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
 and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
