@@ -150,13 +150,6 @@ class Configuration:
     def format(self) -> str:
         return "fp32" if self.is_float else str(self.first["format"])
 
-    @property
-    def schedule(self) -> str:
-        """Levels and rises in short: 4,3,3,8 -> 8,4,4,8 at 0.8."""
-        short = " -> ".join(re.findall(r"\[(.*?)\]", self.first["levels"])) or "fp32"
-        rise = self.first.get("rise_at")
-        return f"{short} at {rise}" if rise else short
-
     def differences(self, other: "Configuration") -> list[float]:
         """By how much each score is above ``other``'s of the same seed, of the seeds that both have."""
         theirs = {row["seed"]: float(row["score"]) for row in other.rows}
