@@ -121,6 +121,7 @@ class Stash:
         self.raw_bytes = 0
         self.kept_bytes = 0
         self.segment: object = None  #: the checkpoint in whose segment the forward is
+        self.is_over = False  #: the forward has ended
         self._holding = recomputing
         self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
@@ -128,6 +129,7 @@ class Stash:
 
     def forget(self) -> None:
         """The forward is over: what it made is the graph's alone."""
+        self.is_over = True
         self._made = self._outside = {}
         self._exact = {}
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import Codec, Form, Stash, What, exact_form
-from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
+from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, entered_now, run_under
 from dsq.stash.table import TABLE, Row
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
@@ -71,7 +71,7 @@ class Interception(TorchFunctionMode):
             func = torch.unflatten
         elif func is Tensor.__pow__:
             func = torch.pow
-        row = self.rows.get(func)
+        row = None if self.stash.is_over else self.rows.get(func)  # PyTorch may push a mode again after Ctrl-C
         if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
@@ -135,8 +135,7 @@ class _UnderPolicies:
     entered: tuple[tuple[Controller, nn.Module], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with again(self.entered):
-            return self.run(*args, **kwargs)
+        return run_under(self.entered, self.run, *args, **kwargs)
 
 
 def _takes(values: Iterable[Any]) -> bool:
@@ -196,11 +195,10 @@ class TablePolicy(Controller):
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
+        enter_mode(Interception(stash, self.rows))
         try:
-            with Interception(stash, self.rows):
-                yield
+            yield
         finally:
-            RUNNING.stashes.pop()
             stash.forget()
 
     def report(self) -> Summary:
