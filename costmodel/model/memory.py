@@ -24,11 +24,11 @@ Rows = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """What an optimiser keeps and moves."""
+    """State that an optimiser keeps, and traffic of its update."""
 
     state: float  #: bytes a parameter
     traffic: float = 1  #: bytes that its update moves, as a share of Adam's
-    master: bool = True  #: it updates fp32 weights; else 16-bit weights, by 16-bit gradients
+    master: bool = True  #: whether it updates fp32 weights; else 16-bit weights by 16-bit gradients
 
 
 #: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
@@ -63,8 +63,8 @@ class Method:
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
     def shared_by(self, stage: int) -> int:
-        """How many devices share out what ZeRO does from this stage on: 1 the optimiser's state and its update, 2 the
-        gradients, 3 the parameters."""
+        """Number of devices that share what ZeRO shares from this stage on: 1 the optimiser's state and its update, 2
+        the gradients, 3 the parameters."""
         return self.devices if self.zero >= stage else 1
 
 
@@ -84,7 +84,7 @@ class Memory:
 
     @cached_property
     def moment(self) -> int:
-        """When it is most."""
+        """Index of the moment with most bytes."""
         return int(self.totals.argmax())
 
     @property
@@ -103,7 +103,7 @@ class Memory:
 
     @property
     def categories(self) -> dict[str, float]:
-        """At the peak, in whole bytes."""
+        """Bytes of each category at the peak, rounded."""
         return dict(zip(CATEGORIES, self.bytes[self.moment].round().tolist(), strict=True))
 
 
@@ -176,9 +176,6 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
     found = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
-    outputs: dict[str, float] = defaultdict(float)  # what a recomputed layer put out is there until its end
-    for entry in entries if method.recompute else ():
-        outputs[entry.layer] = max(outputs[entry.layer], entry.alike.stream) if entry.layer else 0.0
     for entry in reversed(entries):
         op, alike = entry.op, entry.alike
         if op.name.startswith("encoder."):
@@ -187,7 +184,7 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
         if isinstance(op, Gemm) or op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)
-        beside = waiting + encoder_gradient + new + outputs[entry.layer] + (stream if entry.layer else 0.0)
+        beside = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
         found.append((gradients, alike.temporary + beside))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             waiting += op.K * op.N * STATE_BITS / 8
@@ -197,7 +194,7 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
 
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
-    """What the whole model keeps from the forward for the backward, converted layers' stash included."""
+    """Bytes that the whole model keeps for the backward, converted layers' stash included."""
     return sum(sum(entry.kept) for entry in entries_of(workload, setup))
 
 
@@ -207,7 +204,7 @@ def _widened(entry: LedgerEntry, method: Method) -> float:
 
 
 def is_base(op: Operation, method: Method) -> bool:
-    """Whether it is a frozen layer whose weight has few bits."""
+    """Whether the operation is a frozen layer whose weight has few bits."""
     return bool(method.base_bits and isinstance(op, Gemm) and op.weight and not op.w_grad and layer_of(op))
 
 
@@ -231,7 +228,7 @@ def in_host(workload: Workload, method: Method) -> float:
     return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
 
 
-def packed_values(workload: Workload, method: Method) -> list[float]:
-    """Values of each tensor that the method's policy packs."""
+def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:
+    """Values of each tensor that the method's policy packs, and of each that the backward makes again."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
-    return [values for entry in entries for values in entry.packed]
+    return [n for entry in entries for n in entry.packed], [n for entry in entries for n in entry.again]

@@ -20,10 +20,10 @@ class AskedStep:
     """A training step. Fields are named as the options of dsq-cost."""
 
     workload: str = DEFAULT_MODEL  #: a name (completed), a Hugging Face config.json or a workload file
-    sequences: int | None = None  #: of a batch; None: the model's
-    tokens: int | None = None  #: of a sequence, on both sides
+    sequences: int | None = None  #: sequences of a batch; None: the model's
+    tokens: int | None = None  #: tokens of a sequence, on both sides
     source_length: int | None = None  #: tokens that the encoder reads, of a sequence
-    target_length: int | None = None  #: and the decoder
+    target_length: int | None = None  #: tokens that the decoder reads, of a sequence
     fused_attention: bool = False  #: also where the model does not run it so
     eager_attention: bool = False  #: attention's scores are stored
     quantise_attention: bool = False

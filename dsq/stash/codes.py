@@ -12,7 +12,7 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -20,26 +20,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.formats import Format
+from dsq.kept import FEW, What
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
-FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
-#: a tensor that an operation keeps: a policy gives bits by this word
-What = Literal[
-    "linear",
-    "product",
-    "convolution",
-    "softmax",
-    "attention",
-    "layernorm",
-    "groupnorm",
-    "batchnorm",
-    "activation",
-    "factor",
-    "boundary",
-]
 
 _compiling = torch.compiler.is_compiling
 _keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -121,7 +107,6 @@ class Stash:
         self.raw_bytes = 0
         self.kept_bytes = 0
         self.segment: object = None  #: the checkpoint in whose segment the forward is
-        self.is_over = False  #: the forward has ended
         self._holding = recomputing
         self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
@@ -129,7 +114,6 @@ class Stash:
 
     def forget(self) -> None:
         """The forward is over: what it made is the graph's alone."""
-        self.is_over = True
         self._made = self._outside = {}
         self._exact = {}
 

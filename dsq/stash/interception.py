@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
+from dsq.kept import What
 from dsq.layers import not_compiled_alone
-from dsq.stash.codes import Codec, Form, Stash, What, exact_form
+from dsq.stash.codes import Codec, Form, Stash, exact_form
 from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, entered_now, run_under
 from dsq.stash.table import TABLE, Row
 
@@ -60,6 +61,7 @@ class Interception(TorchFunctionMode):
     def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
         self.stash, self.rows = stash, rows
+        self.is_over = False  #: the forward: after Ctrl-C PyTorch may push the mode once more
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -71,7 +73,7 @@ class Interception(TorchFunctionMode):
             func = torch.unflatten
         elif func is Tensor.__pow__:
             func = torch.pow
-        row = None if self.stash.is_over else self.rows.get(func)  # PyTorch may push a mode again after Ctrl-C
+        row = None if self.is_over else self.rows.get(func)
         if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
@@ -195,10 +197,12 @@ class TablePolicy(Controller):
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
-        enter_mode(Interception(stash, self.rows))
+        mode = Interception(stash, self.rows)
+        enter_mode(mode)
         try:
             yield
         finally:
+            mode.is_over = True
             stash.forget()
 
     def report(self) -> Summary:

@@ -65,7 +65,7 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 
 def grid_of(fmt: Format) -> dict[str, Any]:
-    """What the kernels know of the format, as compile-time arguments."""
+    """Return the format as compile-time arguments of the kernels."""
     return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dsq.stash.codes import Code, Decode, What
+from dsq.kept import What
+from dsq.stash.codes import Code, Decode
 from dsq.stash.gact.plan import EXACT, BitPlan
 from dsq.stash.memory import MemoryOrder
 

@@ -24,6 +24,7 @@ def run(function, inputs, row):
 attend = F.scaled_dot_product_attention
 X = (3, 16, 32)
 MASK = torch.zeros(16, 16, dtype=torch.float64).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf)
+PLACES = torch.tensor([2, 0, 2])
 CASES = {
     "linear": (F.linear, [X, (24, 32), (24,)]),
     "linear without bias": (F.linear, [X, (24, 32)]),
@@ -98,8 +99,13 @@ CASES = {
     "conv_transpose2d": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1), [(4, 8, 6, 6), (8, 6, 3, 3), (6,)]
     ),
-    "index_select": (lambda x: torch.index_select(x * x, 0, torch.tensor([2, 0, 2])) ** 2, [X]),
-    "x[index]": (lambda x: (x * x)[torch.tensor([2, 0, 2])] ** 2, [X]),
+    "index_select": (lambda x: torch.index_select(x * x, 0, PLACES) ** 2, [X]),
+    "x[index]": (lambda x: (x * x)[PLACES] ** 2, [X]),
+    "index_add": (lambda x, s: torch.index_add(x, 1, PLACES, s, alpha=2), [X, (3, 3, 32)]),
+    "index_add in place, twice": (
+        lambda a, b: torch.zeros(4, 32).to(a).index_add_(0, PLACES, a).index_add_(0, PLACES[:1], b),
+        [(3, 32), (1, 32)],
+    ),
     "norm, linear": (lambda x, w, b, m: F.linear(F.layer_norm(x, (32,), w, b), m), [X, (32,), (32,), (24, 32)]),
     "gated unit": (lambda a, b, m: F.linear(F.silu(a) * b, m), [X, X, (24, 32)]),
     "dropped activation": (lambda x, m: F.linear(F.dropout(F.gelu(x), 0.3), m), [X, (24, 32)]),
@@ -124,6 +130,13 @@ def test_a_row_is_the_plain_operation(case):
     torch.testing.assert_close(result, y, rtol=1e-12, atol=1e-12)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", ["index_add", "index_add in place, twice"])
+def test_what_index_add_adds_is_not_kept(case):
+    function, shapes = CASES[case]
+    _, _, stash = run(function, [drawn(*shape) for shape in shapes], row=True)
+    assert stash.kept_bytes <= 3 * 8 + 8
 
 
 @pytest.mark.parametrize("case", CASES)
