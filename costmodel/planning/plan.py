@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.entries import CATEGORIES, POLICIES
+from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import OPTIMISERS, Memory, Method
 from costmodel.model.operations import Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
 from costmodel.planning.parallel import Stages, sharded_memory, sharded_step
 from costmodel.planning.step import Step, communication_bytes, packing_is_measured
@@ -278,6 +279,8 @@ class Plan:
     def notes(self) -> list[str]:
         question, rows = self.question, self.rows
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
+        if question.sized and (lacking := question.step.positions_lacking()):
+            notes.append(lacking)
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")

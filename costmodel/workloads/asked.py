@@ -50,6 +50,15 @@ class AskedStep:
         cut = (stage.fusing_attention() if fuses else stage for stage in stages(model, shard))
         return tuple(self._changed(stage, copies) for stage in cut)
 
+    def positions_lacking(self) -> str:
+        """A note if sequences are longer than a table of positions that the model has; else ""."""
+        model = load_shapes(self.workload, **self._sizes())
+        for stack, length in ((model.encoder, model.source_length), (model.decoder, model.target_length)):
+            known = dict(stack.tables).get("positions", length) if stack and not stack.patches else length
+            if known < length:
+                return f"{model.name} has {known:,} positions: it takes no {length:,} tokens as it is."
+        return ""
+
     @property
     def _fused(self) -> bool | None:
         return False if self.eager_attention or self.quantise_attention else self.fused_attention or None
