@@ -1,4 +1,4 @@
-"""What a training costs: memory, time, DRAM bytes, multiplier work, roofline bound. Imports no torch.
+"""Costs of a training: memory, time, DRAM bytes, multiplier work, roofline bound. Imports no torch.
 
 workloads/   shapes of a training step: named models, a Hugging Face config.json, a traced model's file
 model/       operations -> ledger -> traffic, arithmetic, memory -> roofline -> estimate, from first principles

@@ -44,9 +44,9 @@ EXAMPLES = {
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
-#: what the paper's tables are relative to
+#: the unit of the paper's tables
 FIXED_32 = "fixed:[32,32,32,32]"
-#: what training runs at today
+#: the precision of most trainings today
 BF16 = "float:[16,16,16,16]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 

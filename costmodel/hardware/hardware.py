@@ -25,7 +25,7 @@ from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
 NANO, MICRO = 1e-9, 1e-6
-#: of a figure, above which sums overflow
+#: largest figure of a file: sums of larger ones overflow
 LARGEST = 1e100
 
 
@@ -48,13 +48,13 @@ class Peak:
         return self.holds.get(Identity.name, (0, 0))[0] >= 16
 
     def passes(self, first: Format, second: Format) -> int:
-        """In how many exact passes it multiplies such operands; 0: it cannot."""
+        """Number of exact passes in which the unit multiplies such operands; 0: it cannot."""
         wider, other = sorted((first, second), key=lambda operand: -operand.bits)
         passes = self.parts(wider, 0) * self.parts(other, 1)
         return passes if passes == 1 or self.stated else 0
 
     def parts(self, operand: Format, side: int = 0) -> int:
-        """Into how many operands of its own it splits this one, exactly; 0: it cannot.
+        """Number of operands of its own into which the unit splits this one, exactly; 0: it cannot.
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
@@ -92,7 +92,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a kind of pointwise pass was measured to take."""
+    """Measured time of a kind of pointwise pass."""
 
     per_value: float  #: seconds
     per_call: float
@@ -105,11 +105,11 @@ class Pass:
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
-    on_chip_bytes: float  #: of products' tiles; infinite: each operand is read once
+    on_chip_bytes: float  #: memory of products' tiles; infinite: each operand is read once
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
-    memory_bytes: float = 0  #: of DRAM; 0: not stated
+    memory_bytes: float = 0  #: size of DRAM; 0: not stated
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
     host: float = 0  #: bytes a second to the host's memory, each way; 0: not stated
     measured: str = ""  #: when and how; empty: the figures are stated by others
@@ -117,7 +117,7 @@ class Hardware:
     network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
     node: int = 0  #: devices of a node, between which the link runs; 0: all
     attention: float = 1  #: rate of a fused attention kernel, as a share of a product's best rate by itself
-    efficiency: Efficiency = IDEAL  #: what steps reach of the rates
+    efficiency: Efficiency = IDEAL  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -141,7 +141,7 @@ class Hardware:
 
     @property
     def rates(self) -> str:
-        """What its times stand on, in words."""
+        """The source of its times, in words."""
         if self.measured:
             return f"measured ({self.measured})"
         if self.efficiency == IDEAL:

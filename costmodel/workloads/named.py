@@ -29,7 +29,7 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def names() -> list[str]:
-    """Of all workloads that have one."""
+    """The names of all workloads that have one."""
     return [*_FAIRSEQ, *_models()]
 
 
