@@ -223,9 +223,15 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "Tesla T4", "NVIDIA L4", "H100 SXM"]
+    ("full", "profile"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("H100 SXM", "h100"),
+    ],
 )
-def test_a_device_is_known_by_its_full_name(name):
+def test_a_device_is_known_by_its_full_name(full, profile):
     """As torch.cuda.get_device_name has it."""
-    short = {"H100 SXM": "h100", "Tesla T4": "t4", "NVIDIA L4": "l4"}.get(name, name.rpartition(" ")[2].lower())
-    assert load_hardware(name) == load_hardware(short.replace("-sxm4", ""))
+    assert load_hardware(full) == load_hardware(profile)
