@@ -152,7 +152,9 @@ class Routed(nn.Module):
         return x + y
 
 
-@pytest.mark.parametrize("choose", [lambda s: s.argmax(-1), lambda s: torch.topk(s, 1)[1][:, 0]], ids=["argmax", "topk"])
+@pytest.mark.parametrize(
+    "choose", [lambda s: s.argmax(-1), lambda s: torch.topk(s, 1)[1][:, 0]], ids=["argmax", "topk"]
+)
 def test_a_router_chooses_the_same_experts_when_it_is_recomputed(choose):
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Routed(choose), Routed(choose)])
