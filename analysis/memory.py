@@ -25,7 +25,7 @@ from analysis.stash.allocator import figures, step_bytes
 from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import AUTOCAST, DSQ, FP32, Setup
+from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
 from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.transformer import build
 from dsq.arguments import choice
@@ -141,15 +141,23 @@ def _policy(name: str, setup: str = "") -> CheckedMethod:
     return CheckedMethod(name, Method("", FP32, stash=POLICIES[name]), setup or name)
 
 
+#: the blocks of every stack are recomputed: a name whose first number is its last part
+_CHECKPOINT = r"checkpoint \D*\.\d+"
 METHODS = (
     CheckedMethod("fp32", Method("", FP32), "fp32"),
+    CheckedMethod("bf16", Method("", BF16), "bf16"),
     CheckedMethod("bf16 autocast", Method("", AUTOCAST), "bf16 autocast"),
     *map(_dsq, ("[16,4,4,16]", "[2,2,2,16]")),
     _policy("bfp 4", "snvint 4"),
     _policy("gact 4", "gact 4 uniform"),
     *map(_policy, ("mesa", "wtacrs 0.3")),
-    # the blocks of every stack: a name whose first number is its last part
-    CheckedMethod("checkpoint", Method("", FP32, recompute=True), r"checkpoint \D*\.\d+"),
+    CheckedMethod("bf16, bfp 4", Method("", BF16, stash=POLICIES["bfp 4"]), "bf16 + snvint 4"),
+    CheckedMethod("checkpoint", Method("", FP32, recompute=True), _CHECKPOINT),
+    CheckedMethod(
+        "checkpoint, bfp 4",
+        Method("", FP32, recompute=True, stash=POLICIES["bfp 4"]),
+        f"{_CHECKPOINT} + snvint 4",
+    ),
     replace(_policy("selective"), name="selective, frozen", frozen=True),
 )
 #: the methods of a model that is not trained by all. The large one takes a minute for each; fairseq scales queries in
@@ -210,6 +218,7 @@ def compare(name: str, held: dict[str, Any]) -> list[Record]:
 
 def _record(name: str, method: CheckedMethod, workload: Workload, held: dict[str, int]) -> Record:
     workload = workload.freezing(LINEARS) if method.frozen else workload
+    workload = workload.converting_tied() if "tied" in method.setup else workload
     memory = peak_memory(workload, replace(method.predicted, accumulates=True))  # gradients are there before
     above = memory.peak - float(memory.totals[-1])
     return {

@@ -12,7 +12,9 @@ A table stands between two comments of a page, of which the first says what it i
                                                                    of several seeds the mean (lowest..highest)
     <!-- table: paper multi30k.csv multi30k_schedules iwslt17_table1 -->   the rows of a recipe that holds the paper's
                                                                    scores: what each loses to fp32, there and here
-    <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks
+    <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
+    <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
+                                                                   (in brackets): the suite's, and those of a paper
     <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
     <!-- end -->
 """
@@ -167,9 +169,36 @@ def _file(file: str, *columns: str, draw: bool) -> str:
     return table(rows, specs, markdown=True)
 
 
-def _evidence(*settings: str, draw: bool) -> str:
+def _suite() -> Evidence:
     suite = load_suite()
-    return over_tasks(Evidence(suite, read_rows(LEDGER, suite)), settings)
+    return Evidence(suite, read_rows(LEDGER, suite))
+
+
+def _evidence(*settings: str, draw: bool) -> str:
+    """``settings``: their names, and "over=TASK,TASK" where the means are over these tasks alone."""
+    over = [word.removeprefix("over=").split(",") for word in settings if word.startswith("over=")]
+    return over_tasks(_suite(), [one for one in settings if not one.startswith("over=")], *over)
+
+
+def _beside(paper: str, tasks: str, *settings: str, draw: bool) -> str:
+    evidence = _suite()
+    rows: dict[str, dict[str, Any]] = {name: {"setting": name} for name in settings}
+    for name, row in rows.items():
+        for task in tasks.split(","):
+            held = evidence.shares(task, name, "held_mib")
+            row[task] = _less(evidence.scores(task, name).text("+.2f"), 1 / held.mean if held.values else None)
+    with (RESULTS / "papers.csv").open(newline="", encoding="utf-8") as text:
+        for printed in csv.DictReader(text):
+            if printed["paper"] == paper and printed["setting"] in rows:
+                difference = f"{float(printed['score']) - float(printed['fp32']):+.2f}"
+                column = f"paper: {printed['model']}, {printed['data']}"
+                rows[printed["setting"]][column] = _less(difference, _read(printed["times"], ".2f"))
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    return table(list(rows.values()), dict.fromkeys(names, ""), markdown=True)
+
+
+def _less(score: str | None, times: Any) -> str | None:
+    return f"{score} ({times:.1f} x)" if score and times else score
 
 
 def _read(text: str, spec: str) -> str | float | None:
@@ -181,6 +210,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "grid": _grid,
     "paper": _paper,
     "evidence": _evidence,
+    "beside": _beside,
     "file": _file,
 }
 

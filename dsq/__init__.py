@@ -12,5 +12,9 @@ Around it              integrations/, workload/ and calibration/ (for dsq-cost),
 
 import lazy_loader
 
+from dsq.process_memory import ask_for_huge_pages
+
 __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+ask_for_huge_pages()  # before PyTorch's first tensor; DSQ_ALLOCATOR=0 declines

@@ -20,7 +20,7 @@ from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, i
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
 from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
 from dsq.linear import Linear
-from dsq.process_memory import give_memory_back
+from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantised
 from dsq.stash.controller import applied
 
@@ -41,8 +41,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
-    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and
-    ``dsq.give_memory_back`` is called.
+    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and where
+    there are huge pages ``dsq.give_memory_back`` is called.
 
     If a plain layer later replaces a converted one (transformers' ``resize_token_embeddings`` does this), it is
     converted in the same way.
@@ -56,7 +56,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
         raise ValueError(f"model has been converted before; {known}")
     if config.stash == "all":
-        give_memory_back()
+        suit_a_packed_stash()
     excluded, tied = change_classes(model, config)
     for layer in converted(model).values():
         layer.eval_full_precision = config.eval_full_precision

@@ -1,12 +1,18 @@
-"""Let a training process give freed memory back to the system: two settings, best made before the first tensor.
+"""Let a training process give freed memory back to the system, by two settings.
 
-glibc keeps freed blocks behind live ones. M_MMAP_THRESHOLD gives large blocks mappings of their own, which go back, for
-page faults; huge pages take most of these away. MiB above the state before the step / s: GPT, d 512, batch 16, loss in
-chunks, one thread of an AMD EPYC (Zen 4), glibc 2.36, 2026-11-25 (``python -m analysis.bench process``). Huge pages too
-late: whole 284 / 5.3. A threshold of 128 KiB: 34 MiB for 86 at d 128, but 1.6 x the time. Two steps, other jobs beside.
-               fp32         autocast   checkpoint  linears    whole      mesa         gact
-as it is       1,005 / 7.3  800 / 4.9  544 / 9.5   981 / 4.3  931 / 4.4  2,126 / 8.0  2,264 / 7.9
-both settings  851 / 8.6    607 / 5.6  274 / 9.5   664 / 4.5  285 / 4.5  335 / 8.2    596 / 8.3
+glibc (before 2.38 above all) does not give a freed block to a request of the same size: the heap keeps most of the
+floats that a forward frees beside its codes. M_MMAP_THRESHOLD gives large blocks mappings of their own, which go back,
+for page faults; huge pages take most of these away. PyTorch asks for huge pages if a variable says so before its first
+tensor: ``import dsq`` sets it. A whole stash on an AMD EPYC (Zen 5), glibc 2.36, 2026-11-25, one thread: ms of CPU time
+a step, and MiB of the process's peak above an empty one's (420):
+
+                                  neither      huge pages    both, from 1 MiB    both, from 4 MiB    4 MiB, small pages
+    d 128, 64 x 49 tokens       186,  150      203,  140         387,   25           201,  150             230, 140
+    d 512, 16 x 128             941,  690      851,  450       1,223,  310         1,157,  325           1,810, 315
+    GPT, d 512, 16 x 256      3,220,  910                      3,490,  271
+
+So dsq.convert and stash.apply make both settings, from 4 MiB on, where huge pages are to be had, and leave the process
+as it is elsewhere.
 """
 
 import ctypes
@@ -23,7 +29,8 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's variable, which it reads once,
 SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq leaves the settings of the process as they are
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATUS = Path("/proc/self/status")
-_M_MMAP_THRESHOLD, _LARGE = -3, 2**20
+_M_MMAP_THRESHOLD, _LARGE = -3, 2**22
+_HUGE = 2**21  #: bytes of a huge page
 _unwanted = False  #: as the program said
 
 
@@ -31,7 +38,7 @@ _unwanted = False  #: as the program said
 class Settings:
     """What took effect."""
 
-    returned: bool  #: a freed block of 1 MiB or more goes back to the system at once
+    returned: bool  #: a freed block of 4 MiB or more goes back to the system at once
     huge_pages: bool  #: blocks of 2 MiB or more lie on huge pages
     missing: tuple[str, ...] = ()  #: why each of them did not
 
@@ -39,12 +46,30 @@ class Settings:
 def give_memory_back(wanted: bool = True) -> Settings:
     """Make both settings, once a process; the log (INFO) says what took effect. A refused setting is no error.
 
-    ``dsq.convert`` with stash="all" and ``dsq.stash.apply`` call this, too late for huge pages: call it before the
-    first tensor. ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves all as it is, in later calls too.
+    ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before
+    the first tensor.
     """
     global _unwanted
-    _unwanted = _unwanted or not wanted or os.environ.get(SWITCH) == "0"
-    return Settings(False, False, (f"{SWITCH}=0, or the program, leaves them as they are",)) if _unwanted else _set()
+    _unwanted = _unwanted or not wanted
+    if is_declined():
+        return Settings(False, False, (f"{SWITCH}=0, or the program, leaves them as they are",))
+    return _set()
+
+
+def is_declined() -> bool:
+    """Whether the user, by DSQ_ALLOCATOR=0, or the program wants none of this."""
+    return _unwanted or os.environ.get(SWITCH) == "0"
+
+
+@cache
+def suit_a_packed_stash() -> None:
+    """Make both settings where page faults are cheap. Elsewhere the log (INFO) says what to do."""
+    if is_declined():
+        return
+    if why := ask_for_huge_pages():
+        logging.getLogger("dsq").info("freed memory stays in the process, as huge pages are missing: %s", why)
+    else:
+        give_memory_back()
 
 
 def resident() -> dict[str, int]:
@@ -57,7 +82,7 @@ def resident() -> dict[str, int]:
 
 @cache
 def _set() -> Settings:
-    mapped, huge = _map_large_blocks(), _ask_for_huge_pages()
+    mapped, huge = _map_large_blocks(), ask_for_huge_pages()
     missing = tuple(f"{name}: {why}" for name, why in (("freed memory", mapped), ("huge pages", huge)) if why)
     logging.getLogger("dsq").info("; ".join(missing) or "freed memory goes back; large blocks lie on huge pages")
     return Settings(not mapped, not huge, missing)
@@ -77,14 +102,16 @@ def _map_large_blocks() -> str:
         return "this C library has no such setting"
 
 
-def _ask_for_huge_pages() -> str:
-    """Have PyTorch ask for them; why that is not done, or ""."""
+def ask_for_huge_pages() -> str:
+    """Have PyTorch put blocks of 2 MiB and more on huge pages; why that is not done, or ""."""
+    if is_declined():
+        return f"{SWITCH}=0"
     if not _MODES.exists() or "[never]" in (modes := _MODES.read_text(encoding="ascii")):
         return "this system has none"
     if os.environ.setdefault(HUGE_PAGES, "1") != "1":
         return f"{HUGE_PAGES} is set to something else than 1"
     torch = sys.modules.get("torch")
     # PyTorch puts a block of 2 MiB on a page's border if it read 1; glibc a few bytes behind one
-    if torch is None or "[always]" in modes or torch.UntypedStorage(2 * _LARGE).data_ptr() % mmap.PAGESIZE == 0:
+    if torch is None or "[always]" in modes or torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0:
         return ""
-    return f"torch has made tensors: call dsq.give_memory_back() before that, or start with {HUGE_PAGES}=1"
+    return f"torch has made tensors: import dsq before that, or start with {HUGE_PAGES}=1"

@@ -47,7 +47,6 @@ class GPT(nn.Module):
 
 def main(steps: int = 200) -> dict[str, float]:
     """Train; returns the first and the last loss, and the bytes of the stash in fp32 and packed."""
-    dsq.give_memory_back()  # before the first tensor; otherwise convert and apply do a part of it
     torch.manual_seed(1)
     text = Path(argparse.__file__).read_text(encoding="utf-8")
     characters = sorted(set(text))

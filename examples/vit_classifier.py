@@ -45,7 +45,6 @@ class ViT(nn.Module):
 
 def main(steps: int = 80) -> dict[str, float]:
     """Train; returns the accuracy on fresh images, and the bytes of the stash in fp32 and packed."""
-    dsq.give_memory_back()  # before the first tensor; otherwise convert and apply do a part of it
     torch.manual_seed(1)
     model = ViT()
     x, y = images(BATCH)

@@ -4,8 +4,8 @@
     python -m analysis.bench process --only "^whole, in chunks" --batches 16    # rows measured before stay in the CSV
     python -m analysis.bench process --largest 4 --only "^(fp32, usual|whole, in chunks), first"
 
-A row is called by its setup, the loss, and when dsq.give_memory_back was called: never ("none"), where the model exists
-already ("late", as dsq.convert does by itself), or before the first tensor ("first").
+A row is called by its setup, the loss, and what the process gives back: as it is under DSQ_ALLOCATOR=0 ("none"), as
+dsq.convert and dsq.stash.apply leave it ("own"), or after dsq.give_memory_back ("first").
 """
 
 import argparse
@@ -51,7 +51,7 @@ SETUPS = {
     "gact": "gact",
 }
 LOSSES = ("usual", "in chunks")
-SETTINGS = ("none", "late", "first")
+SETTINGS = ("none", "own", "first")
 #: what makes a row another one
 KEYS = ("setup", "loss", "setting", "batch", "size", "threads")
 #: figures of a row on the terminal, with their formats
@@ -126,8 +126,8 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def measured(case: Case) -> dict[str, float]:
     """What ``measure`` finds in a process of its own; ValueError with its last words if it fails."""
-    environment = {name: value for name, value in os.environ.items() if name != "DSQ_ALLOCATOR"}
-    environment["OMP_NUM_THREADS"] = str(case.threads)
+    allocator = "0" if case.setting == "none" else "1"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(case.threads), "DSQ_ALLOCATOR": allocator}
     command = [sys.executable, "-m", "analysis.bench.process", json.dumps(asdict(case))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -188,8 +188,6 @@ def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
     """The loss of a batch, and the model."""
     blocks, width, tokens, vocabulary = case.size
     model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False)
-    if case.setting == "late":
-        dsq.give_memory_back()
     attach(model, SETUPS[case.setup])
     ids, targets = torch.randint(case.size[-1], (2, case.batch, case.size[2]))
 
@@ -210,8 +208,8 @@ def measure(case: Case) -> dict[str, float]:
     the batch exist). Besides, MiB of the whole process at that mark, and the median of the seconds of a step: of CPU
     time on one thread.
     """
-    if case.setting != "late":
-        dsq.give_memory_back(case.setting == "first")
+    if case.setting == "first":
+        dsq.give_memory_back()
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
     loss_of_batch, model = training(case)

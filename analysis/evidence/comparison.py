@@ -90,9 +90,9 @@ class Evidence:
         known = [(float(a[column]), float(b[column])) for a, b in pairs if a.get(column) and b.get(column)]
         return Mean(tuple(ours / theirs for ours, theirs in known))
 
-    def over_tasks(self, found: Callable[[str], Mean]) -> Mean:
-        """The tasks' means, of those that have any."""
-        means = (found(task) for task in self.suite.tasks)
+    def over_tasks(self, found: Callable[[str], Mean], tasks: Sequence[str] | None = None) -> Mean:
+        """The means of the tasks (None: all) that have any."""
+        means = (found(task) for task in tasks or self.suite.tasks)
         return Mean(tuple(one.mean for one in means if one.values))
 
     def column(self, task: str, setting: str, name: str) -> list[float]:
@@ -141,19 +141,20 @@ def _schedules(suite: Suite) -> str:
     )
 
 
-def over_tasks(evidence: Evidence, settings: Iterable[str]) -> str:
-    """A row a setting: means over the tasks that have runs of it."""
+def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str] | None = None) -> str:
+    """A row a setting: means over the tasks (None: all) that have runs of it."""
     records: list[dict[str, Any]] = []
+    over = partial(evidence.over_tasks, tasks=tasks)
     for name in settings:
-        losses = evidence.over_tasks(partial(evidence.losses, setting=name))
-        above = evidence.over_tasks(partial(evidence.losses, setting=name, other=YARDSTICK))
-        scores = evidence.over_tasks(partial(evidence.scores, setting=name))
+        losses = over(partial(evidence.losses, setting=name))
+        above = over(partial(evidence.losses, setting=name, other=YARDSTICK))
+        scores = over(partial(evidence.scores, setting=name))
         if losses.values and name != FP32:
             record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
             record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
             record["score minus fp32"] = scores.text("+.2f")
             for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
-                shares = evidence.over_tasks(partial(evidence.shares, setting=name, column=column))
+                shares = over(partial(evidence.shares, setting=name, column=column))
                 record[label] = f"{shares.mean:.2f}" if shares.values else None
             records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."

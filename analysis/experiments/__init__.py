@@ -3,7 +3,7 @@
 run.py       a recipe (recipes/*.toml): runs it or goes on with it, into a ledger
 report.py    ledgers -> tables and pictures
 demo.py      recipes/demo.toml on the sentences of tatoeba/, in minutes
-train.py     one training: text -> dsq-preprocess, dsq-train -> BLEU or accuracy, and costs
+train.py     one training: text -> dsq-preprocess, dsq-train -> BLEU, and costs
 
 data.py      what text a training reads; its binary form
 text.py      parallel text, labelled sentences, subwords

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -17,11 +16,6 @@ POLL_SECONDS = 0.1
 #: the last of a line: it may begin with one that a killed process did not finish
 _RECORD = re.compile(r".*\| INFO \| (\w+) \| (\{.*\})$")
 _LEVEL = re.compile(r"(DSQ level \d+ .*)$")
-
-
-def command_line() -> str:
-    """This process's own, for the record."""
-    return shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
 
 
 def environment() -> dict[str, str]:

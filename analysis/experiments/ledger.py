@@ -60,12 +60,9 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
         "run": run.name,
         "set": "; ".join(experiment.changes) or None,
         "label": run.label,
-        "score": results.get("bleu", results.get("accuracy")),
-        "measure": "BLEU" if "bleu" in results else "accuracy",
-        "best_score": results.get("best_accuracy"),
-        "paper_score": run.paper,
+        "score": results["bleu"],
+        "measure": "BLEU",
         "best_valid_loss": min(losses, default=None),
-        "last_valid_loss": losses[-1] if losses else None,
         "arithmetic": cost.arithmetic if cost else None,
         "dram": cost.dram if cost else None,
         **{name: history.get(name) for name in _OPTIONS},
@@ -79,12 +76,11 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
         "level_tokens": _joined(level["tokens"] for level in levels),
         "stash_bytes": _joined(level.get("stash_bytes", "-") for level in levels),
         "stash_bytes_fp32": _joined(level.get("stash_bytes_fp32", "-") for level in levels),
-        "seconds": results["seconds"]["train"]
-        if len(places) == 1
-        else None,  # a resumed run knows those of its last session alone
+        # a resumed run knows those of its last session alone
+        "seconds": results["seconds"]["train"] if len(places) == 1 else None,
         "sessions": len(places),
         **{key: " then ".join(dict.fromkeys(one[key] for one in places)) for key in places[0]},
-        "signature": results.get("signature"),
+        "signature": results["signature"],
     }
 
 
@@ -161,11 +157,6 @@ class Configuration:
         rise = self.first.get("rise_at")
         return f"{short} at {rise}" if rise else short
 
-    @property
-    def training(self) -> frozenset[str]:
-        """The training's flags, but for the seed and DSQ's."""
-        return frozenset(word for word in _settings(self.first.get("training") or "") if not word.startswith("--dsq-"))
-
     def differences(self, other: "Configuration") -> list[float]:
         """By how much each score is above ``other``'s of the same seed, of the seeds that both have."""
         theirs = {row["seed"]: float(row["score"]) for row in other.rows}
@@ -186,15 +177,14 @@ class Configuration:
 def configurations(rows: Sequence[Row]) -> dict[str, list[Configuration]]:
     """recipe -> its configurations, in the ledger's order.
 
-    Raises ValueError where runs of one name and other seeds were trained otherwise, or on other data.
+    Raises ValueError where runs of a recipe were trained otherwise than the others, or on other data.
     """
     found: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         name = re.sub(r"_seed\d+$", "", row["run"])
         found.setdefault(row["recipe"], {}).setdefault(name, []).append(row)
-    for recipe, groups in found.items():
-        for rows in groups.values():
-            _check_alike(recipe, rows)
+    for recipe in found:
+        _check_alike(recipe, [row for row in rows if row["recipe"] == recipe])
     return {
         recipe: [Configuration(recipe, name, tuple(rows)) for name, rows in groups.items()]
         for recipe, groups in found.items()
@@ -207,13 +197,12 @@ def _check_alike(recipe: str, rows: Sequence[Row]) -> None:
         if len(told) > 1:
             (one, first), (other, second), *_ = told.items()
             raise ValueError(
-                f"{recipe}: {first} and {second} differ in more than their seeds, in {column} by "
-                f"{' '.join(sorted(one ^ other))}: report their ledgers apart"
+                f"{recipe}: {first} and {second} differ in {column} by {' '.join(sorted(one ^ other))}: "
+                "report their ledgers apart"
             )
 
 
 def _settings(text: str) -> frozenset[str]:
-    """Flags or settings with their values, but for the seed, for empty ones, which older ledgers lack, and for where a
-    model's folder lies."""
-    words = re.split(r" (?=--|\w+=)", re.sub(r"(?<=pretrained=)\S*/(?=[^\s/])", "", text))
-    return frozenset(word for word in words if not word.startswith("--seed ") and not word.endswith("="))
+    """Flags or settings with their values, except the seed, DSQ's, and empty ones, which older ledgers lack."""
+    words = re.split(r" (?=--|\w+=)", text)
+    return frozenset(word for word in words if not word.startswith(("--seed ", "--dsq-")) and not word.endswith("="))

@@ -3,7 +3,7 @@
     title = "what it is to show"
 
     [data]
-    kind = "parallel"                      # or "labelled", with a task; the other fields: data.py
+    kind = "parallel"                      # the other fields: data.py
     path = "data/mt"
 
     [training]                             # dsq-train's flags without their dashes; true: a flag without a value
@@ -19,7 +19,7 @@
     format = ["bfp", "sbfp"]
     rise_at = [0.5, 0.8]                   # two rises of one run are one text: "0.2 0.8"
 
-In [[runs]], label names the row in tables, paper holds the published score, and training more flags.
+In [[runs]], label names the row in tables, and paper holds the published score.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,6 @@ class RunGrid:
     options: dict[str, list[Scalar]]
     label: str = ""  #: the row's name in tables
     paper: float | None = None  #: the score that the paper prints for it
-    training: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,6 @@ class PlannedRun:
 
     name: str  #: the name of its folder; unique in the experiment
     label: str
-    paper: float | None
     options: dict[str, Scalar]  #: fields of DSQConfig; levels as text
     seed: int
     training: dict[str, Scalar]  #: dsq-train's flags
@@ -163,7 +161,6 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
     runs = content.get("runs")
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ValueError("runs must be tables headed [[runs]], at least one")
-    workload = "transformer_iwslt_de_en" if data.translates else "roberta_base_mnli"
     return Experiment(
         name=name,
         title=title,
@@ -171,7 +168,7 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         training=_training(_table(content, "training", ""), "training"),
         options=_options(_table(content, "options", ""), "options"),
         runs=tuple(_grid(run, f"runs[{i}]") for i, run in enumerate(runs)),
-        workload=_typed(content.get("workload", workload), str, "workload"),
+        workload=_typed(content.get("workload", "transformer_iwslt_de_en"), str, "workload"),
     )
 
 
@@ -179,23 +176,17 @@ def _data(table: dict[str, Any]) -> Data:
     known = {one.name: one.type for one in dataclasses.fields(Data)}
     _only_known(table, known, "data.")
     choice("data.kind", table.get("kind"), KINDS)
-    for needed in ("path", "task") if table["kind"] == "labelled" else ("path",):
-        if not table.get(needed):
-            raise ValueError(f"data.{needed} must be given for data.kind = {table['kind']!r}")
+    if not table.get("path"):
+        raise ValueError("data.path must be given")
     return Data(**{key: _typed(value, known[key], f"data.{key}") for key, value in table.items()})
 
 
 def _grid(table: dict[str, Any], where: str) -> RunGrid:
-    own = {"label", "paper", "training"}
-    grid = RunGrid(
-        options=_options({key: value for key, value in table.items() if key not in own}, where),
+    return RunGrid(
+        options=_options({key: value for key, value in table.items() if key not in ("label", "paper")}, where),
         label=_typed(table.get("label", ""), str, f"{where}.label"),
         paper=number(f"{where}.paper", table["paper"]) if "paper" in table else None,
-        training=_training(_table(table, "training", f"{where}."), f"{where}.training"),
     )
-    if grid.training and not grid.label:
-        raise ValueError(f"{where}.label must be given where {where}.training is: it tells the run from the others")
-    return grid
 
 
 def _options(table: dict[str, Any], where: str) -> dict[str, list[Scalar]]:
@@ -257,7 +248,7 @@ def plan(experiment: Experiment, only: list[str] | None = None) -> list[PlannedR
     names = [run.name for run in runs]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ValueError(f"runs: two of them are {min(twice)}; a label tells apart what differs in training alone")
+        raise ValueError(f"runs: two of them are {min(twice)}")
     for pattern in only or ():
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"--only {pattern}: matches no run; the first is {names[0]}")
@@ -291,17 +282,16 @@ def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
         **experiment.options,
         **grid.options,
     }
-    training = {**experiment.training, **grid.training}
     runs: dict[str, PlannedRun] = {}
     for values in itertools.product(*options.values()):
         chosen = dict(zip(options, values, strict=True))
         seed = int(chosen.pop("seed"))
         if chosen["levels"] != FLOAT and not chosen["format"]:
             raise ValueError(f'runs: levels = "{chosen["levels"]}" needs a format, as in format = "snvint"')
-        name = f"{_name(chosen, experiment.options, grid)}_seed{seed}"
+        name = f"{_name(chosen, experiment.options)}_seed{seed}"
         if chosen["levels"] == FLOAT:
             chosen = {"levels": FLOAT}
-        run = PlannedRun(name, grid.label, grid.paper, chosen, seed, training)
+        run = PlannedRun(name, grid.label, chosen, seed, experiment.training)
         if runs.setdefault(name, run) != run:
             raise ValueError(
                 f"runs: two of them are {name}, of {runs[name].options} and {run.options}: write one otherwise"
@@ -309,18 +299,17 @@ def _multiplied(experiment: Experiment, grid: RunGrid) -> list[PlannedRun]:
     return list(runs.values())
 
 
-def _name(options: Mapping[str, Any], common: Mapping[str, Any], grid: RunGrid) -> str:
+def _name(options: Mapping[str, Any], common: Mapping[str, Any]) -> str:
     """Letters that every file system takes: fp32, or format, levels and rise, and what is not every run's."""
-    label = [re.sub(r"[^\w.=-]+", "-", grid.label).strip("-").lower()] if grid.training else []
     if options["levels"] == FLOAT:
-        return "_".join(["fp32", *label])
+        return "fp32"
     levels = [re.sub(r"\W+", "-", level) for level in re.findall(r"\[(.*?)\]", options["levels"])]
     parts = [str(options["format"]), *(levels or [str(options["levels"])])]
     if "rise_at" in options:
         parts.append(f"at{options['rise_at']}".replace(" ", "-"))
     shown = {"levels", "format", "rise_at"}
     others = {k: v for k, v in options.items() if k not in shown and common.get(k) != [v]}
-    return "_".join([*parts, *(re.sub(r"[^\w.=-]+", "-", f"{k}={v}") for k, v in others.items()), *label])
+    return "_".join([*parts, *(re.sub(r"[^\w.=-]+", "-", f"{k}={v}") for k, v in others.items())])
 
 
 def _words(flag: str, value: Scalar) -> list[str]:

@@ -21,8 +21,8 @@ _OPTIONS = (
 )
 #: the columns that decide nothing but where a plateau ends a level
 _AT_PLATEAUS = ("threshold", "patience")
-COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "paper": ".2f", "paper minus fp32": "+.2f", "valid loss": ".3f"}
-COLUMNS |= {"arithmetic": ".4f", "DRAM": ".4f", "stash / fp32": "", "minutes": ".1f"}
+COLUMNS = {"spread": ".1f", "minus fp32": "+.1f", "valid loss": ".3f", "arithmetic": ".4f", "DRAM": ".4f"}
+COLUMNS |= {"stash / fp32": "", "minutes": ".1f"}
 
 
 def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
@@ -30,9 +30,9 @@ def records(group: Sequence[Configuration]) -> list[dict[str, Any]]:
     quantised = [one for one in group if not one.is_float]
     differing = [name for name in _OPTIONS if _differs(name, group if name == "label" else quantised)]
     differing = differing if "levels" in differing else ["levels", *differing]
-    references = {one.training: one for one in reversed(group) if one.is_float}
+    reference = next((one for one in group if one.is_float), None)
     ordered = sorted(group, key=lambda one: not one.is_float)
-    return [_told(one, differing) | _figures(one, references.get(one.training)) for one in ordered]
+    return [_told(one, differing) | _figures(one, reference) for one in ordered]
 
 
 def _differs(name: str, group: Sequence[Configuration]) -> bool:
@@ -58,15 +58,13 @@ def _option(one: Configuration, name: str) -> str | None:
 
 
 def _figures(one: Configuration, reference: Configuration | None) -> dict[str, Any]:
-    scores, score, paper = one.values("score"), one.mean("score"), one.mean("paper_score")
+    scores = one.values("score")
     other = reference if one is not reference else None
     return {
         "seeds": len(scores),
-        measure(one): score,
+        measure(one): one.mean("score"),
         "spread": max(scores) - min(scores) if len(scores) > 1 else None,
         "minus fp32": one.above(other) if other else None,
-        "paper": paper,
-        "paper minus fp32": paper - other.mean("paper_score") if other else None,
         "valid loss": one.mean("best_valid_loss"),
         "arithmetic": one.mean("arithmetic"),
         "DRAM": one.mean("dram"),

@@ -29,10 +29,6 @@ class ParallelText:
     source: list[str]
     target: list[str]
 
-    @property
-    def columns(self) -> list[list[str]]:
-        return [self.source, self.target]
-
 
 @dataclass(frozen=True)
 class LabelledSentences:
@@ -40,10 +36,6 @@ class LabelledSentences:
 
     labels: list[str]
     inputs: list[list[str]]  #: for each input column (one or two), its sentences
-
-    @property
-    def columns(self) -> list[list[str]]:
-        return [self.labels, *self.inputs]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -189,11 +181,11 @@ def read_labelled(folder: Path, task: str, split: str) -> LabelledSentences:
     return LabelledSentences([label.strip() for label in table["label"]], [list(table[name]) for name in columns])
 
 
-def sha256(text: Mapping[str, ParallelText | LabelledSentences]) -> str:
+def sha256(text: Mapping[str, ParallelText]) -> str:
     """The SHA-256 of the sentences, however packed their files are."""
     digest = hashlib.sha256()
     for split, part in text.items():
-        for column in part.columns:
+        for column in (part.source, part.target):
             digest.update(f"{split} {len(column)}\n".encode())
             for line in column:
                 digest.update(f"{line}\n".encode())

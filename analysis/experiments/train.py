@@ -1,64 +1,42 @@
-"""One training from raw text to its score: translation to BLEU, or classification of sentences to accuracy.
+"""One training of a translation model, from raw text to BLEU.
 
     python -m analysis.experiments.train --data DIR --out RUN --source de --target en
     python -m analysis.experiments.train --data DIR --prefix multi30k --out RUN --encoder-layers 6 --max-epoch 30
-    python -m analysis.experiments.train --data DIR --task sst2 --out RUN --dsq-levels none
     python -m analysis.experiments.train --resume RUN
 
-text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate and sacrebleu, or accuracy on dev ->
-RUN/results.json. RUN/run.json says what was asked for: --resume goes on by it from the last checkpoint. The forms of
-text are those of text.py. Classifiers start from small random weights unless --pretrained gives fairseq's RoBERTa;
-its sizes are flags then (recipes/roberta_mnli_table1.toml has them).
+text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate and sacrebleu -> RUN/results.json.
+RUN/run.json says what was asked for: --resume goes on by it from the last checkpoint. Forms of text: text.py.
 """
 
 import json
-import os
 import shlex
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from analysis.experiments.data import Data, add_flags, data_of, prepare
-from analysis.experiments.fairseq_run import command_line, fairseq, hypotheses, records, show
+from analysis.experiments.fairseq_run import fairseq, hypotheses, records, show
 from dsq.command import OneLineParser, guarded, make_folder, refuse_used, write_text
 from dsq.precision import DEFAULT_LEVELS, levels_text
 
 PROG = "python -m analysis.experiments.train"
 FLOAT = "none"  #: in place of levels: in floating point
 LEVELS = levels_text(DEFAULT_LEVELS)
-#: kind of the data -> the flags that the command relies on
-_FIXED = {
-    "parallel": "--task translation --share-all-embeddings",
-    "labelled": """
-        --task sentence_prediction --criterion sentence_prediction --max-positions 256 --shorten-method truncate
-        --init-token 0 --separator-token 2 --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric""",
-}
-_LOG = "--no-epoch-checkpoints --no-progress-bar --log-format json"
-#: kind of the data -> flags that are not the user's, because the command or the data decide them
-_OWN = {
-    "parallel": "--task --source-lang -s --target-lang -t --no-save --checkpoint-suffix",
-    "labelled": "--num-classes --criterion --init-token --separator-token",
-}
-_OWN_ALWAYS = "--save-dir --log-format --disable-validation"
-#: kind of the data -> flags that are given unless the user says otherwise: a model for two CPU cores
-DEFAULTS = {
-    "parallel": """
-        --arch transformer --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 128 --decoder-embed-dim 128
-        --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4
-        --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam
-        --adam-betas (0.9,0.98) --clip-norm 1.0 --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 400
-        --max-tokens 2048 --max-epoch 10 --seed 1 --num-workers 0 --log-interval 20""",
-    "labelled": """
-        --arch roberta --encoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256
-        --encoder-attention-heads 4 --dropout 0.1 --pooler-dropout 0.1 --optimizer adam --adam-betas (0.9,0.98)
-        --weight-decay 0.01 --clip-norm 1.0 --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 300 --batch-size 64
-        --max-epoch 4 --validate-interval-updates 200 --dsq-patience 3 --seed 1 --num-workers 0 --log-interval 50""",
-}
+#: flags that the command relies on
+_FIXED = "--task translation --share-all-embeddings --no-epoch-checkpoints --no-progress-bar --log-format json"
+#: flags that are not the user's, because the command or the data decide them
+_OWN = """--task --source-lang -s --target-lang -t --no-save --checkpoint-suffix --save-dir --log-format
+    --disable-validation"""
+#: flags that are given unless the user says otherwise: a model for two CPU cores
+DEFAULTS = """
+    --arch transformer --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 128 --decoder-embed-dim 128
+    --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4
+    --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam
+    --adam-betas (0.9,0.98) --clip-norm 1.0 --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 400
+    --max-tokens 2048 --max-epoch 10 --seed 1 --num-workers 0 --log-interval 20"""
 
 
 @dataclass(frozen=True)
@@ -83,17 +61,14 @@ class Training:
         """Write ``folder``/run.json; ``more``: further entries."""
         write_json({**asdict(self), **more}, folder / "run.json")
 
-    def arguments(self, binary: Path, save: Path, more: Sequence[str] = ()) -> list[str]:
-        """The arguments of dsq-train. ``more``: flags that depend on the text."""
-        kind = self.data.kind
+    def arguments(self, binary: Path, save: Path) -> list[str]:
+        """The arguments of dsq-train."""
         scheduled = [] if self.levels == FLOAT else ["--dsq-levels", self.levels]
-        relied_on = [*_FIXED[kind].split(), *_LOG.split(), *more]
-        return [str(binary), "--save-dir", str(save), *relied_on, *DEFAULTS[kind].split(), *scheduled, *self.flags]
+        return [str(binary), "--save-dir", str(save), *_FIXED.split(), *DEFAULTS.split(), *scheduled, *self.flags]
 
     def check(self) -> None:
         """Raise ValueError, before anything is written, for flags that the command or dsq-train would not take."""
-        own = {*_OWN_ALWAYS.split(), *_OWN[self.data.kind].split()}
-        taken = {word.partition("=")[0] for word in self.flags} & own
+        taken = {word.partition("=")[0] for word in self.flags} & set(_OWN.split())
         if taken:
             raise ValueError(f"{', '.join(sorted(taken))}: the recipe relies on its own choice here; leave out")
         from fairseq_plugin import commands  # takes seconds to import
@@ -112,35 +87,28 @@ def run(training: Training, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
     sha256 = prepare(data, folder)
     prepared = time.perf_counter()
-    _train(training, found, folder / "binary", out)
+    _train(training, folder / "binary", out)
     trained = time.perf_counter()
-    scored = _translated(training, found, folder / "binary", out) if data.translates else _classified(found, out)
+    scored = _translated(training, found["test"].target, folder / "binary", out)
     ended = time.perf_counter()
     history = out / "checkpoints" / "dsq_history.json"
     seconds = {"prepare": prepared - started, "train": trained - prepared, "score": ended - trained}
     results = {
         "date": date.today().isoformat(),
-        "command": command_line(),
-        "cpus": os.cpu_count(),
-        "sentences": {split: len(part.columns[0]) for split, part in found.items()},
         "text_sha256": sha256,
         **scored,
         **({} if training.levels == FLOAT else {"history": json.loads(history.read_text(encoding="utf-8"))}),
-        "train_loss": _losses(out / "train.log", "train_inner", ""),
-        "valid_loss": _losses(out / "train.log", "valid", "valid_"),
+        "valid_loss": _losses(out / "train.log"),
         "seconds": {stage: round(spent, 1) for stage, spent in {**seconds, "total": ended - started}.items()},
     }
     write_json(results, out / "results.json")
     return results
 
 
-def _train(training: Training, found: dict[str, Any], binary: Path, out: Path) -> None:
+def _train(training: Training, binary: Path, out: Path) -> None:
     levels = training.levels.replace("] [", "] to [")
     print("training", "in floating point" if levels == FLOAT else f"from {levels}", flush=True)
-    more = [] if training.data.translates else ["--num-classes", str(len(set(found["train"].labels)))]
-    if training.data.pretrained:
-        more += ["--finetune-from-model", str(Path(training.data.pretrained) / "model.pt")]
-    arguments = training.arguments(binary, out / "checkpoints", more)
+    arguments = training.arguments(binary, out / "checkpoints")
     trained, command = out / "checkpoints" / "trained", shlex.join(arguments)
     if trained.exists() and trained.read_text(encoding="utf-8") == command:
         return  # a training that --patience ended would go on
@@ -148,8 +116,8 @@ def _train(training: Training, found: dict[str, Any], binary: Path, out: Path) -
     write_text(trained, command)
 
 
-def _translated(training: Training, found: dict[str, Any], binary: Path, out: Path) -> dict[str, Any]:
-    """The BLEU of the test text's translations, which are written to ``out``/hypotheses.LANGUAGE."""
+def _translated(training: Training, references: list[str], binary: Path, out: Path) -> dict[str, Any]:
+    """Return the BLEU of the test text's translations, which are written to ``out``/hypotheses.LANGUAGE."""
     from sacrebleu.metrics.bleu import BLEU  # tables are written without it
 
     print("translating the test text", flush=True)
@@ -159,7 +127,7 @@ def _translated(training: Training, found: dict[str, Any], binary: Path, out: Pa
     device = ["--cpu"] if "--cpu" in training.flags else []
     checkpoint = ["--path", str(out / "checkpoints" / "checkpoint_best.pt"), "--no-progress-bar"]
     fairseq("generate", [str(binary), *checkpoint, *search, *device], log)
-    translations, references = hypotheses(log), found["test"].target
+    translations = hypotheses(log)
     assert len(translations) == len(references), "dsq-generate translates every sentence of the test text"
     write_text(out / f"hypotheses.{training.data.target}", "\n".join(translations) + "\n")
     bleu = BLEU()
@@ -167,23 +135,9 @@ def _translated(training: Training, found: dict[str, Any], binary: Path, out: Pa
     return {"bleu": round(score.score, 2), "signature": str(bleu.get_signature())}
 
 
-def _classified(found: dict[str, Any], out: Path) -> dict[str, Any]:
-    """The accuracies on dev, in %, beside that of always giving the commonest class."""
-    logged = {int(one["valid_num_updates"]): one for one in records(out / "train.log", "valid")}
-    accuracies = [(update, float(one["valid_accuracy"])) for update, one in sorted(logged.items())]
-    labels = found["valid"].labels
-    return {
-        "classes": sorted(set(found["train"].labels)),
-        "majority": round(100 * max(Counter(labels).values()) / len(labels), 1),
-        "accuracy": accuracies[-1][1],
-        "best_accuracy": max(accuracy for _, accuracy in accuracies),
-        "accuracies": accuracies,
-    }
-
-
-def _losses(log: Path, kind: str, prefix: str) -> list[tuple[int, float]]:
-    """Updates and losses of a training log. A resumed run logs some updates twice: the later line counts."""
-    found = {int(one[f"{prefix}num_updates"]): float(one[f"{prefix}loss"]) for one in records(log, kind)}
+def _losses(log: Path) -> list[tuple[int, float]]:
+    """Updates and validation losses of a training log. A resumed run logs some updates twice: the later line counts."""
+    found = {int(one["valid_num_updates"]): float(one["valid_loss"]) for one in records(log, "valid")}
     return sorted(found.items())
 
 
@@ -193,12 +147,8 @@ def write_json(results: dict[str, Any], path: Path) -> None:
 
 
 def summary(results: dict[str, Any], out: Path) -> str:
-    """What a person reads at the end: score and time; for a DSQ run its levels, and where its costs are."""
-    if "bleu" in results:
-        lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})"]
-    else:
-        told = f"{results['best_accuracy']:.1f} at best (always the commonest class: {results['majority']:.1f})"
-        lines = [f"dev accuracy {results['accuracy']:.1f} at the end, {told}"]
+    """What a person reads at the end: BLEU and times; for a DSQ run its levels, and how to see its costs."""
+    lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})"]
     lines.append(", ".join(f"{stage} {spent:.0f} s" for stage, spent in results["seconds"].items()))
     if "history" in results:
         levels = [level for level in results["history"]["levels"] if level["updates"]]
@@ -208,12 +158,11 @@ def summary(results: dict[str, Any], out: Path) -> str:
 
 
 def _command() -> OneLineParser:
-    defaults = "\n".join(f"{kind}: {' '.join(flags.split())}" for kind, flags in DEFAULTS.items())
     top = OneLineParser(
         prog=PROG,
         description=__doc__,
         epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
-        f"Unless given, these:\n{defaults}",
+        f"Unless given, these:\n{' '.join(DEFAULTS.split())}",
     )
     add_flags(top)
     top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that is written")

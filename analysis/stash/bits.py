@@ -89,7 +89,7 @@ def errors(model: nn.Module, batches: list[Tensor], updates: int) -> list[dict[s
     exact = [gradient(model, batch)[0] for batch in batches]
     size = sum(float(g.square().sum()) for g in exact)
     for setup in SETUPS:
-        adapts = batches[:1] if setup.policy == "gact" else []
+        adapts = 2 * batches[:1] if setup.policy == "gact" else []
         with setup.applied(model):
             found = [gradient(model, batch) for batch in (*adapts, *batches)][len(adapts) :]
         off = sum(float((g - e).square().sum()) for (g, _), e in zip(found, exact, strict=True))

@@ -3,69 +3,78 @@ by one operation, as a policy of dsq.stash (POLICIES) packs them."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from costmodel.model.ledger import BATCH, BEFORE, STATE_BITS, Stored
+from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
 from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
+from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
 
-#: widths of kept tensors that no policy packs
-EXACT_WIDTHS = ("mask", "ids")
-#: values up to which a tensor stays exact
-FEW = 256
-#: values that are packed at a time
-PACKED = 2**20
 #: scale and index of a sampled row
 ROW_BYTES = 4 + 8
+#: fp32 tensors where scores with a learned bias are made again: scores, their softmax, the gradients of both
+_SCORES_AGAIN = 4
 
 
 @dataclass(frozen=True)
 class Stash:
-    """A policy, or policies together."""
+    """A policy, or policies together. What is coded, and as what, the ledger says (Stored.coded)."""
 
     name: str
-    bits: float = 32  #: of a kept float, scales included; 32: as it is
-    loss_bits: float = 32  #: and of what the loss keeps
-    masks: bool = False  #: a relu keeps one bit a value for itself, and so do zeros that are added to scores
-    packing: int = 0  #: fp32 copies of a chunk that packing holds besides the tensor
-    codes: int = 0  #: bits of its codes where dsq.pack, which `calibrate` times, is all it does
+    bits: int = 0  #: of a code; 0: nothing is coded
+    scales: float = 0  #: bits of scales beside a code
+    more: bool = False  #: some tensors have more bits (dsq.kept.MORE)
+    masks: bool = True  #: relu and dropout keep a bit a value
     ratio: float = 1  #: part of the rows of a linear layer's input that are kept
 
     def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
         """Bytes kept of one such tensor of so many bytes and values."""
-        if stored.shape in ("rows", "M") or stored.width in EXACT_WIDTHS or values <= FEW:
-            return size
-        if isinstance(op, Gemm):
-            linear = op.weight and op.quantised and op.weights == 1 and not op.transposed  # experts are none
-            if self.ratio < 1 and linear and stored.name == "x":
+        coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
+        if coded == "bit":
+            return values / 8 if self.masks else size
+        if isinstance(op, Gemm) and stored.name == "x" and op.weight:
+            if self.samples(op):
                 sampled = round(self.ratio * op.M) * op.K
-                return sampled * min(size / values, self.bits / 8) + ROW_BYTES * self.ratio * op.M
-            return min(size, values * self.bits / 8)
-        bits = self.loss_bits if op.kind.startswith("loss") else self.bits
-        if self.masks and op.kind in ("relu", "fused zero bias"):
-            bits = 1
-        return min(size, values * bits / 8)
+                return sampled * min(size / values, self.code_bits("linear") / 8) + ROW_BYTES * self.ratio * op.M
+            if op.weights > 1 and not op.x_values:  # experts' grouped product has no row
+                return size
+            values = min(values, op.M * op.K)  # of a part of x that is read
+        if not self.bits or coded == "" or values <= FEW:
+            return size
+        return 0.0 if coded == "made again" else min(size, values * self.code_bits(coded) / 8)
 
-    def packing_bytes(self, values: float) -> float:
-        """What packing so many values holds besides the tensor."""
-        return self.packing * 4 * min(values, PACKED)
+    def samples(self, op: Gemm) -> bool:
+        """Whether rows of its input are sampled: of an nn.Linear, which no expert, convolution or Conv1D is."""
+        convolution = 0 < op.x_values <= op.M * op.K
+        linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantised or op.tied)
+        return linear and self.ratio < 1
+
+    @property
+    def packs(self) -> int:
+        """Bits of its codes where dsq.pack, which `calibrate` times, is all it does; else 0."""
+        return self.bits if self.more and self.ratio == 1 else 0
+
+    def code_bits(self, what: What) -> float:
+        """Bits of a value that is coded as this, scales included; those of a float where nothing is coded."""
+        return self.bits + self.more * MORE.get(what, 0) + self.scales if self.bits else WIDEST
 
 
+_BOX = 8 / 16  #: a box of 16 values shares 8 bits
 #: name -> the policies that a plan compares
 POLICIES = {
     stash.name: stash
     for stash in (
-        Stash("selective", masks=True),  # a relu before a frozen layer keeps bits; else what PyTorch keeps
-        Stash("bfp 4", 4 + 8 / 16, masks=True, codes=4),  # a box of 16 values shares 8 bits
-        Stash("bfp 2", 2 + 8 / 16, masks=True, codes=2),
-        Stash("mesa", 8, masks=False),
-        Stash("gact 4", 4 + 64 / 256, 4 + 64 / 256, masks=True, packing=2),  # 256 values share two floats
-        Stash("wtacrs 0.3", ratio=0.3),
-        Stash("wtacrs 0.3 + bfp 4", 4 + 8 / 16, masks=True, ratio=0.3),
+        Stash("selective"),
+        Stash("bfp 4", 4, _BOX, more=True),
+        Stash("bfp 2", 2, _BOX, more=True),
+        Stash("mesa", MESA_BITS),
+        Stash("gact 4", 4, 64 / GACT_GROUP),
+        Stash("wtacrs 0.3", masks=False, ratio=0.3),
+        Stash("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
     )
 }
 
@@ -124,6 +133,7 @@ class LedgerEntry:
     kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
     entering: float = 0  #: what a recomputed layer keeps of this operation: what the layer is given
     packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
+    again: list[float] = field(default_factory=list)  #: of each that the backward makes again of packed ones
 
 
 @cache
@@ -160,18 +170,28 @@ def entries_of(
     widths = widths_of(setup)
     if recompute:
         workload = workload.recomputing_layers()
+    biased = set[str]()
+    if policy and policy.bits and any(gemm.on_chip for gemm in workload.gemms):
+        biased = {gemm.name for gemm in workload.gemms if not gemm.weight and not gemm.on_chip}
+        workload = workload.fusing_attention(biased=True)
     alike: dict[str, Alike] = {}
     for group in workload.groups:
         alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
     entries = []
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
+    again = made_again(workload, policy) if policy and policy.bits else frozenset[str]()
     for op in workload.operations:
         entry = LedgerEntry(op, _layer(op.name), alike[op.name])
+        if op.name in biased and isinstance(op, Gemm) and op.on_chip == "x":
+            scores = op.batch * op.M * op.K * STATE_BITS / 8
+            entry.alike = replace(entry.alike, temporary=entry.alike.temporary + _SCORES_AGAIN * scores)
         for kept in entry.alike.kept:
+            if kept.packed and kept.known_by == "input" and _input(op) in again:
+                kept = replace(kept, bytes=0.0)
             if _new(op, kept, seen):
                 entry.kept[kept.category] += kept.bytes
                 if kept.packed and not (recompute and entry.layer):
-                    entry.packed.append(kept.packed)
+                    (entry.packed if kept.bytes else entry.again).append(kept.packed)
         for what, size in _given(entry) if recompute and entry.layer else ():
             if size and what not in seen:
                 seen.add(what)
@@ -190,12 +210,30 @@ def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
         yield (stack, ENCODER_OUT), entry.alike.entering
 
 
+def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
+    """The inputs of products that a policy makes again of what the operation before keeps, by name."""
+    makers = {op.name: "" if isinstance(op, Gemm) else op.kind for op in workload.operations}
+    found, latest = set(), ""
+    for op in workload.operations:
+        if isinstance(op, Pointwise):
+            latest = op.kind if op.cls != "attention" else latest
+        elif makers.get(op.input.removesuffix(CAST), latest) in MADE_AGAIN and not policy.samples(op):
+            found.add(op.input)
+        if isinstance(op, Gemm) and not op.weight:
+            latest = ""
+    return frozenset(found - {""})
+
+
+def _input(op: Operation) -> str:
+    return op.input if isinstance(op, Gemm) else ""
+
+
 def _new(op: Operation, kept: KeptTensor, seen: set[tuple[object, ...]]) -> bool:
     """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
     name = kept.known_by and getattr(op, kept.known_by).removesuffix(CAST)
     if not name:
         return True
-    key = (kept.coded, name, int(kept.bytes))
+    key = (kept.coded or bool(kept.packed), name, int(kept.bytes))
     there = key in seen or key[:2] in seen
     seen.add(key)
     return not there
@@ -215,27 +253,35 @@ class _Tensor:
     def packed(self) -> bool:
         return self.size < self.plain
 
+    def as_boundary(self, policy: Stash | None) -> float:
+        """Bytes of it as the input of a layer that is recomputed."""
+        if not policy or self.values <= FEW:
+            return self.plain
+        return min(self.plain, self.values * policy.code_bits("boundary") / 8)
+
 
 def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Alike:
     op = group.operation
     tensors = list(_sized(group, setup, policy, widths))
     kept = [tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored)]
     packed = [tensor for tensor in kept if tensor.packed]
-    entering = next((tensor.size for tensor in tensors if tensor.stored.written == BEFORE and tensor.size), 0.0)
+    given = next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
+    entering = given.as_boundary(policy) if given else 0.0
     added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
     made = _made(tensors) + sum(tensor.plain for tensor in packed)
     temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
+    if policy and policy.bits and getattr(op, "kind", "") == "tied":
+        temporary = 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
     if isinstance(op, Pointwise) and op.kind == "chunked loss":
         made += sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
     if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
-        made, temporary = made + entering + temporary, 0.0
-    packing = max((policy.packing_bytes(tensor.values) for tensor in packed), default=0.0) if policy else 0.0
+        made, temporary = made + (given.plain if given else 0.0) + temporary, 0.0
     updated = op.trains and getattr(op, "kind", "") != "adam"
     gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
     stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0
     result = sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
     keeps = tuple(_kept(op, tensor, setup) for tensor in kept)
-    return Alike(keeps, entering, added, made + packing, temporary, gradients, stream, result)
+    return Alike(keeps, entering, added, made, temporary, gradients, stream, result)
 
 
 def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[_Tensor]:

@@ -8,8 +8,10 @@ product writes the copy of x and w that it multiplies. So every read was written
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from costmodel.model.operations import Gemm
+from dsq.kept import What
 
 #: width of master weights, weight gradients, biases and Adam's moments
 STATE_BITS = 32
@@ -20,6 +22,11 @@ MASK_BITS = 8
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 #: who writes a tensor: one of the operation's own phases, or one of these
 BEFORE, AFTER, BATCH = "before", "after", "batch"  # an earlier operation's y; a later one's dx; the data loader
+
+
+#: how a policy of dsq.stash keeps a tensor: in codes, with the bits that it gives to a word of What; in a bit a value;
+#: not at all, since the backward makes it again; as it is
+Coded = What | Literal["bit", "made again", ""]
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Stored:
     boxes: str = "columns"  #: the axis boxes run along, of a packed one
     needs: str = ""  #: exists only if this field of the operation is true
     times: int = 1  #: that many tensors alike
+    coded: Coded = ""  #: of a kept one
+    copied: Coded = ""  #: where it is a 16-bit copy of what was computed in fp32; empty: as `coded` says
 
     @property
     def own(self) -> bool:
@@ -73,7 +82,7 @@ _STASH_READ = (Read(BACKWARD, reread="N", needs="w_grad"),)
 _DW = Stored("dw", "NK", "state", BACKWARD, needs="w_grad")
 
 #: a linear layer that keeps x itself
-LINEAR = (Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True), _W, _Y, _DY, _DX, _DW)
+LINEAR = (Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True, coded="linear"), _W, _Y, _DY, _DX, _DW)
 #: a converted one: it packs x at q1
 CONVERTED = (
     Stored("x", "MK", "a", BEFORE, (_X_READ,)),
@@ -82,8 +91,8 @@ CONVERTED = (
 )
 #: attention's products: activations on both sides, each read again for the other's gradient
 PRODUCT = (
-    Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True),
-    Stored("w", "NK", "a", BEFORE, _W.reads, kept=True),
+    Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True, coded="product"),
+    Stored("w", "NK", "a", BEFORE, _W.reads, kept=True, coded="product"),
     *(_Y, _DY, _DX),
     Stored("dw", "NK", "a", BACKWARD, needs="w_grad"),
 )
@@ -112,8 +121,8 @@ BIAS = (
 
 #: a fused attention's second product keeps its output, its first one number a row, to make the scores again
 FUSED = {
-    "x": (replace(_Y, reads=(Read(BACKWARD),), kept=True),),
-    "y": (Stored("logsumexp", "M", "state", FORWARD, (Read(BACKWARD),), kept=True),),
+    "x": (replace(_Y, reads=(Read(BACKWARD),), kept=True, coded="made again"),),
+    "y": (Stored("logsumexp", "M", "state", FORWARD, (Read(BACKWARD),), kept=True, coded="made again"),),
     "": (),
 }
 
@@ -142,7 +151,8 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
         return (CONVERTED if converted else LINEAR) + (BIAS if gemm.bias else ())
     product = CONVERTED_PRODUCT if converted else PRODUCT
     fused = FUSED[gemm.on_chip]
-    return tuple(stored for stored in product if stored.name not in [kept.name for kept in fused]) + fused
+    rest = (stored for stored in product if stored.name not in [kept.name for kept in fused])
+    return tuple(replace(it, coded="attention") if fused and it.coded else it for it in rest) + fused
 
 
 def forward_alone(listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
@@ -155,12 +165,14 @@ def forward_alone(listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
 
 
 _PX = Stored("x", "values", "a", BEFORE, (Read(FORWARD),))
-_PX_KEPT = Stored("x", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True)
+_PX_KEPT = Stored("x", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True, coded="activation")
 _PY = Stored("y", "values", "a", FORWARD)
 _PY_KEPT = Stored("y", "values", "a", FORWARD, (Read(BACKWARD),), kept=True)
 _PDY = Stored("dy", "values", "a", AFTER, (Read(BACKWARD),))
 _PDX = Stored("dx", "values", "a", BACKWARD)
-_STATISTICS = Stored("statistics", "rows", "state", FORWARD, (Read(BACKWARD),), kept=True, times=2)
+_FACTOR = Stored("factor", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True, coded="factor")
+_DEVIATION = Stored("1 / deviation", "rows", "state", FORWARD, (Read(BACKWARD),), kept=True)
+_MEAN = replace(_DEVIATION, name="mean", coded="made again")
 _AFFINE = (
     Stored("scale and shift", "parameters", "state", UPDATE, (Read(FORWARD), Read(BACKWARD))),
     Stored("d scale and shift", "parameters", "state", BACKWARD, needs="trained"),
@@ -174,13 +186,13 @@ _RX, _RX_KEPT, _RY, _RDY, _RDX = (replace(stored, width="r") for stored in (_PX,
 #: the tensors of each pointwise operation
 POINTWISE: dict[str, tuple[Stored, ...]] = {
     "activation": (_PX_KEPT, _PY, _PDY, _PDX),  # gelu, silu
-    "relu": (_PX, _PY_KEPT, _PDY, _PDX),
+    "relu": (_PX, replace(_PY_KEPT, coded="bit"), _PDY, _PDX),
     # transformers' "gelu_new", 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) written out: eight kernels forward, of
     # which power, tanh and the last product keep tensors; thirteen backward, two of them sums of x's three gradients
     "gelu_new": (
-        replace(_PX_KEPT, reads=(Read(FORWARD),) * 3 + (Read(BACKWARD),) * 2),
-        Stored("tanh", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
-        Stored("x / 2, 1 + tanh", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
+        replace(_PX_KEPT, reads=(Read(FORWARD),) * 3 + (Read(BACKWARD),) * 2, coded=""),  # a power that has no row
+        Stored("tanh", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True, coded="activation"),
+        replace(_FACTOR, name="x / 2, 1 + tanh", times=2),
         Stored("between", "values", "a", FORWARD, (Read(FORWARD),), times=4),
         _PY,
         replace(_PDY, reads=(Read(BACKWARD),) * 2),
@@ -188,16 +200,17 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
         _PDX,
     ),
     "quick_gelu": (  # x sigmoid(1.702 x): a scaled copy, its sigmoid, a product
-        replace(_PX_KEPT, reads=(Read(FORWARD),) * 2 + (Read(BACKWARD),)),
+        replace(_PX_KEPT, reads=(Read(FORWARD),) * 2 + (Read(BACKWARD),), coded="factor"),
         Stored("scaled", "values", "a", FORWARD, (Read(FORWARD),)),
-        Stored("sigmoid", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        replace(_FACTOR, name="sigmoid", coded="activation"),
         _PY,
         replace(_PDY, reads=(Read(BACKWARD),) * 2),
         Stored("between, backward", "values", "a", BACKWARD, (Read(BACKWARD),), times=3),
         _PDX,
     ),
     "product": (  # y = a b, of two activations
-        Stored("a, b", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
+        replace(_PX_KEPT, name="a", coded="made again"),  # of the activation that made it
+        replace(_PX_KEPT, name="b", coded="factor"),
         _PY,
         _PDY,
         Stored("da, db", "values", "a", BACKWARD, times=2),
@@ -205,26 +218,27 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
     # computed in fp32; where the container is narrower, the fp32 result is kept beside its cast
     "softmax": (
         _PX,
-        _PY_KEPT,
-        Stored("p in fp32", "values", "cast", FORWARD, (Read(BACKWARD),), kept=True),
+        replace(_PY_KEPT, coded="softmax", copied="product"),
+        Stored("p in fp32", "values", "cast", FORWARD, (Read(BACKWARD),), kept=True, coded="softmax"),
         _PDY,
         _PDX,
     ),
-    "norm": (_RX_KEPT, _RY, _RDY, _RDX, _STATISTICS, *_AFFINE),
+    "norm": (replace(_RX_KEPT, coded="layernorm"), _RY, _RDY, _RDX, _MEAN, _DEVIATION, *_AFFINE),
     # an RMS norm written out in Python, as models of Hugging Face have it: x in fp32 and the normalised x are kept
     "rms": (
         _RX,
-        Stored("x in fp32", "values", "state", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
-        Stored("normalised", "values", "r", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        replace(_FACTOR, name="x in fp32", width="state", coded="activation"),
+        replace(_FACTOR, name="normalised", width="r", coded="made again", copied="factor"),
         _RY,
         _RDY,
         _RDX,
-        replace(_STATISTICS, times=1),
+        _DEVIATION,
         *_AFFINE,
     ),
     "gate": (  # y = f(gate) * up
-        Stored("gate, up", "values", "a", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True, times=2),
-        Stored("f(gate)", "values", "a", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),
+        replace(_PX_KEPT, name="gate"),
+        replace(_PX_KEPT, name="up", coded="factor"),
+        replace(_FACTOR, name="f(gate)", coded="made again"),
         _PY,
         _PDY,
         Stored("d gate, up", "values", "a", BACKWARD, times=2),
@@ -236,12 +250,18 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
         Stored("dx, df", "values", "r", AFTER, (Read(BACKWARD),), times=2),
         _RDX,
     ),
-    "dropout": (_PX, Stored("mask", "values", "mask", FORWARD, (Read(BACKWARD),), kept=True), _PY, _PDY, _PDX),
+    "dropout": (
+        _PX,
+        Stored("mask", "values", "mask", FORWARD, (Read(BACKWARD),), kept=True, coded="bit"),
+        _PY,
+        _PDY,
+        _PDX,
+    ),
     "scale": (_PX, _MASK, _BIAS, _PY, _PDY, _PDX),  # score scaling and masking
     "bias": (_PX, _MASK, _BIAS, _PY, _PDY, _PDX),  # and a learned bias of scores (T5)
     "mask": (_RY,),  # what a query must not see, made before the first layer
     "zero bias": (_RY,),  # of cross-attention (T5)
-    "fused zero bias": (replace(_PY_KEPT, width="r"),),  # which a fused kernel keeps
+    "fused bias": (replace(_PY_KEPT, width="r"),),  # which a fused kernel keeps
     "heads": (_PX, _PY, _PDY, _PDX),  # a copy of queries, values or the context, one head behind the other
     "transposed": (_PX, _PY, _PDY, _PDX),  # one of keys, whose rows become columns
     "split": (_PDY, _PDX),  # one layer's queries, keys and values: views, whose gradients are copied into one
@@ -293,7 +313,7 @@ def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 
 # T5's: it keeps x as it came too, where that is narrower
 POINTWISE["late rms"] = (
-    Stored("x as it came", "values", "narrow", BEFORE, (Read(FORWARD), Read(BACKWARD)), kept=True),
+    replace(_PX_KEPT, name="x as it came", width="narrow", coded="factor"),
     *POINTWISE["rms"],
 )
 # scores' learned bias: distances of all positions, which the table keeps
@@ -302,4 +322,9 @@ POINTWISE["position bias"] = (
     *POINTWISE["embedding"][1:],
 )
 # transformers multiplies experts by torch._grouped_mm, which autocast leaves in fp32
-POINTWISE |= {"expert gate": _uncast(POINTWISE["gate"]), "expert weights": _uncast(POINTWISE["activation"])}
+POINTWISE |= {
+    "expert gate": _uncast(POINTWISE["gate"]),
+    "expert weights": _uncast((replace(_PX_KEPT, coded="factor"), *POINTWISE["activation"][1:])),
+}
+#: the passes whose result a policy makes again of what it keeps of them: whoever reads it keeps nothing
+MADE_AGAIN = ("norm", "rms", "late rms", "activation", "gate", "product", "gelu_new", "quick_gelu", "softmax")

@@ -176,9 +176,6 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
     found = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
-    outputs: dict[str, float] = defaultdict(float)  # what a recomputed layer put out is there until its end
-    for entry in entries if method.recompute else ():
-        outputs[entry.layer] = max(outputs[entry.layer], entry.alike.stream) if entry.layer else 0.0
     for entry in reversed(entries):
         op, alike = entry.op, entry.alike
         if op.name.startswith("encoder."):
@@ -187,7 +184,7 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
         if isinstance(op, Gemm) or op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)
-        beside = waiting + encoder_gradient + new + outputs[entry.layer] + (stream if entry.layer else 0.0)
+        beside = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
         found.append((gradients, alike.temporary + beside))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             waiting += op.K * op.N * STATE_BITS / 8
@@ -231,7 +228,7 @@ def in_host(workload: Workload, method: Method) -> float:
     return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
 
 
-def packed_values(workload: Workload, method: Method) -> list[float]:
-    """Values of each tensor that the method's policy packs."""
+def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:
+    """Values of each tensor that the method's policy packs, and of each that the backward makes again of those."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
-    return [values for entry in entries for values in entry.packed]
+    return [n for entry in entries for n in entry.packed], [n for entry in entries for n in entry.again]

@@ -206,22 +206,28 @@ class Workload:
             operations.append(op)
         return replace(self, operations=tuple(operations))
 
-    def fusing_attention(self) -> "Workload":
-        """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do."""
+    def fusing_attention(self, biased: bool = False) -> "Workload":
+        """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
+
+        biased: also where scores have a learned bias. No fused kernel takes one, but a stash policy makes such scores
+            again too, and keeps the bias of each layer.
+        """
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes
         for index, op in enumerate(self.operations):
             if not isinstance(op, Gemm) and op.kind in ("heads", "transposed", "mask"):
                 continue  # a fused kernel takes heads wherever they lie, and needs no mask but its kind
             if isinstance(op, Pointwise):
-                op = replace(op, mask=0, kind="fused zero bias" if op.kind == "zero bias" else op.kind)
+                op = replace(op, mask=0, kind="fused bias" if op.kind == "zero bias" else op.kind)
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
                     op, scores = replace(op, on_chip="x"), False
-                elif _softmax_follows(self.operations[index + 1 :]):
+                elif _softmax_follows(self.operations[index + 1 :], biased):
                     op, scores = replace(op, on_chip="y", recompute=1), True
             elif scores and not isinstance(op, Gemm):
-                continue  # scaling, dropout, masking and softmax happen inside the fused kernel
+                if op.kind != "bias":
+                    continue  # scaling, dropout, masking and softmax happen inside the fused kernel
+                op = replace(op, kind="fused bias", rows=op.bias // op.width)
             operations.append(op)
         return replace(self, operations=tuple(operations))
 
@@ -279,10 +285,10 @@ def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Oper
     return tuple(cut(index, op) for index, op in enumerate(operations))
 
 
-def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
-    """A softmax comes before the next matrix product, and before it no learned bias: fused kernels take none."""
+def _softmax_follows(operations: tuple[Operation, ...], biased: bool) -> bool:
+    """Whether a softmax comes before the next matrix product, and before it no learned bias unless ``biased``."""
     for op in operations:
-        if isinstance(op, Gemm) or op.kind in ("softmax", "bias"):
+        if isinstance(op, Gemm) or op.kind == "softmax" or (op.kind == "bias" and not biased):
             return not isinstance(op, Gemm) and op.kind == "softmax"
     return False
 

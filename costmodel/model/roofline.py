@@ -27,7 +27,7 @@ CODED_FORWARD = 8
 COPY_BITS = 16
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
-TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused zero bias"), "scale")
+TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused bias"), "scale")
 TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 

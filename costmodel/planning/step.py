@@ -1,5 +1,6 @@
 """How long a step takes: what it computes, packs, updates and sends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from costmodel.hardware.hardware import Hardware, Pass
@@ -7,7 +8,7 @@ from costmodel.model.arithmetic import matmuls
 from costmodel.model.entries import in_layer, layer_of, results_kept
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from costmodel.model.memory import OPTIMISERS, Method, in_host, is_base, packed_values
-from costmodel.model.operations import Workload
+from costmodel.model.operations import Gemm, Operation, Workload
 from costmodel.model.quantisation import BF16
 from costmodel.model.roofline import step_floor
 from costmodel.model.traffic import transfers
@@ -43,7 +44,9 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
-        seconds += _layers_forward(workload, method, hardware)
+        seconds += _forward_again(workload.recomputing_layers(), method, hardware, in_layer)
+    if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
+        seconds += _forward_again(workload, method, hardware, _is_fused)
     bound = "memory" if (passes + update).memory_bound else "compute"
     sending, reached = sending_seconds(workload, method, hardware, micro_batches), hardware.efficiency
     seconds *= micro_batches
@@ -82,15 +85,17 @@ def sending_seconds(workload: Workload, method: Method, hardware: Hardware, micr
 
 
 def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of packing what the method's policy keeps, and of unpacking it: as measured, else what their bytes take."""
+    """Time of packing what the method's policy keeps, of unpacking it, and of making again of it what other operations
+    read: as measured (what is made again as what is unpacked), else what their bytes take."""
     if not method.stash:
         return 0.0
-    values, measured = packed_values(workload, method), _packing(method, hardware)
+    (packed, again), measured = packed_values(workload, method), _packing(method, hardware)
     if measured:
-        return sum(pack.seconds(size) for pack in measured for size in values)
+        pack, unpack = measured
+        return sum(pack.seconds(size) for size in packed) + sum(unpack.seconds(size) for size in packed + again)
     container = float(method.setup.container_bits)
-    moved = sum(values) * (container + min(container, method.stash.bits)) / 8
-    return 2 * max(hardware.moving(moved), len(values) * hardware.efficiency.launch)
+    moved = sum(packed) * (container + min(container, method.stash.code_bits("linear"))) + sum(again) * container
+    return 2 * max(hardware.moving(moved / 8), (len(packed) + len(again) / 2) * hardware.efficiency.launch)
 
 
 def packing_is_measured(method: Method, hardware: Hardware) -> bool:
@@ -100,7 +105,7 @@ def packing_is_measured(method: Method, hardware: Hardware) -> bool:
 
 def _packing(method: Method, hardware: Hardware) -> list[Pass]:
     """What packing and unpacking were measured to take; empty: they were not."""
-    codes = method.stash.codes if method.stash else 0
+    codes = method.stash.packs if method.stash else 0
     found = [hardware.passes.get(("pack", codes, phase)) for phase in (FORWARD, BACKWARD)]
     return [pack for pack in found if pack] if all(found) else []
 
@@ -112,13 +117,20 @@ def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) ->
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
-def _layers_forward(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Seconds of the forward of all layers, which recomputation runs again."""
-    again = workload.recomputing_layers().operations
+def _is_fused(op: Operation) -> bool:
+    return isinstance(op, Gemm) and bool(op.on_chip) and not op.weight
+
+
+def _forward_again(
+    workload: Workload, method: Method, hardware: Hardware, chosen: Callable[[Operation], bool]
+) -> float:
+    """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
     results = results_kept(workload) if method.selective else ()
-    layers = replace(workload, operations=tuple(op for op in again if in_layer(op) and op.name not in results))
-    moved = [t for t in transfers(layers, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
-    multiplied = [product for product in matmuls(layers, method.setup) if product.name == "forward"]
+    again = replace(
+        workload, operations=tuple(op for op in workload.operations if chosen(op) and op.name not in results)
+    )
+    moved = [t for t in transfers(again, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
+    multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 
 

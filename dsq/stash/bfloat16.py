@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import whole_number
-from dsq.stash.codes import Code, What
+from dsq.kept import What
+from dsq.stash.codes import Code
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder

@@ -23,7 +23,6 @@ behind it too: its bits are the cheapest.
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import count
-from types import MappingProxyType
 from typing import Any, cast, get_args
 
 import torch
@@ -31,9 +30,10 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
+from dsq.kept import MORE, What
 from dsq.packing import Rounding
 from dsq.quantizers import Quantised
-from dsq.stash.codes import Code, What, in_boxes
+from dsq.stash.codes import Code, in_boxes
 from dsq.stash.controller import Controller, check_keys
 from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder
@@ -42,10 +42,6 @@ from dsq.stash.policy import register
 #: bits of what no linear layer reads, whatever its q1: with 3 the generated corpus lost 2 BLEU, with 4 none
 LEAST = 4
 _MOST = 16  #: the widest code
-#: bits more than q1
-MORE: Mapping[What, int] = MappingProxyType(
-    dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
-)
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)

@@ -27,7 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import Code, Form, Stash, What, in_boxes, refuse_create_graph
+from dsq.kept import What
+from dsq.stash.codes import Code, Form, Stash, in_boxes, refuse_create_graph
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.interception import in_backward, innermost_hooks
 from dsq.stash.memory import MemoryOrder, parameter_storages, storages_of, weak

@@ -12,7 +12,7 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -20,26 +20,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.formats import Format
+from dsq.kept import FEW, What
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, storage_key, weak
 
-FEW = 256  #: values up to which a tensor is kept exact
 Make = Callable[[Sequence[Tensor]], Tensor]
-#: a tensor that an operation keeps: a policy gives bits by this word
-What = Literal[
-    "linear",
-    "product",
-    "convolution",
-    "softmax",
-    "attention",
-    "layernorm",
-    "groupnorm",
-    "batchnorm",
-    "activation",
-    "factor",
-    "boundary",
-]
 
 _compiling = torch.compiler.is_compiling
 _keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -50,6 +36,11 @@ class Form(NamedTuple):
 
     tensors: tuple[Tensor, ...]
     make: Make
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the tensor itself is kept."""
+        return self.make is _first
 
 
 #: (codes, dtype) -> the values, in memory order, contiguous
@@ -232,7 +223,7 @@ class Stash:
         """The form of ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation
         could have been in."""
         form = self.code(y, what)
-        if form.make is _first:
+        if form.is_exact:
             return form
         if _compiling():
             parts, tensors = _parts((form, *beside))

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _checkpoint_hook
 
+from dsq.kept import What
 from dsq.layers import not_compiled_alone
-from dsq.stash.codes import Codec, Form, Stash, What, exact_form
+from dsq.stash.codes import Codec, Form, Stash, exact_form
 from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
 from dsq.stash.table import TABLE, Row
 

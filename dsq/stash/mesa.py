@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import choice, number, whole_number
+from dsq.kept import MESA_BITS, What
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
-from dsq.stash.codes import Code, What
+from dsq.stash.codes import Code
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
 from dsq.stash.interception import TablePolicy, codec_now
 from dsq.stash.memory import MemoryOrder
@@ -44,7 +45,6 @@ _PLACES: dict[What, tuple[str, int]] = {
     "factor": ("other", -1),
     "boundary": ("other", -1),
 }
-BITS = 8
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 
@@ -109,7 +109,7 @@ class RunningRanges:
         self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
         seed = None if self.rounding == "nearest" else self.seed + self.count
         self.count += 1
-        return affine_pack(values, BITS, groups, Running(ranges, self.decay), seed)
+        return affine_pack(values, MESA_BITS, groups, Running(ranges, self.decay), seed)
 
 
 class Mesa(TablePolicy):
@@ -155,7 +155,7 @@ class RangeCodec:
             codes, ranges = torch.ops.dsq.pack_in_range(values, *groups, key)
             return (codes, ranges), lambda saved, dtype: torch.ops.dsq.unpack_in_range(*saved, *groups, count, dtype)
         packed = self.pack(key, values.contiguous(), groups)
-        return tuple(packed), lambda saved, dtype: affine_unpack(AffineCodes(*saved), BITS, groups, count, dtype)
+        return tuple(packed), lambda saved, dtype: affine_unpack(AffineCodes(*saved), MESA_BITS, groups, count, dtype)
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
         """Code the values in the next range of that key."""
@@ -189,7 +189,7 @@ def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tens
 
 
 def _unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
-    return affine_unpack(AffineCodes(codes, ranges), BITS, Groups(run, number), count, dtype)
+    return affine_unpack(AffineCodes(codes, ranges), MESA_BITS, Groups(run, number), count, dtype)
 
 
 def _fake_pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:

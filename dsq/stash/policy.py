@@ -34,7 +34,7 @@ from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from dsq.arguments import choice
-from dsq.process_memory import give_memory_back
+from dsq.process_memory import suit_a_packed_stash
 from dsq.stash.controller import Controller, applied, intercept
 from dsq.stash.interception import TablePolicy, traced_in
 
@@ -95,7 +95,7 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     _check_compiled(model, entry)
     if next(model.parameters(), None) is None and next(model.children(), None) is None:
         raise ValueError("nothing to stash: the model has neither parameters nor submodules")
-    give_memory_back()
+    suit_a_packed_stash()
     if "torch._dynamo" in sys.modules:  # what was compiled before a policy is compiled anew, under its mode
         sys.modules["torch._dynamo"].reset()
     controller = entry.attach(model, **options)

@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import Code, Stash, What
+from dsq.kept import What
+from dsq.stash.codes import Code, Stash
 from dsq.stash.controller import Controller, applied
 from dsq.stash.interception import TablePolicy
 from dsq.stash.memory import MemoryOrder

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("pandas")
 
 from analysis import ROOT, results_page
+from analysis.evidence.comparison import Evidence
+from analysis.evidence.suite import load_suite
 
 
 @pytest.mark.parametrize("path", results_page.PAGES, ids=lambda path: path.name)
@@ -117,10 +119,33 @@ def test_a_grid_of_losses_beside_fp32(ledger: Path) -> None:
     assert results_page._cell([1.0, 2.0, 4.5]) == "+2.5 (+1.0..+4.5)"
 
 
+PAPERS = """\
+paper,table,model,data,setting,score,fp32,times
+gact,3,GCN,Flickr,gact,51.08,51.17,7.93
+mesa,7,DeiT,CIFAR,mesa,65.2,64.8,
+"""
+
+
+def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        (task, setting, 1): {"loss": "1", "score": score, "held_mib": held, "cpu": "a"}
+        for task, setting, score, held in (
+            *(("gcn-cora", "fp32", "80", "18"), ("gcn-cora", "gact", "79.5", "3")),
+            *(("sst2", "fp32", "70", "8"), ("sst2", "mesa", "60", "2")),
+        )
+    }
+    monkeypatch.setattr(results_page, "_suite", lambda: Evidence(load_suite(), found))
+    (ledger.parent / "papers.csv").write_text(PAPERS)
+    head, *below = cells("beside gact gcn-cora,sst2 gact mesa")
+    assert head == ["setting", "gcn-cora", "sst2", "paper: GCN, Flickr"]
+    assert below == [["gact", "-0.50 (6.0 x)", "-", "-0.09 (7.9 x)"], ["mesa", "-", "-10.00 (4.0 x)", "-"]]
+    assert [row[:2] for row in cells("evidence gact mesa over=sst2")[1:]] == [["mesa", "1"]]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("pie ledger.csv", "accepted are ledger, grid, paper, evidence, file"),
+        ("pie ledger.csv", "accepted are ledger, grid, paper, evidence, beside, file"),
         ("ledger ledger.csv", "table: ledger ledger.csv: missing a required argument: 'recipe'"),
         ("ledger ledger.csv x", "no run of 'x', only of r, other"),
         ("grid ledger.csv r format levels bfp*", "bfp_box=8 has no cell of its own at format bfp, levels "),

@@ -24,9 +24,12 @@ def _new_process(monkeypatch, tmp_path):
     monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
     monkeypatch.setattr(process_memory, "_unwanted", False)
     _system_gives(tmp_path, monkeypatch, "always [madvise] never")
-    process_memory._set.cache_clear()
+    caches = process_memory._set, process_memory.suit_a_packed_stash
+    for cache in caches:
+        cache.cache_clear()
     yield
-    process_memory._set.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def _system_gives(folder, monkeypatch, modes):
@@ -126,15 +129,19 @@ def test_an_allocator_that_refuses_is_no_error(libraries, why, monkeypatch):
 
 #: what a packed stash does to glibc's heap: large blocks go, small ones between them stay. Prints MiB that are left
 _LARGE_AND_SMALL = """
-import sys, dsq
+import sys
 when = sys.argv[1]
+if when == "too late":
+    import torch
+    torch.ones(2**20)
+import dsq
 if when == "first":
     assert dsq.give_memory_back().returned
     assert "torch" not in sys.modules
 import torch
 from dsq.process_memory import resident
 torch.ones(7 * 2**20)  # glibc's threshold rises to 28 MiB when this goes
-if when == "late":
+if "late" in when:
     print(*dsq.give_memory_back().missing, file=sys.stderr)
 before, kept = resident()["resident"], []
 for _ in range(50):
@@ -166,12 +173,31 @@ def test_a_process_holds_less_than_one_without():
 
 
 @needs_glibc
-def test_a_call_behind_the_first_tensor_says_what_to_do(tmp_path, monkeypatch):
+def test_dsq_is_to_be_imported_before_the_first_tensor():
     if "[madvise]" not in process_memory.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("huge pages are not for who asks")
-    said = _left("late")[1]
-    assert "call dsq.give_memory_back() before that, or start with THP_MEM_ALLOC_ENABLE=1" in said
-    assert not _left("late", THP_MEM_ALLOC_ENABLE="1")[1].strip()
+    assert not _left("late")[1].strip()
+    assert "import dsq before that, or start with THP_MEM_ALLOC_ENABLE=1" in _left("too late")[1]
+    assert not _left("too late", THP_MEM_ALLOC_ENABLE="1")[1].strip()
+
+
+@needs_glibc
+@pytest.mark.parametrize(("modes", "returned"), [("always [madvise] never", True), ("always madvise [never]", False)])
+def test_a_packed_stash_gives_memory_back_where_huge_pages_make_it_cheap(
+    modes, returned, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "dsq")
+    _system_gives(tmp_path, monkeypatch, modes)
+    monkeypatch.setattr(process_memory.sys, "modules", {})  # before torch
+    made = []
+    monkeypatch.setattr(process_memory, "_map_large_blocks", lambda: made.append(1) or "")
+    process_memory.suit_a_packed_stash()
+    assert bool(made) == returned
+    assert caplog.messages == [
+        "freed memory goes back; large blocks lie on huge pages"
+        if returned
+        else "freed memory stays in the process, as huge pages are missing: this system has none"
+    ]
 
 
 #: a small model with its whole stash packed, on batches of any shape. Prints bytes above the state before the steps:

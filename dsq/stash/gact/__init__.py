@@ -4,12 +4,10 @@
     c_l = 0.5 ||g_0 - g_1||^2 / S(b_l)      two gradients, differing in tensor l's seed      (algorithm 1)
     min V(b)  s.t.  sum_l b_l D_l <= B                                                       (equation 4, greedily)
 
-The paper's controller runs the user's closure to get those gradients. Here the loop stays a plain one: the model
-inputs, the random state and the gradient at the model's outputs of one step are remembered, and before the next step
-the forward is run again, once, with two codes of each tensor, and its backward L + 1 times. That leaves .grad, buffers
-and PyTorch's random streams as they were; but the user's hooks on modules, tensors and parameters run again, and what
-the forward draws from other random streams (Python's random, NumPy's) is drawn again. It takes about L backwards and
-twice the stash, every adapt_interval steps.
+The paper's controller runs the user's closure to get those gradients. Here the loop stays a plain one. Every
+adapt_interval steps a forward makes two codes of each tensor, and its backward begins L + 1 more times at the model's
+outputs, from the gradients that come back there. That leaves .grad, buffers and random streams as they are; the user's
+hooks on tensors and parameters run again. It takes about L backwards and twice the stash.
 
 What each operation keeps is the table's (dsq/stash/table). Coded tensors are told apart by their order in the forward.
 What the loss keeps stays exact: it is the most sensitive there is (section 6.1). The paper's level L2 is PyTorch's
@@ -22,6 +20,7 @@ outputs to zero: at 4 bits the gradient of a ResNet-20 was off by 0.42 of its no
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,102 +31,92 @@ from dsq.arguments import choice, number, whole_number
 from dsq.stash.codes import Codec
 from dsq.stash.controller import Controller, check_keys, check_parameters, parameter_shapes
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, BitPlan, Sensitivities
-from dsq.stash.gact.step import (
-    RecomputedForward,
-    RecordedStep,
-    ReplayedForward,
-    TrainingForward,
-    differentiable,
-    sensitivities,
-)
+from dsq.stash.gact.step import Dual, RecomputedForward, TrainingForward, differentiable, sensitivities, watched
 from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
-_STATE = ("parameters", "step", "next_adaptation", "pending", "plan")
+_STATE = ("parameters", "step", "next_adaptation", "plan")
 
 
 class Gact(TablePolicy):
-    """The plan of bits, the count of steps, and the step that will be run again."""
+    """The plan of bits, and the count of steps."""
 
-    by_parts = False  # the bits are of the tensors of a whole forward, and a step is run again from the model's inputs
+    by_parts = False  # the bits are of the tensors of a whole forward, and its outputs are where its backward begins
 
     def __init__(self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int) -> None:
         super().__init__(model)
         self.plan, self.adapt_interval, self.seed = plan, adapt_interval, seed
         self.step = 0
-        self.next_adaptation = 0
-        self.pending: RecordedStep | None = None
+        self.next_adaptation: int | None = None  #: the step to measure; None before a gradient has come back
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
-        self.replay: ReplayedForward | None = None
         self.recomputed = 0
 
     # ---- around the forward ----
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Before a training forward adapt, if the step remembered is complete, and remember this one if one is due;
-        after it watch for the gradient that comes back."""
-        if self.replay is not None or in_backward() or not torch.is_grad_enabled() or self.is_entered():
+        """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
+        if in_backward() or not torch.is_grad_enabled() or self.is_entered():
             return super().call(module, run, *args, **kwargs)
-        if self.pending is not None and self.pending.complete and self.pending.training == module.training:
-            self.adapt(self.pending)
-            self.pending = None
-        self.pending = RecordedStep.start(module, args, kwargs) if self.due() else None
         self.inputs = args, kwargs
-        self.step += 1
         output = super().call(module, run, *args, **kwargs)
         self.inputs, self.recomputed = (), 0
-        if self.run is not None:
-            self.run.learn()
-        if self.pending is not None:
-            self.pending.watch(output)
-        return output
+        assert self.run is not None
+        duals = self.run.finish()
+        if not duals and (self.next_adaptation is not None or self.adapt_interval is None):
+            return output
+        leaves = [p for p in self.model.parameters() if p.requires_grad] or differentiable((args, kwargs))
+        return watched(output, partial(self.adapt, self.run, duals, leaves))
 
     def codec(self, module: nn.Module) -> Codec:
-        """Of a training forward, of one that is run again, or of what a checkpoint recomputes in the backward."""
-        seed = self.seed, self.step
+        """Return the codec of a training forward, or of what a checkpoint recomputes in the backward."""
         if in_backward():
             self.recomputed += 1
-            return RecomputedForward(self.plan, seed, self.recomputed)
-        if self.replay is not None:
-            return self.replay
-        self.run = TrainingForward(self.plan, _key(self.inputs, self.model.training), seed)
+            return RecomputedForward(self.plan, (self.seed, self.step), self.recomputed)
+        due, key = self.due(), _key(self.inputs, self.model.training)
+        self.step += 1
+        self.run = TrainingForward(self.plan, key, (self.seed, self.step), measured=due)
         return self.run
 
     # ---- adaptation ----
 
     def due(self) -> bool:
-        """Whether to remember this step: the interval is over, or an unknown list of tensors came up."""
-        if self.adapt_interval is None:
+        """Return whether to measure this step: the interval is over, or an unknown list of tensors came up."""
+        if self.adapt_interval is None or self.next_adaptation is None:
             return False
         soonest = self.next_adaptation - self.adapt_interval * 9 // 10
         return self.step >= self.next_adaptation or (not self.plan.complete() and self.step >= soonest)
 
-    def adapt(self, step: RecordedStep) -> None:
-        """Measure the sensitivity of each tensor on a remembered step (algorithm 1)."""
-        inputs = step.args, step.kwargs
-        latest = self.latest
-        self.replay = replay = ReplayedForward(self.plan, (self.seed, self.step))
-        try:
-            with torch.enable_grad():
-                outputs, gradients = step.run(self.model)
-            if not outputs:
-                return
-            leaves: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-            leaves = leaves or differentiable(inputs)
+    def adapt(
+        self,
+        run: TrainingForward,
+        duals: Sequence[Dual],
+        leaves: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+    ) -> None:
+        """Measure the sensitivity of each tensor (algorithm 1) from the gradients at the outputs.
 
-            def gradient() -> Sequence[Tensor]:
-                self.recomputed = 0  # a checkpoint's codes must be the same in both gradients
-                found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
-                return [g for g in found if g is not None]
+        Nothing is measured where one is not finite (a scaler's overflow), or where another forward has begun since.
+        """
+        came = [(y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None]
+        if self.run is not run or not all(bool(dy.isfinite().all()) for _, dy in came):
+            return
+        self.next_adaptation = self.step + (self.adapt_interval or 0 if duals else 0)
+        if not duals:
+            return
 
-            c = sensitivities(gradient, replay.duals, self.plan.factor(self.plan.uniform))
-        finally:
-            self.replay, self.latest = None, latest
-        self.next_adaptation = self.step + (self.adapt_interval or 0)
+        def gradient() -> Sequence[Tensor]:
+            self.recomputed = 0  # a checkpoint's codes must be the same in both gradients
+            roots, given = zip(*came, strict=True)
+            found = torch.autograd.grad(roots, leaves, given, retain_graph=True, allow_unused=True)
+            return [g for g in found if g is not None]
+
+        c = sensitivities(gradient, duals, self.plan.factor(self.plan.uniform))
+        self.recomputed = 0
         if c and all(math.isfinite(value) for value in c):
-            self.plan.measured[len(c)] = Sensitivities(tuple(c), tuple(replay.sizes))
+            self.plan.measured[len(c)] = Sensitivities(tuple(c), tuple(run.sizes))
 
     # ---- for the user ----
 
@@ -150,7 +139,6 @@ class Gact(TablePolicy):
             "parameters": parameter_shapes(self.model),
             "step": self.step,
             "next_adaptation": self.next_adaptation,
-            "pending": None if self.pending is None else dict(vars(self.pending)),
             "plan": self.plan.state_dict(),
         }
 
@@ -158,7 +146,6 @@ class Gact(TablePolicy):
         check_keys(self.name, state, _STATE)
         check_parameters(self.name, self.model, state["parameters"])
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
-        self.pending = None if state["pending"] is None else RecordedStep(**state["pending"])
         self.plan.load_state_dict(state["plan"])
 
 
@@ -187,7 +174,7 @@ def attach(
             uniformly). CB2: CB1 and nn.MultiheadAttention through scaled_dot_product_attention (it then returns no
             weights); attention written in another way has to call that function itself.
         format: affine (GACT's, groups of 256, 1 to 8 bits), or bfp, sbfp or snvint (boxes of 16, 2 to 8 bits).
-        adapt_interval: steps between two measurements of c_l, the first after the first step; None: the same bits for
+        adapt_interval: steps between two measurements of c_l, the first in the second step; None: the same bits for
             all.
     Raises:
         ValueError: an option out of range.

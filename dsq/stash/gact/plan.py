@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dsq.formats import FORMATS, Format, named
 from dsq.formats.base import BoxFormat
+from dsq.kept import GACT_GROUP
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.packing import quantize
 from dsq.stash.codes import Code, in_boxes
 
-_GROUP = 256  #: values that share a low and a step
 EXACT = 32  #: the width that stands for "kept as it is"
 
 
@@ -35,7 +35,7 @@ class CodeFamily:
 def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
     """GACT's quantiser (appendix A.4): q = floor((x - low) / step + u), step = (max - min) / (2^b - 1), by groups."""
     count = values_N.numel()
-    groups = Groups(_GROUP, -(-count // _GROUP))
+    groups = Groups(GACT_GROUP, -(-count // GACT_GROUP))
     packed = tuple(affine_pack(values_N, bits, groups, None, seed))
     return packed, lambda codes, dtype: affine_unpack(AffineCodes(*codes), bits, groups, count, dtype)
 

@@ -1,20 +1,20 @@
-"""GACT's codecs of one forward each, and what it measures of the training loop.
+"""GACT's codecs of one forward each, and how the sensitivities of its tensors are measured in its backward.
 
-A codec (dsq/stash/codes.py) is made for a training forward, for a forward run again, for a checkpoint's recomputation.
-A step of the loop is remembered to be run again.
+A codec (dsq/stash/codes.py) is made for a training forward, and for a checkpoint's recomputation.
 """
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dsq.stash.codes import Code, Decode, What
+from dsq.kept import What
+from dsq.stash.codes import Code, Decode
 from dsq.stash.gact.plan import EXACT, BitPlan
 from dsq.stash.memory import MemoryOrder
 
@@ -37,28 +37,41 @@ class RecomputedForward:
 
 
 class TrainingForward:
-    """A forward of the training loop: every tensor in the bits of the plan."""
+    """A forward of the training loop: every tensor in the bits of the plan.
 
-    def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int]) -> None:
-        self.plan, self.key, self.seed = plan, key, seed
+    In one that is ``measured`` every tensor has two codes, of two seeds, in the uniform width (algorithm 1 takes any
+    scheme).
+    """
+
+    def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int], measured: bool) -> None:
+        self.plan, self.key, self.seed, self.measured = plan, key, seed, measured
         self.recomputed = RecomputedForward(plan, seed)
         self.expected = plan.layouts.get(key)
-        self.planned = plan.allocation(self.expected)
+        self.planned = None if measured else plan.allocation(self.expected)
         self.sizes: list[int] = []
         self.bits: list[int] = []
+        self._duals: list[Dual] = []
 
-    def learn(self) -> None:
-        """The forward is over: note what this kind of input makes the model save."""
+    def finish(self) -> "list[Dual]":
+        """Note what this kind of input makes the model save; give the pairs of codes away."""
         self.plan.layouts[self.key] = tuple(self.sizes)
+        duals, self._duals = self._duals, []
+        return duals
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        index, size = len(self.sizes), values.numel()
+        index, size, flat = len(self.sizes), values.numel(), values.reshape(-1)
         bits = self._bits(index, size)
         self.sizes.append(size)
         self.bits.append(bits)
         if bits == EXACT:
             return None
-        return self.plan.family.encode(values.reshape(-1), bits, _seed_of(*self.seed, index))
+        code = self.plan.family.encode(flat, bits, _seed_of(*self.seed, index))
+        if not self.measured:
+            return code
+        other = self.plan.family.encode(flat, bits, _seed_of(*self.seed, index, "again"))
+        dual = Dual((code[1], other[1]), len(code[0]))
+        self._duals.append(dual)
+        return (*code[0], *other[0]), dual
 
     def _bits(self, index: int, size: int) -> int:
         if self.planned is None or self.expected is None:
@@ -80,87 +93,40 @@ class Dual:
         return self.decode[self.second](codes[self.split :] if self.second else codes[: self.split], dtype)
 
 
-class ReplayedForward:
-    """A forward run again: every tensor in the uniform width (algorithm 1 takes any scheme), with two seeds."""
-
-    def __init__(self, plan: BitPlan, seed: tuple[int, int]) -> None:
-        self.plan, self.seed = plan, seed
-        self.recomputed = RecomputedForward(plan, seed)
-        self.duals: list[Dual] = []
-        self.sizes: list[int] = []
-
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        self.sizes.append(values.numel())
-        index, flat = len(self.sizes), values.reshape(-1)
-        first, second = (
-            self.plan.family.encode(flat, self.plan.uniform, _seed_of(*self.seed, "replay", index, which))
-            for which in (0, 1)
-        )
-        self.duals.append(Dual((first[1], second[1]), len(first[0])))
-        return (*first[0], *second[0]), self.duals[-1]
+#: (the outputs of a model, the gradients that came back to them)
+Measure = Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]
 
 
-@dataclass
-class RecordedStep:
-    """A step of the loop seen from the model: what went in, and the gradient that came back at its outputs."""
-
-    args: Any
-    kwargs: Any
-    random: list[Tensor]  #: states of the CPU's generator and of every CUDA device
-    training: bool
-    gradients: list[Tensor | None] = field(default_factory=list)  #: one an output tensor that needs a gradient
-
-    @classmethod
-    def start(cls, model: nn.Module, args: Any, kwargs: Any) -> Self:
-        """Remember the inputs (aliases, not copies; without their history) and the random state before a forward."""
-        args, kwargs = tree_map(_without_history, (args, kwargs))
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-        return cls(args, kwargs, [torch.get_rng_state(), *cuda], model.training)
-
-    def watch(self, output: Any) -> None:
-        """Note the gradients that the backward brings to this output."""
-        tensors = differentiable(output)
-        self.gradients = [None] * len(tensors)
-        for index, tensor in enumerate(tensors):
-            tensor.register_hook(partial(self._note, index))
-
-    def _note(self, index: int, grad: Tensor) -> None:
-        self.gradients[index] = grad.detach().clone()
-
-    @property
-    def complete(self) -> bool:
-        """Whether a backward came through the outputs, with finite gradients (a scaler's overflow is no use)."""
-        arrived = [grad for grad in self.gradients if grad is not None]
-        return bool(arrived) and all(bool(grad.isfinite().all()) for grad in arrived)
-
-    def run(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-        """The forward again, buffers and random streams left as they are: (outputs, the gradients at them).
-
-        Nothing where the outputs are not those of the step: a layer was frozen, or resized, since.
-        """
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        devices = list(range(torch.cuda.device_count())) if len(self.random) > 1 else []
-        with torch.random.fork_rng(devices=devices):
-            torch.set_rng_state(self.random[0])
-            for device, state in zip(devices, self.random[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            output = torch.func.functional_call(model, buffers, self.args, self.kwargs)
-        tensors = differentiable(output)
-        if len(tensors) != len(self.gradients):
-            return [], []
-        pairs = [(tensor, grad) for tensor, grad in zip(tensors, self.gradients, strict=True) if grad is not None]
-        if any(tensor.shape != grad.shape for tensor, grad in pairs):
-            return [], []
-        return [tensor for tensor, _ in pairs], [grad for _, grad in pairs]
+def watched(output: Any, measure: Measure) -> Any:
+    """Return a model's output, of which ``measure`` is called once, before the backward goes into the model."""
+    leaves, spec = tree_flatten(output)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not places:
+        return output
+    found = _Watched.apply(measure, *(leaves[place] for place in places))  # type: ignore[no-untyped-call]
+    for place, y in zip(places, found, strict=True):
+        leaves[place] = y
+    return tree_unflatten(leaves, spec)
 
 
-def differentiable(output: Any) -> list[Tensor]:
-    """The tensors of a model's output that need a gradient: in lists, tuples, dicts and outputs of transformers."""
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+class _Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, measure: Measure, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.measure = partial(measure, outputs)
+        ctx.set_materialize_grads(False)
+        return tuple(torch.ops.aten._unsafe_view(y, y.shape) for y in outputs)  # views could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        measure, ctx.measure = ctx.measure, None
+        if measure is not None and not torch.is_grad_enabled():
+            measure(gradients)
+        return None, *gradients
 
 
-def _without_history(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+def differentiable(tree: Any) -> list[Tensor]:
+    """Return the tensors in lists, tuples and dicts that need a gradient."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], factor: float) -> list[float]:

@@ -23,6 +23,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     dropout                               a bit a value                             its result, where x is kept
     max-pool; average pool                places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
+    index_add                             the index, not what is added
 
 What is worth more bits stands in dsq/stash/bfp.py. No row, by evidence: losses and log-softmax (the gradient is most
 sensitive to them: GACT, section 6.1), what divides or compares (norms, amax, log), sin and cos of large arguments.
@@ -72,6 +73,8 @@ def _rows() -> dict[Callable[..., Any], Row]:
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
         pointwise.index_select: (torch.index_select, Tensor.index_select),
         pointwise.getitem: (Tensor.__getitem__,),
+        pointwise.index_add: (torch.index_add, Tensor.index_add),
+        pointwise.index_add_in_place: (Tensor.index_add_,),
     }
     others = {function: row for row, functions in by_row.items() for function in functions}
     return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others

@@ -15,7 +15,7 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.table.pointwise import Activation
+from dsq.stash.table.pointwise import Activation, in_place
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
@@ -66,11 +66,10 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 
 def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """F.leaky_relu: the sign of x."""
-    if inplace:
-        return F.leaky_relu(input, negative_slope, inplace)
     run = partial(F.leaky_relu, negative_slope=negative_slope)
     gradient = partial(_leaky, slope=negative_slope)
-    return Activation.apply(stash, input, run, gradient, (0.0, nan))  # type: ignore[no-any-return, no-untyped-call]
+    y = Activation.apply(stash, input, run, gradient, (0.0, nan))  # type: ignore[no-untyped-call]
+    return in_place(stash, input, y) if inplace else y
 
 
 def _leaky(dy: Tensor, mask: Tensor, slope: float) -> Tensor:
@@ -84,17 +83,17 @@ def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
 
 def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     """F.hardtanh: whether x lies between the limits."""
-    if inplace:
-        return F.hardtanh(input, min_val, max_val, inplace)
     run = partial(F.hardtanh, min_val=min_val, max_val=max_val)
-    return Activation.apply(stash, input, run, torch.mul, (min_val, max_val))  # type: ignore[no-any-return, no-untyped-call]
+    y = Activation.apply(stash, input, run, torch.mul, (min_val, max_val))  # type: ignore[no-untyped-call]
+    return in_place(stash, input, y) if inplace else y
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """F.dropout and torch.dropout, with PyTorch's own random numbers."""
-    if not training or inplace or not 0 < p < 1:
+    if not training or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
-    return Dropout.apply(stash, input, p)  # type: ignore[no-any-return, no-untyped-call]
+    y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
+    return in_place(stash, input, y) if inplace else y
 
 
 def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:

@@ -7,7 +7,7 @@ row is multiplied by it.
 
 What moves values keeps an index, and gives its result again from a code of the input. A message of a graph network,
 x[source], is as long as the edges are many: the product that weighs it would keep it, and x, which is far smaller, is
-kept already.
+kept already. The sum of the messages at each target, index_add, keeps the index; PyTorch keeps the messages too.
 """
 
 from collections.abc import Callable
@@ -33,11 +33,26 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
         if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
-                return function(input, *args, **named)
+                form = stash.code(input, "activation")  # before the values change, and held until they have
+                if form.is_exact:
+                    return function(input, *args, **named)
+                return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
         return Activation.apply(stash, input, run, gradient, None)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
+
+
+def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
+    """Put ``y``, which a row made of ``x`` and whose gradient does not read ``x`` itself, in the place of ``x``."""
+    form = stash.find(y)
+    x.copy_(y)
+    stash.derive(x, (form,), _same)
+    return x
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class Activation(torch.autograd.Function):
@@ -146,3 +161,40 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
         source = stash.find(x)
         if source is not None:
             stash.derive(y, (source, stash.exact(index)), make)
+
+
+def index_add(
+    stash: Stash, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, in_place: bool = False
+) -> Tensor:
+    """torch.index_add: nothing but the index."""
+    refused = input._is_view() or (input.is_leaf and input.requires_grad) or torch.compiler.is_compiling()
+    if index.dim() == 0 or source.dim() == 0 or (in_place and refused):
+        run = Tensor.index_add_ if in_place else torch.index_add
+        return run(input, dim, index, source, alpha=alpha)
+    return IndexAdd.apply(stash, input, dim, index, source, alpha, in_place)  # type: ignore[no-any-return, no-untyped-call]
+
+
+index_add_in_place = partial(index_add, in_place=True)
+
+
+class IndexAdd(torch.autograd.Function):
+    """Add ``source`` to those places of ``x`` along ``dim`` that ``index`` names."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any, in_place: bool
+    ) -> Tensor:
+        keep(ctx, stash.exact(index) if ctx.needs_input_grad[4] else None)
+        ctx.dim, ctx.alpha = dim, alpha
+        if in_place:
+            ctx.mark_dirty(x)
+            return x.index_add_(dim, index, source, alpha=alpha)
+        return torch.index_add(x, dim, index, source, alpha=alpha)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = kept(ctx)
+        dsource = None if index is None else dy.index_select(ctx.dim, index)
+        if dsource is not None and ctx.alpha != 1:
+            dsource = dsource * ctx.alpha
+        return None, dy if ctx.needs_input_grad[1] else None, None, None, dsource, None, None

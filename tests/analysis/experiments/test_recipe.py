@@ -10,7 +10,6 @@ pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 from analysis import ROOT
 from analysis.experiments import recipe as recipe_module
 from analysis.experiments import run
-from analysis.experiments.data import PRETRAINED, Data
 from analysis.experiments.ledger import read_ledger
 from analysis.experiments.recipe import PlannedRun, check, load_experiment, plan
 from costmodel.paper.run_cost import Cost
@@ -30,9 +29,8 @@ LEDGERS = sorted(
     [
         ("title = 3", "title must be a text, got 3"),
         ('titel = "x"', "titel is no key here; accepted are title, data"),
-        ('[data]\nkind = "web"', "data.kind must be one of parallel, labelled, got 'web'"),
-        ('[data]\nkind = "parallel"', "data.path must be given for data.kind = 'parallel'"),
-        ('[data]\nkind = "labelled"\npath = "x"', "data.task must be given for data.kind = 'labelled'"),
+        ('[data]\nkind = "web"', "data.kind must be one of parallel, got 'web'"),
+        ('[data]\nkind = "parallel"', "data.path must be given"),
         (
             '[data]\nkind = "parallel"\npath = "x"\nvocab = "many"',
             "data.vocab must be a whole number from 1, got 'many'",
@@ -43,7 +41,7 @@ LEDGERS = sorted(
         (HEAD + "[[runs]]\nlevels = 4", "runs[0].levels must be a text, got 4"),
         (HEAD + "[[runs]]\nbox = []", "runs[0].box must be a value, or a list of values"),
         (HEAD + '[[runs]]\npaper = "high"', "runs[0].paper must be a number"),
-        (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].label must be given"),
+        (HEAD + "[[runs]]\n[runs.training]\nlr = 1.0", "runs[0].training is no key here"),
         (HEAD + "[options]\nseed = [-1]\n[[runs]]", "options.seed must be a whole number from 0, got -1"),
         (HEAD + "seed = 3\n[[runs]]", "training.seed: seeds and DSQ's options go under"),
         ("[data\n", "Expected ']'"),
@@ -80,7 +78,7 @@ def test_a_mistake_is_one_line_that_names_file_and_key(text: str, named: str, tm
             [],
             "runs: two of them are bfp_4-4-4-8_exclude=fc-1-2-_seed1, of {'levels': '[4,4,4,8]', 'format'",
         ),
-        ('[[runs]]\nlabel = "x"\ntraining = {save-dir = "x"}', [], "--save-dir: the recipe relies on its own choice"),
+        ("[[runs]]", ["--set", 'training.save-dir="x"'], "--save-dir: the recipe relies on its own choice"),
     ],
 )
 def test_what_no_run_could_use_is_one_line(more, given, named, tmp_path, capsys) -> None:
@@ -127,13 +125,6 @@ def test_absent_data_say_where_to_get_them(tmp_path: Path, capsys: pytest.Captur
     assert run.main([*given, "--data", str(tmp_path / "no")]) == 2
     said = capsys.readouterr().err
     assert f"data.path {tmp_path / 'no'}: there is no such folder; give --data DIR. train, newstest2013" in said
-    absent = Data(kind="labelled", path=str(tmp_path), task="x", pretrained=str(tmp_path), get="Ask.")
-    with pytest.raises(ValueError, match=r"there is no model\.pt\. Ask\."):
-        absent.check_present()
-    for name in PRETRAINED:
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=r"encoder\.json: its SHA-256 is e3b0c442"):
-        absent.check_present()
 
 
 def test_a_grid_is_multiplied_out_and_first_seeds_come_first(tmp_path: Path) -> None:
@@ -150,7 +141,7 @@ def test_a_grid_is_multiplied_out_and_first_seeds_come_first(tmp_path: Path) -> 
 
 
 def planned(levels: str, max_update: int = 100, **options: float | str) -> PlannedRun:
-    return PlannedRun("x", "", None, {"levels": levels, "format": "bfp", **options}, 1, {"max-update": max_update})
+    return PlannedRun("x", "", {"levels": levels, "format": "bfp", **options}, 1, {"max-update": max_update})
 
 
 def test_a_cost_is_weighed_by_the_moment_of_the_rise() -> None:

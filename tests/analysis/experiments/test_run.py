@@ -84,7 +84,9 @@ def test_what_is_told_of_a_run_is_its_recipes(tmp_path: Path, capsys: pytest.Cap
     made, folder = session(tmp_path)
     (one,) = made.runs.values()
     folder.start(one.training_on(made.experiment.data, tmp_path / "data"), {"cpu": "x"})
-    (folder.path / "results.json").write_text('{"bleu": 2.5, "valid_loss": [], "seconds": {"train": 9}}')
+    (folder.path / "results.json").write_text(
+        '{"bleu": 2.5, "signature": "", "valid_loss": [], "seconds": {"train": 9}}'
+    )
     other = {"recipe": "other", "run": one.name, "score": 99, "measure": "BLEU", "levels": "", "format": "", "seed": 1}
     add_row(tmp_path / "ledger.csv", other)
     made._ended(one, 0)
@@ -128,7 +130,7 @@ def test_stopping_ends_a_process_that_is_suspended() -> None:
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     """Parallel text; binarising it takes a moment and leaves nothing."""
-    monkeypatch.setattr(data, "_binarise_pairs", lambda *_: time.sleep(0.05))
+    monkeypatch.setattr(data, "_binarise", lambda *_: time.sleep(0.05))
     folder = tmp_path / "text"
     folder.mkdir()
     for split in ("train", "valid", "test"):
@@ -140,7 +142,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 def test_commands_that_share_a_folder_prepare_it_once(text: Data, tmp_path: Path, monkeypatch) -> None:
     """Threads here, whose locks differ as processes' do."""
     seen: list[object] = []
-    monkeypatch.setattr(data, "_binarise_pairs", lambda *given: (time.sleep(0.05), seen.append(given)))
+    monkeypatch.setattr(data, "_binarise", lambda *given: (time.sleep(0.05), seen.append(given)))
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: data.prepare(text, tmp_path / "data"), range(2)))
     assert len(seen) == len(set(found)) == 1
@@ -153,6 +155,8 @@ def test_text_may_move_and_be_packed_but_not_change(text: Data, tmp_path: Path) 
         (second / f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes()))
     for one in (text, Data("parallel", str(second))):
         data.prepare(one, tmp_path / "data")
+        record = tmp_path / "data" / "data.json"  # a setting of an older version, in what it prepared, is no other text
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"task": ""}))
     with pytest.raises(ValueError, match="was prepared with other settings than the recipe's data"):
         data.prepare(Data("parallel", text.path, vocab=9), tmp_path / "data")
     (Path(text.path) / "test.en").write_text("ja\nno\n")

@@ -1,23 +1,18 @@
-"""One training: its log, what it refuses, and the whole of it on labelled sentences; translation: test_run.py."""
+"""One training: its log, what it refuses, and the whole of it; a recipe's: test_run.py."""
 
 import dataclasses
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
-from analysis.experiments import data, run, train
+from analysis.experiments import train
 from analysis.experiments.data import Data
 from analysis.experiments.fairseq_run import hypotheses, progress, records
-from analysis.experiments.recipe import RECIPES
-from analysis.experiments.text import LabelledSentences
 from analysis.experiments.train import Training
-from tests.analysis.experiments.roberta import write_roberta
-
-SMALL = ["--encoder-layers", "1", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32", "--cpu"]
+from tests.fairseq_plugin.harness import sentence_pairs, write_pairs
 
 
 def test_hypotheses_come_back_in_the_order_of_the_text(tmp_path: Path) -> None:
@@ -46,65 +41,28 @@ def test_a_training_that_has_ended_is_not_gone_on_with(tmp_path: Path, monkeypat
     (tmp_path / "checkpoints").mkdir()
     given = Training(Data("parallel", "text"), flags=("--patience", "3"))
     for one in (given, given, dataclasses.replace(given, flags=("--patience", "4"))):
-        train._train(one, {}, tmp_path, tmp_path)
+        train._train(one, tmp_path, tmp_path)
     assert trained == ["3", "4"]
 
 
-def write_table(path: Path, count: int, seed: int) -> None:
-    """Sentences that are good or bad."""
-    draw, rows = random.Random(seed), ["label\tsentence"]
-    for _ in range(count):
-        label = draw.choice(["good", "bad"])
-        rows.append(f'{label}\t{draw.choice(["this", "that"])} {draw.choice(["film", "play"])} "is {label}')
-    path.write_text("\n".join(rows) + "\n")
-
-
-def test_classification_from_tables_to_results(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write_table(tmp_path / "toy.train.tsv", 64, 0)
-    write_table(tmp_path / "toy.dev.tsv", 16, 1)
+def test_a_translation_from_text_to_bleu(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed, (split, count) in enumerate({"train": 60, "valid": 6, "test": 6}.items()):
+        write_pairs(tmp_path / split, sentence_pairs(count, seed))
     out = tmp_path / "run"
-    given = ["--data", str(tmp_path), "--task", "toy", "--out", str(out), "--vocab", "30", *SMALL]
-    given += ["--max-epoch", "1", "--batch-size", "16"]
+    given = ["--data", str(tmp_path), "--out", str(out), "--target", "xx", "--vocab", "60", "--beam", "1"]
+    sizes = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("layers=1", "embed-dim=16")]
+    given += [*sizes, "--cpu", "--max-update", "4", "--max-tokens", "512"]
     assert train.main(given) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "[8,4,4,8]: 4 updates" in lines
     assert f"costs: dsq-cost estimate --history {out / 'checkpoints' / 'dsq_history.json'}" in lines
     results = json.loads((out / "results.json").read_text())
-    assert results["sentences"] == {"train": 64, "valid": 16}
-    assert 0 <= results["accuracy"] <= results["best_accuracy"] <= 100
-    assert [update for update, _ in results["accuracies"]] == [4]
-    assert 50 <= results["majority"] < 100
+    assert 0 <= results["bleu"] <= 100
+    assert [update for update, _ in results["valid_loss"]] == [4]
 
     assert train.main(given) == 2
     assert f"go on with it: {train.PROG} --resume {out}" in capsys.readouterr().err
     (out / "results.json").unlink()
     assert train.main(["--resume", str(out)]) == 0
-    assert json.loads((out / "results.json").read_text())["accuracies"] == results["accuracies"]
+    assert json.loads((out / "results.json").read_text())["bleu"] == results["bleu"]
     assert train.main(["--resume", str(tmp_path)]) == 2
-
-
-def test_a_label_of_two_words_is_refused(tmp_path: Path) -> None:
-    table = LabelledSentences(["same", "not same"], [["x", "y"]])
-    with pytest.raises(ValueError, match="a label must be one word, got 'not same'"):
-        data._binarise_tables(Data("labelled", "x", task="x"), {"train": table, "valid": table}, tmp_path)
-
-
-@pytest.mark.soak
-def test_a_pretrained_roberta_is_fine_tuned_by_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "SHA256", {})  # subwords of a few letters are not GPT-2's
-    (tmp_path / "QNLI").mkdir()
-    for split, count in (("train", 20), ("dev", 4)):
-        rows = "".join(f'{i}\ta "b {i}\t{"a" if i % 2 else "c"} "b {i}\t{i % 2}\n' for i in range(count))
-        (tmp_path / "QNLI" / f"{split}.tsv").write_text(f"index\tquestion\tsentence\tlabel\n{rows}")
-    weights = write_roberta(tmp_path / "roberta", 16)
-    sizes = ("encoder-layers=1", "encoder-embed-dim=16", "encoder-ffn-embed-dim=16", "encoder-attention-heads=2")
-    more = ("cpu=true", "max-epoch=2", "batch-size=4", "validate-interval-updates=2", *sizes)
-    changes = [*(f"training.{change}" for change in more), f'data.pretrained="{weights}"']
-    run.run_recipe(
-        RECIPES / "roberta_qnli_table1.toml", tmp_path / "out", data=tmp_path, changes=changes, only=["snvint*"]
-    )
-    (log,) = (tmp_path / "out").glob("snvint*/train.log")
-    assert f"loading pretrained model from {weights / 'model.pt'}" in log.read_text()
-    pieces = tmp_path / "out" / "data" / "pieces"
-    assert (pieces / "dict.txt").read_bytes() == (weights / "dict.txt").read_bytes()
-    assert (pieces / "train.input0").read_text().startswith("0 14 3 1 14 4\n")  # a _ " b _ 0

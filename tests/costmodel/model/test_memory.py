@@ -80,7 +80,8 @@ def test_prediction_against_what_malloc_counted(name):
 
     held = json.loads(Path("analysis/results/memory.json").read_text())[name]
     for record in compare(name, held):
-        assert abs(record["off"]) < 0.05, record
+        missing = abs(record["predicted_MB"] - record["saved_MB"])  # a graph's nodes take 0.15 MB
+        assert missing < max(0.05 * record["saved_MB"], 0.15), record
         assert abs(record["peak_off"]) < 0.10, record
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from analysis.models import encoder, resnet20
+from dsq.kept import MORE
 from dsq.stash import apply, measure
-from dsq.stash.bfp import MORE
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.gradients import error, gradient
 

@@ -56,7 +56,7 @@ def test_block_formats_are_those_of_dsq_at_every_width() -> None:
 def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, format: str) -> None:
     model = make(kind)
     controller = stash.apply(model, "gact", bits=bits, format=format)
-    for _ in range(3):
+    for _ in range(4):
         step(model, x)
     # at a block format's narrowest there is nothing to give away; one of five equal tensors is the least step
     assert bits - 0.2 < bits_used(controller.report()) <= bits
@@ -70,8 +70,8 @@ def test_less_variance_than_uniform_bits_of_the_same_budget(kind: type[nn.Module
     for interval in (None, 1000):
         model = make(kind)
         controller = stash.apply(model, "gact", bits=3, format=format, adapt_interval=interval)
-        step(model, x)
-        step(model, x)
+        for _ in range(3):
+            step(model, x)
         assert bits_used(controller.report()) <= 3
         found.append(variance(model, x))
         controller.remove()
@@ -82,19 +82,19 @@ def test_the_report_says_what_the_average_is_of() -> None:
     model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=4)
     firsts = []
-    for _ in range(2):
+    for _ in range(3):
         step(model, rows())
         firsts.append(controller.report().details[0])
     assert firsts[0].startswith("4.000 bits")
     assert "uniform bits within 4" in firsts[0]
-    assert "the budget is 4" in firsts[1]
+    assert "the budget is 4" in firsts[2]
 
 
 def test_the_sensitive_tensor_gets_more_bits_than_its_like() -> None:
     model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=3)
-    step(model, rows())
-    step(model, rows())
+    for _ in range(3):
+        step(model, rows())
     lines = controller.report().details[1:]
     bits = [EXACT if "exact" in line else int(line.split(" bits")[0].split()[-1]) for line in lines]
     # in the order of the forward: the input, three of gelu, their sum

@@ -37,9 +37,43 @@ def test_adaptation_touches_no_grad_no_buffer_and_no_random_stream() -> None:
     for one, other in zip(plain.buffers(), adapted.buffers(), strict=True):
         assert torch.equal(one, other)
     assert error(all_gradients(adapted), all_gradients(plain)) < 0.1
-    adapted.zero_grad()
-    adapted(tokens(9))  # adapts first
-    assert all(p.grad is None for p in adapted.parameters())
+
+
+def test_a_model_whose_gradient_never_came_back_has_one_code_a_tensor() -> None:
+    model = make(Encoder)
+    controller = stash.apply(model, "gact", adapt_interval=1)
+    model(tokens())
+    kept = controller.report().kept_bytes
+    model(tokens())
+    assert controller.report().kept_bytes == kept
+
+
+def test_outputs_of_which_one_is_made_of_another() -> None:
+    class Two(Sensitive):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y = super().forward(x)
+            return {"y": y, "loss": y.square().mean()}
+
+    plain, model = make(Two), make(Two)
+    controller = stash.apply(model, "gact", bits=8, adapt_interval=1)
+    for _ in range(3):
+        for it in (plain, model):
+            it.zero_grad()
+            out = it(rows())
+            (out["y"].sum() + out["loss"]).backward()
+        assert error(all_gradients(model), all_gradients(plain)) < 0.05
+    assert controller.plan.measured
+
+
+def test_measured_gradients_are_those_of_the_step() -> None:
+    """The step that is measured has the gradient that it would have had: both draw the same noise, and codes."""
+    found = []
+    for interval in (1, None):
+        model = make(Sensitive)
+        stash.apply(model, "gact", bits=4, adapt_interval=interval)
+        found.append([step(model, rows()) for _ in range(2)])
+    for measured, unmeasured in zip(*found, strict=True):
+        assert torch.equal(measured, unmeasured)
 
 
 def test_two_forwards_before_their_backward() -> None:

@@ -24,6 +24,7 @@ def run(function, inputs, row):
 attend = F.scaled_dot_product_attention
 X = (3, 16, 32)
 MASK = torch.zeros(16, 16, dtype=torch.float64).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf)
+PLACES = torch.tensor([2, 0, 2])
 CASES = {
     "linear": (F.linear, [X, (24, 32), (24,)]),
     "linear without bias": (F.linear, [X, (24, 32)]),
@@ -78,6 +79,14 @@ CASES = {
     "leaky relu": (F.leaky_relu, [X]),
     "relu6": (lambda x: F.relu6(x * 6), [X]),
     "hardtanh": (F.hardtanh, [X]),
+    "silu in place": (lambda x: F.silu(x + 0, inplace=True), [X]),
+    "silu in place of few": (lambda x: F.silu(x + 0, inplace=True), [(4, 8)]),
+    "elu in place": (lambda x: F.elu(x + 0, 0.5, True), [X]),
+    "elu in place, transposed": (lambda x: F.elu((x + 0).transpose(0, 1), inplace=True), [X]),
+    "leaky relu in place": (lambda x: F.leaky_relu(x + 0, 0.2, inplace=True), [X]),
+    "relu6 in place": (lambda x: F.relu6(x * 6, inplace=True), [X]),
+    "dropout in place": (lambda x: F.dropout(x + 0, 0.3, inplace=True), [X]),
+    "of a part in place": (lambda x: F.mish((x + 0)[1:], inplace=True), [X]),
     "dropout": (lambda x: F.dropout(x, 0.3), [X]),
     "max pool": (lambda x: F.max_pool2d(x, 2), [(4, 8, 6, 6)]),
     "max pool, strided": (lambda x: F.max_pool2d(x, 3, 2, 1), [(4, 8, 6, 6)]),
@@ -90,8 +99,13 @@ CASES = {
     "conv_transpose2d": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1), [(4, 8, 6, 6), (8, 6, 3, 3), (6,)]
     ),
-    "index_select": (lambda x: torch.index_select(x * x, 0, torch.tensor([2, 0, 2])) ** 2, [X]),
-    "x[index]": (lambda x: (x * x)[torch.tensor([2, 0, 2])] ** 2, [X]),
+    "index_select": (lambda x: torch.index_select(x * x, 0, PLACES) ** 2, [X]),
+    "x[index]": (lambda x: (x * x)[PLACES] ** 2, [X]),
+    "index_add": (lambda x, s: torch.index_add(x, 1, PLACES, s, alpha=2), [X, (3, 3, 32)]),
+    "index_add in place, twice": (
+        lambda a, b: torch.zeros(4, 32).to(a).index_add_(0, PLACES, a).index_add_(0, PLACES[:1], b),
+        [(3, 32), (1, 32)],
+    ),
     "norm, linear": (lambda x, w, b, m: F.linear(F.layer_norm(x, (32,), w, b), m), [X, (32,), (32,), (24, 32)]),
     "gated unit": (lambda a, b, m: F.linear(F.silu(a) * b, m), [X, X, (24, 32)]),
     "dropped activation": (lambda x, m: F.linear(F.dropout(F.gelu(x), 0.3), m), [X, (24, 32)]),
@@ -118,11 +132,37 @@ def test_a_row_is_the_plain_operation(case):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("case", ["index_add", "index_add in place, twice"])
+def test_what_index_add_adds_is_not_kept(case):
+    function, shapes = CASES[case]
+    _, _, stash = run(function, [drawn(*shape) for shape in shapes], row=True)
+    assert stash.kept_bytes <= 3 * 8 + 8
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_its_forward_is_bit_for_bit_the_plain_one(case):
     function, shapes = CASES[case]
     inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
     assert torch.equal(run(function, inputs, row=True)[0], run(function, inputs, row=False)[0])
+
+
+@pytest.mark.parametrize("function", [F.silu, F.mish, F.elu, F.leaky_relu, F.relu6, F.dropout, F.relu])
+def test_a_form_in_place_keeps_what_the_other_does(function):
+    x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
+    _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
+    _, other = under_the_table(lambda: F.linear(function(x + 0), w))
+    assert in_place.kept_bytes == other.kept_bytes
+
+
+def test_in_place_where_nothing_is_coded():
+    class Nothing:
+        def encode(self, values, order, kept):
+            return None
+
+    x = drawn(64, 32).requires_grad_()
+    y, _ = under_the_table(lambda: F.silu(x + 0, inplace=True), codec=Nothing())
+    gradient = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient[0], torch.autograd.grad(F.silu(x).sum(), x)[0])
 
 
 CAST = [

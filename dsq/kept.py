@@ -1,0 +1,32 @@
+"""What the policies of dsq.stash keep of a value, in bits: read by the policies and by dsq-cost. Imports no torch.
+
+Which operations keep what is the table's (dsq/stash/table); dsq-cost's ledger (costmodel/model/ledger.py) names the
+same tensors by the same words, and `python -m analysis.memory` holds it against running models.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+#: a tensor that an operation keeps: a policy gives bits by this word
+What = Literal[
+    "linear",
+    "product",
+    "convolution",
+    "softmax",
+    "attention",
+    "layernorm",
+    "groupnorm",
+    "batchnorm",
+    "activation",
+    "factor",
+    "boundary",
+]
+
+FEW = 256  #: values up to which a tensor is kept exact
+#: bits that policy bfp gives to some tensors beside q1's (dsq/stash/bfp.py has the measurements)
+MORE: Mapping[What, int] = MappingProxyType(
+    dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
+)
+MESA_BITS = 8
+GACT_GROUP = 256  #: values that share a low and a step, two floats of 32 bits
