@@ -93,8 +93,9 @@ def grid_of(fmt: Format) -> dict[str, Any]:
 
 
 def _of_nothing(x: Tensor, wanted: Wanted) -> Any:
-    fmt, layout, seed, dtype = wanted
-    return torch.empty_like(x, dtype=dtype) if dtype else REFERENCE.pack(x, fmt, layout, seed)
+    if wanted.dtype is None:
+        return REFERENCE.pack(x, wanted.fmt, wanted.layout, None)
+    return torch.empty_like(x, dtype=wanted.dtype)
 
 
 def _exponents(wanted: Wanted) -> tuple[int, int] | None:
@@ -159,6 +160,7 @@ def _go_together(a: Wanted, b: Wanted) -> bool:
 def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], dict[str, Any]]:
     """Memory for what is wanted of ``x``, and the kernel's arguments for it, at run time and at compile time."""
     fmt, layout, seed, dtype = wanted
+    made: Any
     word, scales = 8, None
     if dtype is None:
         codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)

@@ -39,7 +39,7 @@ class Passes:
             y = _multiplied(kernel, matmul, (left, x_TK.shape), (right, w.shape), bias, seed, inner, dtypes.y)
             # autograd does not let a view be changed in place that a Function gives
             y = torch.ops.aten._unsafe_view(y, y_shape)
-            return y, Codes(*kept[0], x_matrix) if packing else None
+            return y, Codes(kept[0][0], kept[0][1], x_matrix) if packing else None
 
         return call
 
@@ -66,10 +66,11 @@ class Passes:
                 dx = _multiplied(dx_kernel, of_dx, *given, None, seed, dx_inner, dtypes.x).view(x_shape)
                 del given, right
             if x is not None:
-                x_1: Any = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
+                codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
+                x_1: Any = codes, scales
                 if not dw_kernel.packed:
                     fmt, layout = _format(of_dw.b), Layout.of(x.shape, of_dw.b.axis)
-                    x_1 = codec.unpack(*x_1, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
+                    x_1 = codec.unpack(codes, scales, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
                 given = (left.pop(0), dy_TN.shape), (x_1, x.shape)
                 dw_NK = _multiplied(dw_kernel, of_dw, *given, None, seed, dw_inner, dtypes.w)
             return dx, dw_NK
@@ -111,11 +112,11 @@ def _multiplied(
     """The product of what was made of two matrices of these shapes, with the bias, in the result's format."""
     if bias is not None:
         bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))
-    operands = (
-        Codes(*made, shape) if kernel.packed else made.mT if operand.transposed else made
+    left, right = (
+        Codes(made[0], made[1], shape) if kernel.packed else made.mT if operand.transposed else made
         for operand, (made, shape) in ((matmul.a, a), (matmul.b, b))
     )
-    y = kernel.run(matmul, *operands, bias)
+    y = kernel.run(matmul, left, right, bias)
     if matmul.result is None:
         return y.to(dtype)
     own_seed = None if seed is None else seed + matmul.result_seed
