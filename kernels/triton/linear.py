@@ -15,7 +15,7 @@ from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, GemmKernel, Layer, MatMul, Operand
 from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.triton import codec
-from dsq.kernels.triton.gemm import GEMMS
+from dsq.kernels.triton.gemm import GEMMS, matmul_bf16
 
 _BY_NAME = {gemm.name: gemm for gemm in GEMMS}
 
@@ -110,13 +110,16 @@ def _multiplied(
     dtype: torch.dtype,
 ) -> Tensor:
     """The product of what was made of two matrices of these shapes, with the bias, in the result's format."""
-    if bias is not None:
+    in_one = kernel.run is matmul_bf16 and bias is not None  # the bias is added, and y rounded to its dtype
+    if bias is not None and not in_one:
         bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))
     left, right = (
         Codes(made[0], made[1], shape) if kernel.packed else made.mT if operand.transposed else made
         for operand, (made, shape) in ((matmul.a, a), (matmul.b, b))
     )
-    y = kernel.run(matmul, left, right, bias)
+    y = kernel.run(matmul, left, right, None if in_one else bias)
+    if bias is not None and in_one:
+        return torch.add(y, bias.detach(), out=y if y.dtype == dtype else torch.empty_like(y, dtype=dtype))
     if matmul.result is None:
         return y.to(dtype)
     own_seed = None if seed is None else seed + matmul.result_seed
