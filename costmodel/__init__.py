@@ -1,4 +1,4 @@
-"""What a training costs: memory, time, DRAM bytes, multiplier work, roofline bound. Imports no torch.
+"""Costs of a training: memory, time, DRAM bytes, multiplier work, roofline bound. Imports no torch.
 
 workloads/   shapes of a training step: named models, a Hugging Face config.json, a traced model's file
 model/       operations -> ledger -> traffic, arithmetic, memory -> roofline -> estimate, from first principles
@@ -34,6 +34,8 @@ def plan(workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: i
     from costmodel.planning.plan import NF4_BITS, Question
     from costmodel.workloads.asked import AskedStep
 
+    if qlora and "lora" in options:
+        raise ValueError("give lora or qlora, not both: qlora has a rank of its own")
     ours = {name: options.pop(name) for name in list(options) if name in vars(AskedStep())}
     step = AskedStep(workload, **ours | ({"lora": qlora} if qlora else {}))
     bits = NF4_BITS if qlora else 0

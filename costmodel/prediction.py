@@ -1,4 +1,4 @@
-"""What a training run will cost, said before it starts: the paper profile of the model that it trains."""
+"""The cost of a training run before it starts: the paper profile of the model that it trains."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter

@@ -15,7 +15,6 @@ from typing import NoReturn
 from unittest import mock
 
 from dsq.command import fail
-from dsq.process_memory import give_memory_back
 
 INSTALL = (
     'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
@@ -67,7 +66,7 @@ def _installed() -> bool:
 
 
 def explain(error: BaseException) -> str | None:
-    """What to tell the user of ``error``, or of what it came of; None if it is no mistake that is known here."""
+    """Return a line for the user on ``error`` or its cause; None if neither is a mistake that is known here."""
     for cause in _causes(error):
         for pattern, line in _MISTAKES.items():
             if found := re.match(pattern, f"{type(cause).__name__}: {cause}", re.DOTALL):
@@ -87,8 +86,6 @@ def _run(command: str) -> None:
     prog = f"dsq-{command}"
     if not _installed():
         fail(prog, INSTALL)
-    if re.search(r"dsq[-_]stash[= ]all\b", " ".join(sys.argv)):  # before fairseq makes a tensor
-        give_memory_back()
     from fairseq_plugin import checkpoints
 
     sys.argv[0] = prog

@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _reader(name: str) -> Callable[[str], Any]:
-    """What turns the flag's text into its value, for argparse."""
+    """Return the function that turns the flag's text into its value, for argparse."""
 
     def read(text: str) -> Any:
         try:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class DSQTask(FairseqTask):
-    """What DSQ adds to a task; without --dsq-levels, nothing. Comes before the task's own class."""
+    """Adds DSQ to a task, and nothing without --dsq-levels. Stands before the task's own class."""
 
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False  #: the run begins with DSQ anew, whatever its checkpoint says

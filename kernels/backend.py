@@ -77,7 +77,7 @@ class Operand:
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
     def stored_transposed(self) -> "Operand":
-        """The same operand where its matrix comes as the transpose of what it is here."""
+        """Return this operand for a matrix that is stored as the transpose of the present one."""
         return replace(self, axis=-1 - self.axis, transposed=not self.transposed)
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class MatMul:
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
 
     def transposed(self) -> "MatMul":
-        """Of the same matrices, the transpose of the product."""
+        """Return the product that gives the transpose of this one, of the same matrices."""
         a, b = (replace(x, transposed=not x.transposed) for x in (self.b, self.a))
         return replace(self, a=a, b=b)
 
@@ -149,7 +149,7 @@ class LinearMatMuls(NamedTuple):
         return self.weight_gradient.b
 
     def of_stored_transpose(self) -> "LinearMatMuls":
-        """The same products where w comes as (K, N), as other libraries keep it."""
+        """Return these products for a w that comes as (K, N), as other libraries keep it."""
         return _of_stored_transpose(self)
 
 
@@ -161,7 +161,7 @@ def _of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
 
 
 class Dtypes(NamedTuple):
-    """Those of a linear layer's tensors and of their gradients: autocast lets them differ."""
+    """The dtypes of a linear layer's tensors, which are those of their gradients too: autocast lets them differ."""
 
     x: torch.dtype
     w: torch.dtype

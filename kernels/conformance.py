@@ -89,7 +89,7 @@ class Case:
 
 
 def cases(formats: Iterable[type[Format]], rows: int = 21, columns: int = 140) -> Iterator[Case]:
-    """Of each format every width, axis, rounding and type, and the shapes that tiles, boxes and bytes do not divide."""
+    """Yield each format's widths, axes, roundings and types, and shapes that tiles, boxes and bytes do not divide."""
     for kind in sorted(formats, key=lambda kind: kind.name):
         if "box" in options(kind.name):
             yield from _cases_of_boxes(kind, rows, columns)
@@ -182,8 +182,8 @@ _BYTES = ((0, 256),) * 3 + ((0, 1), (127, 128), (128, 129), (255, 256))
 
 
 def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of codes and scales that no kernel packed, as hooks and damaged files give them: what was tried, and "unpack" if
-    ``backend`` makes other values of them than the reference."""
+    """Unpack codes and scales that no kernel packed, as hooks and damaged files give them: yield what was tried, and
+    "unpack" if ``backend`` makes other values of them than the reference."""
     generator = torch.Generator().manual_seed(0)
     for kind in sorted(backend.formats & {BFP, FixedPoint, SignedBFP, SignedNVInt}, key=lambda kind: kind.name):
         for bits, dim, (low, high) in itertools.product(range(2, 17), (0, 1), _BYTES):
@@ -200,7 +200,7 @@ def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tu
 
 
 def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of masks: what was tried, and the operations in which ``backend`` differs from the reference ("" for none)."""
+    """Try the masks: yield what was tried, and where ``backend`` differs from the reference ("": nowhere)."""
     for dtype in (*DTYPES, torch.bool):
         for count in (0, 1, 8, 31, 2048, 4100):
             x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
@@ -230,8 +230,7 @@ _AFFINE = (
 
 
 def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of affine codes: what was tried, and the operations in which ``backend`` differs from the reference ("" for
-    none)."""
+    """Try affine codes: yield what was tried, and in which operations ``backend`` differs from the reference."""
     for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), DTYPES):
         x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
         before = torch.linspace(0.01, 3, 2 * groups.number).view(2, -1)
@@ -351,9 +350,11 @@ _WIDTHS = ((4, 4, 4, 16), (8, 2, 5, 9), (4, 3, 3, 8), (2, 2, 4, 4))
 
 
 def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Of the passes of a linear layer in one call: what was tried, and what is wrong ("" for nothing). The stash has to
-    be the reference's; y, dx and dw the sums of exact products, but for float32's rounding of the sums and one rounding
-    to their dtype."""
+    """Try the passes of a linear layer in one call: yield what was tried, and what is wrong ("": nothing).
+
+    The stash has to be the reference's; y, dx and dw the sums of exact products, up to float32's rounding of the sums
+    and one rounding to their dtype.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = (37, 600), (70, 600), (37, 70), (70,)
     given = [torch.randn(shape, generator=generator) for shape in shapes]

@@ -189,7 +189,7 @@ def _unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], 
 
 
 def signed(seed: int | None) -> int | None:
-    """The same 64 bits as an operator takes them: signed."""
+    """Return the 64 bits of the seed as a signed number, which operators take."""
     return None if seed is None else (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -60,7 +60,7 @@ class Mean:
         )
 
     def text(self, spec: str) -> str | None:
-        """As in +0.012 ± 0.034; None where there is no value."""
+        """Format mean and half interval, as in +0.012 ± 0.034; None where there is no value."""
         if not self.values:
             return None
         half = "" if math.isnan(self.half) else f" ± {self.half:{spec.removeprefix('+')}}"
@@ -85,7 +85,7 @@ class Evidence:
         return Mean(tuple(float(row["score"]) - float(fp32["score"]) for row, fp32 in pairs))
 
     def shares(self, task: str, setting: str, column: str) -> Mean:
-        """What ``column`` is of fp32's of the same seed, measured on the same processor."""
+        """Ratios of ``column`` to fp32's of the same seed, where one processor measured both."""
         pairs = [pair for pair in self._pairs(task, setting).values() if pair[0].get("cpu") == pair[1].get("cpu")]
         known = [(float(a[column]), float(b[column])) for a, b in pairs if a.get(column) and b.get(column)]
         return Mean(tuple(ours / theirs for ours, theirs in known))

@@ -103,7 +103,7 @@ def nodes(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Prob
 
 
 class _Matrix:
-    """What scipy's sparse matrix (CSR) was pickled from: data, indices, indptr, _shape."""
+    """The pickled fields of scipy's sparse matrix (CSR): data, indices, indptr, _shape."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

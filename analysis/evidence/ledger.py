@@ -40,7 +40,7 @@ def enter(path: Path, row: Row) -> None:
 
 
 def difference(task: Task, row: Row, fp32: Row) -> float:
-    """By how much the loss is above fp32's: nats a token, or for a classifier a share of fp32's loss."""
+    """Return the loss less fp32's: in nats a token, or for a classifier as a share of fp32's loss."""
     loss, reference = float(row["loss"]), float(fp32["loss"])
     return loss - reference if task.kind in IN_NATS else loss / reference - 1
 

@@ -222,5 +222,5 @@ def _shuffled(samples: int, size: int, generator: torch.Generator) -> Iterator[T
 
 
 def _name(files: Sequence[Path]) -> str:
-    """What the tables of sentences are called."""
+    """Return the name of the tables of sentences."""
     return files[0].name.partition(".")[0]

@@ -44,9 +44,9 @@ EXAMPLES = {
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
-#: what the paper's tables are relative to
+#: the unit of the paper's tables
 FIXED_32 = "fixed:[32,32,32,32]"
-#: what training runs at today
+#: the precision of most trainings today
 BF16 = "float:[16,16,16,16]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
@@ -102,7 +102,7 @@ def _plan(commands: Commands) -> None:
     text = "the model, as --workload has it; and precisions, instead of the usual methods: " + PRECISION_HELP
     command.add_argument("words", nargs="*", metavar="MODEL|PRECISION", help=text)
     group = command.add_argument_group("devices and training")
-    _int(group, "devices", 1, "data-parallel devices, each with its own batch (default: 1)")
+    _int(group, "devices", 1, "data-parallel devices, each with its own batch (default: 1)", "--gpus")
     text = "what the devices share: 1 optimiser, 2 and gradients, 3 and parameters (ZeRO, FSDP; default: 0, nothing)"
     group.add_argument("--zero", type=int, choices=range(4), default=0, help=text)
     _int(group, "tensor", 1, "devices that share each layer (tensor and sequence parallel)")
@@ -197,8 +197,8 @@ def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
 
 
-def _int(group: Group, name: str, default: int | None, text: str) -> None:
-    group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+def _int(group: Group, name: str, default: int | None, text: str, *aliases: str) -> None:
+    group.add_argument(f"--{name}", *aliases, type=int, default=default, metavar="N", help=text)
 
 
 def _hardware(group: Group, purpose: str) -> None:
@@ -211,10 +211,10 @@ def _hardware(group: Group, purpose: str) -> None:
 def _workload(command: argparse.ArgumentParser) -> None:
     """The fields of workloads.asked.AskedStep."""
     group = command.add_argument_group("workload and hardware")
-    text = f"{', '.join(names())}; or a Hugging Face config.json; or a workload file of dsq-cost trace or "
-    text += f"dsq.workload.trace (default: {DEFAULT_MODEL})"
+    text = f"{', '.join(names())}; or a Hugging Face config.json, or a folder that has one; or a workload file of "
+    text += f"dsq-cost trace or dsq.workload.trace (default: {DEFAULT_MODEL})"
     group.add_argument("--workload", default=DEFAULT_MODEL, metavar="NAME|FILE", help=text)
-    _int(group, "sequences", None, "sequences a batch (default: the workload's)")
+    _int(group, "sequences", None, "sequences a batch (default: the workload's)", "--batch-size")
     _int(group, "tokens", None, "tokens a sequence (default: the workload's)")
     _int(group, "source-length", None, "encoder tokens a sequence, where both sides differ")
     _int(group, "target-length", None, "decoder tokens a sequence")

@@ -1,4 +1,4 @@
-"""What a command answers: a table for people, JSON or CSV."""
+"""The answer of a command: a table for people, JSON or CSV."""
 
 import json
 import textwrap
@@ -10,7 +10,7 @@ from dsq.command import as_csv, table
 Record = dict[str, Any]
 #: columns of a terminal
 NOTE_WIDTH = 99
-#: of a table's text
+#: columns of a cell of text
 CELL_WIDTH = 21
 
 

@@ -1,4 +1,4 @@
-"""What the arguments of every command describe: a workload, hardware, precisions; and facts of them for answers."""
+"""The workload, hardware and precisions that the arguments of every command describe, and facts of them for answers."""
 
 import argparse
 from collections.abc import Iterable

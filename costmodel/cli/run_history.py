@@ -18,7 +18,7 @@ from dsq.precision import Precision
 
 @dataclass(frozen=True)
 class LevelWork:
-    """What a run did at one level."""
+    """The work of a run at one level."""
 
     setup: Setup
     updates: int
@@ -34,7 +34,7 @@ class RunHistory:
 
     @property
     def unit(self) -> str:
-        """What work is weighed by: tokens where every level with work counted them, else updates."""
+        """The unit of work: tokens if every level with work counted them, else updates."""
         return "updates" if any(level.updates and not level.tokens for level in self.levels) else "tokens"
 
     @property

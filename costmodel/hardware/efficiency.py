@@ -1,4 +1,4 @@
-"""What a training step reaches of the rates that a hardware file states: the constants of the time model.
+"""Shares of a hardware file's rates that a training step reaches: the constants of the time model.
 
 `python -m analysis.published fit` fits `memory` and `exposed`, and the share of attention that the files of the A100
 and the H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md). The other
@@ -12,7 +12,7 @@ MICRO = 1e-6
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a step reaches of a device's rates."""
+    """Shares of a device's rates that a step reaches."""
 
     #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: PyTorch's kernels move some
     #: more often than the ledger counts

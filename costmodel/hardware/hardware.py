@@ -1,21 +1,8 @@
-"""Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured).
+"""Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured). Their
+fields stand in docs/cost-model.md ("A hardware file").
 
-    name = "..."
-    measured = "..."                                    when and how; left out: the figures are stated, not measured
-    [bandwidth]   gb_per_s = 2039    source = "..."     DRAM
-    [memory]      gb = 80            source = "..."     DRAM; may be left out
-    [link]        gb_per_s = 300     source = "..."     to the other devices, each way; may be left out
-    [host]        gb_per_s = 31.5    source = "..."     to the host's memory, each way; may be left out
-    [network]     gb_per_s = 200  devices = 8  source = "..."  between nodes of so many devices; may be left out
-    [attention]   efficiency = 0.37 efficiency_source = "..."  of a product's rate, in fused kernels; may be left out
-    [on_chip]     mb = 40            source = "..."     of products' tiles; left out: caches serve what is read again
-    [vector]      tflops = 19.5      source = "..."     elementwise arithmetic
-    [[peak]]      datatype = "bf16"  tflops = 312  holds = { bfp = 9, float = 16 }  source = "..."
-    [[pass]]      kind = "softmax"  bits = 32  phase = "forward"  ns_per_value = 0.5  us_per_call = 3    measured only
-
-bandwidth, link and peaks may state an `efficiency`, the share that programs reach, with its `efficiency_source`; rates
-are then the stated figure times it (--datasheet takes 1). A measured peak also has `ns_per_value`, of a product's
-operands and result, and `us_per_call`.
+A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`. The rate is then
+the figure times its efficiency (--datasheet takes 1).
 
 `holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
 and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
@@ -38,7 +25,7 @@ from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
 NANO, MICRO = 1e-9, 1e-6
-#: of a figure, above which sums overflow
+#: largest figure of a file: sums of larger ones overflow
 LARGEST = 1e100
 
 
@@ -61,13 +48,13 @@ class Peak:
         return self.holds.get(Identity.name, (0, 0))[0] >= 16
 
     def passes(self, first: Format, second: Format) -> int:
-        """In how many exact passes it multiplies such operands; 0: it cannot."""
+        """Number of exact passes in which the unit multiplies such operands; 0: it cannot."""
         wider, other = sorted((first, second), key=lambda operand: -operand.bits)
         passes = self.parts(wider, 0) * self.parts(other, 1)
         return passes if passes == 1 or self.stated else 0
 
     def parts(self, operand: Format, side: int = 0) -> int:
-        """Into how many operands of its own it splits this one, exactly; 0: it cannot.
+        """Number of operands of its own into which the unit splits this one, exactly; 0: it cannot.
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
@@ -105,7 +92,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a kind of pointwise pass was measured to take."""
+    """Measured time of a kind of pointwise pass."""
 
     per_value: float  #: seconds
     per_call: float
@@ -118,11 +105,11 @@ class Pass:
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
-    on_chip_bytes: float  #: of products' tiles; infinite: each operand is read once
+    on_chip_bytes: float  #: memory of products' tiles; infinite: each operand is read once
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
-    memory_bytes: float = 0  #: of DRAM; 0: not stated
+    memory_bytes: float = 0  #: size of DRAM; 0: not stated
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
     host: float = 0  #: bytes a second to the host's memory, each way; 0: not stated
     measured: str = ""  #: when and how; empty: the figures are stated by others
@@ -130,7 +117,7 @@ class Hardware:
     network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
     node: int = 0  #: devices of a node, between which the link runs; 0: all
     attention: float = 1  #: rate of a fused attention kernel, as a share of a product's best rate by itself
-    efficiency: Efficiency = IDEAL  #: what steps reach of the rates
+    efficiency: Efficiency = IDEAL  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -154,7 +141,7 @@ class Hardware:
 
     @property
     def rates(self) -> str:
-        """What its times stand on, in words."""
+        """The source of its times, in words."""
         if self.measured:
             return f"measured ({self.measured})"
         if self.efficiency == IDEAL:

@@ -18,7 +18,7 @@ class CostedMatMul:
 
     group: Group
     name: str  #: "forward", "dx", "dw" or "recompute"
-    macs: int  #: of one operation of the group
+    macs: int  #: multiply-accumulates of one operation of the group
     m1: int
     m2: int
     format: Format
@@ -44,7 +44,7 @@ class CostedMatMul:
 
     @property
     def operands(self) -> tuple[int, int]:
-        """What the multiplier sees of the two widths: all of a code, the significand of a float."""
+        """Widths that the multiplier sees: all of a code, the significand of a float."""
         first, second = (at_width(self.format, bits) for bits in (self.m1, self.m2))
         return first.multiplier_bits, second.multiplier_bits
 

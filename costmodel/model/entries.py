@@ -1,5 +1,5 @@
-"""What each operation of a training step keeps, makes and holds for a while, in bytes: the ledger's tensors, each owned
-by one operation, as a policy of dsq.stash (POLICIES) packs them."""
+"""Bytes that each operation of a training step keeps, makes and holds for a while: the ledger's tensors, each owned by
+one operation, as a policy of dsq.stash keeps them."""
 
 import re
 from collections.abc import Iterator
@@ -9,78 +9,18 @@ from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
 from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
+from costmodel.model.policies import Stash
 from costmodel.model.quantisation import Setup
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
-from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
+from dsq.kept import FEW
 
-#: scale and index of a sampled row
-ROW_BYTES = 4 + 8
 #: fp32 tensors where scores with a learned bias are made again: scores, their softmax, the gradients of both
 _SCORES_AGAIN = 4
 
 
-@dataclass(frozen=True)
-class Stash:
-    """A policy, or policies together. What is coded, and as what, the ledger says (Stored.coded)."""
-
-    name: str
-    bits: int = 0  #: of a code; 0: nothing is coded
-    scales: float = 0  #: bits of scales beside a code
-    more: bool = False  #: some tensors have more bits (dsq.kept.MORE)
-    masks: bool = True  #: relu and dropout keep a bit a value
-    ratio: float = 1  #: part of the rows of a linear layer's input that are kept
-
-    def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
-        """Bytes kept of one such tensor of so many bytes and values."""
-        coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
-        if coded == "bit":
-            return values / 8 if self.masks else size
-        if isinstance(op, Gemm) and stored.name == "x" and op.weight:
-            if self.samples(op):
-                sampled = round(self.ratio * op.M) * op.K
-                return sampled * min(size / values, self.code_bits("linear") / 8) + ROW_BYTES * self.ratio * op.M
-            if op.weights > 1 and not op.x_values:  # experts' grouped product has no row
-                return size
-            values = min(values, op.M * op.K)  # of a part of x that is read
-        if not self.bits or coded == "" or values <= FEW:
-            return size
-        return 0.0 if coded == "made again" else min(size, values * self.code_bits(coded) / 8)
-
-    def samples(self, op: Gemm) -> bool:
-        """Whether rows of its input are sampled: of an nn.Linear, which no expert, convolution or Conv1D is."""
-        convolution = 0 < op.x_values <= op.M * op.K
-        linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantised or op.tied)
-        return linear and self.ratio < 1
-
-    @property
-    def packs(self) -> int:
-        """Bits of its codes where dsq.pack, which `calibrate` times, is all it does; else 0."""
-        return self.bits if self.more and self.ratio == 1 else 0
-
-    def code_bits(self, what: What) -> float:
-        """Bits of a value that is coded as this, scales included; those of a float where nothing is coded."""
-        return self.bits + self.more * MORE.get(what, 0) + self.scales if self.bits else WIDEST
-
-
-_BOX = 8 / 16  #: a box of 16 values shares 8 bits
-#: name -> the policies that a plan compares
-POLICIES = {
-    stash.name: stash
-    for stash in (
-        Stash("selective"),
-        Stash("bfp 4", 4, _BOX, more=True),
-        Stash("bfp 2", 2, _BOX, more=True),
-        Stash("mesa", MESA_BITS),
-        Stash("gact 4", 4, 64 / GACT_GROUP),
-        Stash("wtacrs 0.3", masks=False, ratio=0.3),
-        Stash("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
-    )
-}
-
-
 class Category(IntEnum):
-    """What bytes are there for, in the order of tables and pictures."""
+    """The purpose of bytes, in the order of tables and pictures."""
 
     PARAMETERS = 0
     GRADIENTS = 1
@@ -94,7 +34,7 @@ class Category(IntEnum):
 CATEGORIES = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32")
 _LAYER = re.compile(r"^.*?\blayers\.\d+\.")
-#: what an operation's backward holds besides
+#: tensors that an operation's backward holds beside the kept ones
 _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
@@ -106,34 +46,34 @@ class KeptTensor:
     bytes: float
     packed: float  #: values that are packed; 0: kept as it is
     known_by: str = ""  #: the operation's field that names it for others that keep it too; empty: none does
-    coded: bool = False  #: it is a stash, which layers with that input share
+    coded: bool = False  #: whether it is a stash, which layers with the same input share
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Bytes that each operation of a group holds, whatever its neighbours keep already."""
+    """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
 
     kept: tuple[KeptTensor, ...]
-    entering: float  #: of the first tensor that was there before, as a layer's input is kept; 0: none was
-    added: float  #: of a bias of scores, which every layer is given
+    entering: float  #: of the operation's input, as a recomputed layer keeps it; 0: it has none
+    added: float  #: of a bias of scores that is shared by all layers
     made: float  #: of y, while it is made
-    temporary: float  #: that its backward holds besides
+    temporary: float  #: that the backward holds beside the kept tensors
     gradients: float
-    stream: float  #: of the residual stream, where this is a sum on it
-    result: float  #: of y as a product makes it, with what a fused kernel keeps to make its scores again
+    stream: float  #: of the residual stream, if this operation adds to it
+    result: float  #: of a product's y, with the logarithms of sums that a fused kernel keeps
 
 
 @dataclass
 class LedgerEntry:
-    """One operation of a step, and what it holds."""
+    """One operation of a step, with the bytes it holds."""
 
     op: Operation
-    layer: str  #: as "decoder.layers.3."; empty: it is in none
+    layer: str  #: its layer's name, as "decoder.layers.3."; empty: it is in none
     alike: Alike
     kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
-    entering: float = 0  #: what a recomputed layer keeps of this operation: what the layer is given
+    entering: float = 0  #: bytes of the layer's inputs that a recomputed layer keeps here
     packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
-    again: list[float] = field(default_factory=list)  #: of each that the backward makes again of packed ones
+    again: list[float] = field(default_factory=list)  #: values of each tensor that the backward makes again
 
 
 @cache
@@ -143,7 +83,7 @@ def _layer(name: str) -> str:
 
 
 def in_layer(op: Operation) -> bool:
-    """Whether it belongs to one of the alike layers, which recomputation runs again."""
+    """Whether the operation belongs to one of the alike layers, which recomputation runs again."""
     return bool(_layer(op.name))
 
 
@@ -159,7 +99,7 @@ def results_kept(workload: Workload) -> frozenset[str]:
 
 
 def layer_of(op: Operation) -> str:
-    """The name of its layer, as "decoder.layers.3."; empty: it is in none."""
+    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
     return _layer(op.name)
 
 
@@ -167,6 +107,10 @@ def layer_of(op: Operation) -> str:
 def entries_of(
     workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False
 ) -> list[LedgerEntry]:
+    """An entry for each operation of a step, in order.
+
+    A policy makes attention in one call again; its scores are then fused also where they have a learned bias.
+    """
     widths = widths_of(setup)
     if recompute:
         workload = workload.recomputing_layers()
@@ -201,8 +145,8 @@ def entries_of(
 
 
 def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
-    """What a recomputed layer keeps that reaches it at this operation: its own input, and what all layers of the stack
-    are given, the encoder's output, a bias of scores; each with a name."""
+    """Inputs that a recomputed layer keeps at this operation, (name, bytes): its own, and those that all layers of the
+    stack share, the encoder's output and a bias of scores."""
     stack = entry.layer.partition(".")[0]
     yield (entry.layer,), entry.alike.entering
     yield (stack, "added", entry.alike.added), entry.alike.added
@@ -241,7 +185,7 @@ def _new(op: Operation, kept: KeptTensor, seen: set[tuple[object, ...]]) -> bool
 
 @dataclass(frozen=True)
 class _Tensor:
-    """One of an operation's tensors, and what it takes."""
+    """One of an operation's tensors, and its sizes."""
 
     stored: Stored
     category: Category
@@ -254,7 +198,7 @@ class _Tensor:
         return self.size < self.plain
 
     def as_boundary(self, policy: Stash | None) -> float:
-        """Bytes of it as the input of a layer that is recomputed."""
+        """Bytes of the tensor as the input of a recomputed layer."""
         if not policy or self.values <= FEW:
             return self.plain
         return min(self.plain, self.values * policy.code_bits("boundary") / 8)
@@ -316,20 +260,20 @@ def _during_backward(op: Operation, tensors: list[_Tensor], setup: Setup) -> flo
 
 
 def _kept(op: Operation, tensor: _Tensor, setup: Setup) -> KeptTensor:
-    packed = tensor.values if tensor.packed else 0.0
+    packed = tensor.values if tensor.packed and tensor.stored.shape not in ("rows", "M") else 0.0  # no number a row
     known_by = _known_by(op, tensor.stored, setup.autocast)
     return KeptTensor(tensor.category, tensor.size, packed, known_by, coded=tensor.stored.name == "stash")
 
 
 def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
-    """Codes are multiplied as floats: where tensors are 16 bits wide, copies of both operands beyond scratch memory."""
+    """Whether codes are multiplied as 16-bit floats, which needs copies of both operands beyond scratch memory."""
     return (
         op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
     )
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
-    """Whether the backward needs the tensor: of a frozen layer the weight alone, of a frozen norm no normalised x."""
+    """Whether the backward needs the tensor: a frozen layer needs its weight alone, a frozen norm no normalised x."""
     if isinstance(op, Gemm):
         return stored.name != "x" or op.w_grad or bool(op.on_chip)
     return stored.name != "normalised" or op.trained

@@ -12,7 +12,7 @@ from costmodel.model.traffic import total_stash_bytes, transfers
 from dsq.formats import WIDEST, FixedPoint
 from dsq.precision import Precision
 
-#: what "relative" is relative to in both profiles: fixed-point 32 (paper, table 1)
+#: the unit of both profiles: fixed-point 32 (paper, table 1)
 REFERENCE = Setup(FixedPoint(WIDEST), Precision(32, 32, 32, 32))
 
 
@@ -21,8 +21,8 @@ class Estimate:
     """Costs of one training step."""
 
     dram_bytes: int
-    stash_bytes: int  #: what converted layers hold between forward and backward
-    saved_bytes: float  #: what the whole model holds between them, that stash included
+    stash_bytes: int  #: held by converted layers between forward and backward
+    saved_bytes: float  #: held by the whole model, converted layers included
     arithmetic: float  #: in fixed-point 32 x 32 multiply-accumulates
     multiplier_work: float  #: sum of m1 * m2 over multiply-accumulates
     classes: dict[str, Floor]

@@ -34,7 +34,7 @@ class Read:
     """One reader of a stored tensor."""
 
     phase: str
-    name: str = ""  #: as the reader calls it; empty: the tensor's own name
+    name: str = ""  #: the reader's name for it; empty: the tensor's own
     reread: str = ""  #: the output axis it lacks: a matrix product reads it once for every tile along it
     needs: str = ""  #: happens only if this field of the operation is true ("x_grad", "w_grad")
 
@@ -44,16 +44,16 @@ class Stored:
     """One tensor as it is stored: widths "q0".."q3" are packed codes, others those of traffic.widths_of."""
 
     name: str
-    shape: str  #: its two axes, of M, K, N (matrix products); or "values", or a field of the operation (pointwise)
+    shape: str  #: two axes of M, K, N (matrix products); "values", or a field of the operation (pointwise)
     width: str
     written: str  #: FORWARD, BACKWARD or UPDATE: by this operation; else BEFORE, AFTER, BATCH
     reads: tuple[Read, ...] = ()
     kept: bool = False  #: from the forward to the backward
     boxes: str = "columns"  #: the axis boxes run along, of a packed one
     needs: str = ""  #: exists only if this field of the operation is true
-    times: int = 1  #: that many tensors alike
-    coded: Coded = ""  #: of a kept one
-    copied: Coded = ""  #: where it is a 16-bit copy of what was computed in fp32; empty: as `coded` says
+    times: int = 1  #: number of such tensors
+    coded: Coded = ""  #: how a policy keeps it
+    copied: Coded = ""  #: how a policy keeps it if it is a 16-bit copy of an fp32 tensor; empty: as `coded` says
 
     @property
     def own(self) -> bool:
@@ -128,7 +128,7 @@ FUSED = {
 
 
 def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """The tensors of a layer that casts its weight, and its x where that comes in fp32."""
+    """The tensors of a layer that casts its weight, and casts its x if x comes in fp32."""
     if gemm.weights > 1:
         return _uncast(tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed))
     cast = []
@@ -307,7 +307,7 @@ POINTWISE: dict[str, tuple[Stored, ...]] = {
 
 
 def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """What autocast does not reach."""
+    """The tensors of an operation that autocast leaves in fp32."""
     return tuple(replace(stored, width="r") if stored.width == "a" else stored for stored in tensors)
 
 

@@ -12,9 +12,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of, layer_of, results_kept
+from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
 from costmodel.model.ledger import STATE_BITS
 from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
+from costmodel.model.policies import Stash
 from costmodel.model.quantisation import BF16, Setup
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
@@ -24,11 +25,11 @@ Rows = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """What an optimiser keeps and moves."""
+    """State that an optimiser keeps, and traffic of its update."""
 
     state: float  #: bytes a parameter
     traffic: float = 1  #: bytes that its update moves, as a share of Adam's
-    master: bool = True  #: it updates fp32 weights; else 16-bit weights, by 16-bit gradients
+    master: bool = True  #: whether it updates fp32 weights; else 16-bit weights by 16-bit gradients
 
 
 #: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
@@ -63,8 +64,8 @@ class Method:
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
     def shared_by(self, stage: int) -> int:
-        """How many devices share out what ZeRO does from this stage on: 1 the optimiser's state and its update, 2 the
-        gradients, 3 the parameters."""
+        """Number of devices that share what ZeRO shares from this stage on: 1 the optimiser's state and its update, 2
+        the gradients, 3 the parameters."""
         return self.devices if self.zero >= stage else 1
 
 
@@ -84,7 +85,7 @@ class Memory:
 
     @cached_property
     def moment(self) -> int:
-        """When it is most."""
+        """Index of the moment with most bytes."""
         return int(self.totals.argmax())
 
     @property
@@ -103,7 +104,7 @@ class Memory:
 
     @property
     def categories(self) -> dict[str, float]:
-        """At the peak, in whole bytes."""
+        """Bytes of each category at the peak, rounded."""
         return dict(zip(CATEGORIES, self.bytes[self.moment].round().tolist(), strict=True))
 
 
@@ -194,7 +195,7 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
 
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
-    """What the whole model keeps from the forward for the backward, converted layers' stash included."""
+    """Bytes that the whole model keeps for the backward, converted layers' stash included."""
     return sum(sum(entry.kept) for entry in entries_of(workload, setup))
 
 
@@ -204,7 +205,7 @@ def _widened(entry: LedgerEntry, method: Method) -> float:
 
 
 def is_base(op: Operation, method: Method) -> bool:
-    """Whether it is a frozen layer whose weight has few bits."""
+    """Whether the operation is a frozen layer whose weight has few bits."""
     return bool(method.base_bits and isinstance(op, Gemm) and op.weight and not op.w_grad and layer_of(op))
 
 
@@ -229,6 +230,6 @@ def in_host(workload: Workload, method: Method) -> float:
 
 
 def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:
-    """Values of each tensor that the method's policy packs, and of each that the backward makes again of those."""
+    """Values of each tensor that the method's policy packs, and of each that the backward makes again."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
     return [n for entry in entries for n in entry.packed], [n for entry in entries for n in entry.again]

@@ -40,7 +40,7 @@ class Gemm:
     stream: bool = False  #: x is of the residual stream, which autocast keeps in fp32 and casts for each reader
     w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
     recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
-    pairs: int = 0  #: of rows and keys that attention's mask leaves, in one product; 0: all. Only a fused kernel skips
+    pairs: int = 0  #: pairs of a row and a key that attention's mask leaves; 0: all. Only a fused kernel skips
     fused_once: bool = False  #: no fused kernel runs it again in a recomputed layer, where its bias needs a gradient
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
@@ -61,12 +61,12 @@ class Gemm:
 
     @property
     def trains(self) -> bool:
-        """Whether its weight and bias are updated."""
+        """Whether the weight and the bias are updated."""
         return self.weight and self.w_grad
 
     @property
     def backward(self) -> bool:
-        """Whether there is one."""
+        """Whether the product has a backward."""
         return self.x_grad or self.w_grad
 
     @property
@@ -85,9 +85,9 @@ class Pointwise:
     width: int
     cls: str = "other"
     parameters: int = 0
-    trained: bool = True  #: its parameters are updated
+    trained: bool = True  #: whether its parameters are updated
     mask: int = 0  #: values of the mask that it adds to attention's scores, the same in each layer
-    bias: int = 0  #: and of the bias
+    bias: int = 0  #: values of the bias that it adds to them
     backward: bool = True  #: there is one: it trains, or something before it does
 
     @property
@@ -112,7 +112,7 @@ class Workload:
 
     @cached_property
     def _hash(self) -> int:
-        """Of thousands of fields, which caches would ask for again and again."""
+        """Hash of the operations, computed once: caches ask for it often, and it has thousands of fields."""
         return hash(self.operations)
 
     @cached_property
@@ -236,7 +236,7 @@ class Workload:
         return self._with_gemms(lambda gemm: replace(gemm, on_chip="", recompute=0) if gemm.fused_once else gemm)
 
     def gemms_only(self) -> "Workload":
-        """The matrix products alone; parameters of the rest still count, but nothing of them moves."""
+        """The workload with its matrix products alone. Parameters of other operations count, but nothing moves them."""
         rest = self.parameters - sum(gemm.parameters for gemm in self.gemms)
         return replace(self, operations=(*self.gemms, Pointwise("rest", "parameters", 1, 1, parameters=rest)))
 
@@ -268,7 +268,7 @@ def _frozen(op: Operation) -> Operation:
 
 
 def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """The operations, without a backward where no gradient is asked for: before the first that trains."""
+    """The operations; those before the first that trains have no backward."""
     trained = [index for index, op in enumerate(operations) if op.trains and (isinstance(op, Gemm) or op.parameters)]
     first = trained[0] if trained else len(operations)
     start = operations[first].name if trained else ""

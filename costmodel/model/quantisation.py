@@ -1,4 +1,4 @@
-"""What is costed: a number format, the axis of its boxes, the widths q0..q3, and the width of all else.
+"""Setups that are costed: a number format, the axis of its boxes, the widths q0..q3, and the width of all else.
 
 A format of the registry needs no line here: its name and its numeric fields are what a user may say of it.
 """

@@ -45,7 +45,7 @@ class Floor:
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
 
     def __truediv__(self, devices: float) -> "Floor":
-        """The totals of each of the devices that share these kernels."""
+        """Totals of one of the devices that share these kernels."""
         return Floor(*(whole / devices for whole in vars(self).values()))
 
     @property
@@ -76,14 +76,14 @@ def operation_class(group: Group) -> str:
 
 
 def operation_kind(group: Group) -> str:
-    """What the operation is called in every layer: "fc1", "softmax"."""
+    """The operation's name without its layer: "fc1", "softmax"."""
     return group.names[0].rpartition(".")[2] if isinstance(group.operation, Gemm) else group.operation.kind
 
 
 def rates(
     listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
 ) -> list[Rate]:
-    """How the matrix products of a class run, for one configuration: each way once."""
+    """The ways in which the matrix products of a class run, each once."""
     used = [_rate(matmul, hardware) for matmul in listed if key(matmul.group) == name]
     return list({str(rate): rate for rate in used}.values())
 
@@ -91,7 +91,7 @@ def rates(
 def datatypes(
     listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
 ) -> str:
-    """The same in words: "bf16", "2 x bf16, bf16" or ""."""
+    """The rates of a class in words: "bf16", "2 x bf16, bf16" or ""."""
     return ", ".join(sorted(map(str, rates(listed, name, hardware, key))))
 
 
@@ -143,12 +143,12 @@ def floors(
 
 
 def step_floor(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: int) -> Floor:
-    """That of the whole step."""
+    """Floor of the whole step."""
     return sum(floors(moved, listed, hardware, container).values(), start=ZERO)
 
 
 def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int) -> float | None:
-    """Seconds that such passes were measured to take; None: they were not, or it is a product."""
+    """Seconds of the group's passes as `calibrate` measured them; None: it did not, or the group is a product."""
     op = group.operation
     if isinstance(op, Gemm) or (TIMED_AS.get(op.kind, op.kind), container, phase) not in hardware.passes:
         return None
@@ -156,7 +156,7 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
 
 
 def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
-    """Time of what a layer does beside a product. Quantising reads both operands and writes the floats that are
+    """Seconds that a layer spends beside a product. Quantising reads both operands and writes the floats that are
     multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
     (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op = matmul.group.operation

@@ -75,19 +75,6 @@ FITTED_DRAM = {
 }
 
 
-@dataclass(frozen=True)
-class TensorTotal:
-    """One of the tensors, summed over a workload's linear layers."""
-
-    tensor: PaperTensor
-    values: int
-    bits_a_value: float
-
-    @property
-    def bytes(self) -> float:
-        return self.values * self.bits_a_value / 8
-
-
 def stored_bits(bits: int, template: Format) -> float:
     """Bits a value takes in DRAM: ceil((box * m + scale) / 64) * 64 / box where the format has boxes, else m."""
     if not template.box:
@@ -96,8 +83,9 @@ def stored_bits(bits: int, template: Format) -> float:
     return words * WORD_BITS / template.box
 
 
-def tensor_totals(workload: Workload, setup: Setup) -> list[TensorTotal]:
-    """What the linear layers of the workload move in one step. Raises ValueError if there is nothing to cost."""
+def dram(workload: Workload, setup: Setup) -> float:
+    """DRAM traffic of the workload's linear layers in a step, relative to fixed-point 32. Raises ValueError if there is
+    nothing to cost."""
     if isinstance(setup.format, Identity):
         raise ValueError("the paper profile costs no float, only quantised formats: use --profile first-principles")
     layers = [gemm for gemm in workload.gemms if gemm.weight]
@@ -105,25 +93,15 @@ def tensor_totals(workload: Workload, setup: Setup) -> list[TensorTotal]:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
     values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in TENSORS]
     stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in TENSORS]
-    return [TensorTotal(*total) for total in zip(TENSORS, values, stored, strict=True)]
-
-
-def dram(workload: Workload, setup: Setup) -> float:
-    """DRAM traffic relative to fixed-point 32."""
-    totals = tensor_totals(workload, setup)
-    return sum((total.bytes for total in totals), start=0.0) / (sum(total.values for total in totals) * WIDEST / 8)
-
-
-def matmul_cost(matmul: PaperMatMul, setup: Setup) -> float:
-    """Cost of one of its multiply-accumulates, relative to a fixed-point 32 x 32 one."""
-    m1, m2 = (getattr(setup.precision, width) for width in matmul.widths)
-    return float(setup.format.law.cost(m1, m2) / REFERENCE.format.law.cost(WIDEST, WIDEST))
+    bits = sum((count * width for count, width in zip(values, stored, strict=True)), start=0.0)
+    return bits / (sum(values) * WIDEST)
 
 
 def arithmetic(setup: Setup) -> float:
-    """Cost of the three matrix products relative to fixed-point 32; each runs the same multiply-accumulates, so it is
-    their mean."""
-    return sum((matmul_cost(matmul, setup) for matmul in MATMULS), start=0.0) / len(MATMULS)
+    """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
+    pairs = ([getattr(setup.precision, width) for width in matmul.widths] for matmul in MATMULS)
+    costs = sum((setup.format.law.cost(*pair) for pair in pairs), start=0.0)
+    return float(costs / len(MATMULS) / REFERENCE.format.law.cost(WIDEST, WIDEST))
 
 
 def _values(gemm: Gemm, shape: str) -> int:

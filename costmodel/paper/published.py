@@ -1,4 +1,4 @@
-"""What the paper prints (Yang, Lo, Mullins and Zhao, Dynamic Stashing Quantization, 2023), for comparison and
+"""Figures of the paper (Yang, Lo, Mullins and Zhao, Dynamic Stashing Quantization, 2023), for comparison and
 residuals only.
 
 Nothing that computes a cost reads this file; costs are relative to fixed-point 32, as the paper's are.
@@ -25,7 +25,7 @@ class Row:
 
     @property
     def setup(self) -> Setup:
-        """Of a row that is no DSQ run."""
+        """The row's setup; DSQ's rows have none."""
         assert self.precision is not None
         return Setup(self.format, self.precision)
 

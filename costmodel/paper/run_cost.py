@@ -1,4 +1,4 @@
-"""What a run of several levels costs by the paper profile: arithmetic and DRAM, fixed-point 32 = 1."""
+"""Costs of a run of several levels by the paper profile: arithmetic and DRAM, fixed-point 32 = 1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

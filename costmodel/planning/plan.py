@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.entries import CATEGORIES, POLICIES
+from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import OPTIMISERS, Memory, Method
 from costmodel.model.operations import Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
 from costmodel.planning.parallel import Stages, sharded_memory, sharded_step
 from costmodel.planning.step import Step, communication_bytes, packing_is_measured
@@ -55,11 +56,11 @@ ADAPTERS = tuple(
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: a training step, how it is trained, on what."""
+    """A training step, how it is trained, and on which hardware."""
 
     step: AskedStep
     hardware: Hardware
-    methods: tuple[Method, ...] = ()  #: that are compared; none: the usual ones
+    methods: tuple[Method, ...] = ()  #: methods to compare; none: the usual ones
     budget: float = 0  #: bytes of a device; 0: the hardware's
     devices: int = 1  #: data-parallel ones
     zero: int = 0
@@ -69,7 +70,7 @@ class Question:
     optimiser: str = "adam"
     offload: bool = False  #: the optimiser's state lies in the host's memory
     in_backward: bool = False  #: the optimiser updates a layer's weights as soon as their gradients are there
-    base_bits: float = 0  #: of frozen weights in layers
+    base_bits: float = 0  #: bits of frozen weights in layers; 0: as all weights
 
     def __post_init__(self) -> None:
         for name in ("devices", "tensor", "pipeline", "accumulate"):
@@ -130,16 +131,16 @@ class Row:
     method: Method
     memory: Memory
     step: Step
-    tokens: int  #: of a step, of all devices
+    tokens: int  #: tokens of a step on all devices
     fits: bool
-    fits_chunked: bool  #: it fits where the loss is made in chunks or by a fused kernel
+    fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends among data-parallel ones in a step
     packing_measured: bool
     largest_batch: int | None = None  #: sequences; None: the workload states its batch
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices together."""
+        """Tokens a second of all devices together."""
         return self.tokens / self.step.seconds
 
     def record(self) -> dict[str, Any]:
@@ -218,7 +219,7 @@ class Plan:
 
     @property
     def _most(self) -> str:
-        """What takes most of the best row's memory."""
+        """The category that takes most of the best row's memory."""
         sizes = self.best.memory.categories
         return {"temporary": "temporaries"}.get(largest := max(sizes, key=lambda name: sizes[name]), largest)
 
@@ -249,7 +250,7 @@ class Plan:
 
     @property
     def _held(self) -> set[str]:
-        """What takes memory at the best row's peak."""
+        """Categories of memory at the best row's peak."""
         return {name for name, size in self.best.memory.categories.items() if size}
 
     def _to_fit(self) -> str:
@@ -278,6 +279,8 @@ class Plan:
     def notes(self) -> list[str]:
         question, rows = self.question, self.rows
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
+        if question.sized and (lacking := question.step.positions_lacking()):
+            notes.append(lacking)
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
@@ -296,7 +299,7 @@ class Plan:
 
 
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
-    """What may be changed so that less memory is needed, the least change first, each with its option."""
+    """Changes that need less memory, the least change first, each with its option."""
     step = question.step
     if question.sized and (step.sequences or 1) > 1:
         yield "--sequences 1", replace(question, step=replace(step, sequences=1))

@@ -18,10 +18,10 @@ from costmodel.model.traffic import transfers
 class Step:
     """A step's least time on each device, in seconds."""
 
-    compute: float  #: of forward and backward: the roofline's floor, recomputation included
-    packing: float  #: and unpacking of what a policy keeps; 0: none is packed
-    update: float  #: of the optimiser: the device's share, where ZeRO shares it out
-    communication: float  #: of sending, by itself
+    compute: float  #: forward and backward: the roofline's floor, recomputation included
+    packing: float  #: packing and unpacking of what a policy keeps; 0: it packs nothing
+    update: float  #: the optimiser's, of the device's share if ZeRO shares it out
+    communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
     low: float = 1  #: eight of ten such steps take between low and high times `seconds`
@@ -104,7 +104,7 @@ def packing_is_measured(method: Method, hardware: Hardware) -> bool:
 
 
 def _packing(method: Method, hardware: Hardware) -> list[Pass]:
-    """What packing and unpacking were measured to take; empty: they were not."""
+    """Passes of packing and unpacking as `calibrate` measured them; empty: it did not."""
     codes = method.stash.packs if method.stash else 0
     found = [hardware.passes.get(("pack", codes, phase)) for phase in (FORWARD, BACKWARD)]
     return [pack for pack in found if pack] if all(found) else []
@@ -135,11 +135,13 @@ def _forward_again(
 
 
 def communication_bytes(workload: Workload, method: Method, micro_batches: int = 1) -> float:
-    """What a device sends in a step: gradients summed in a ring, 2 (N-1)/N of them; weights gathered, those that were
-    updated once (ZeRO-1, 2), or all, which are shared out, before the forward and the backward each (ZeRO-3), with
-    gradients scattered (Rajbhandari et al., 2020, section 7). Under autocast weights are fp32 up to ZeRO-2; FSDP's
-    mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What no device has whole is sent for
-    each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3."""
+    """Bytes that a device sends in a step (Rajbhandari et al., 2020, section 7).
+
+    Without ZeRO gradients are summed in a ring, 2 (N-1)/N of them. ZeRO-1 and 2 scatter gradients and gather the
+    weights that were updated, ZeRO-3 all weights before the forward and before the backward. Under autocast weights
+    are fp32 up to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What
+    no device has whole is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
+    """
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * STATE_BITS / 8
     if not method.zero:

@@ -20,10 +20,10 @@ class AskedStep:
     """A training step. Fields are named as the options of dsq-cost."""
 
     workload: str = DEFAULT_MODEL  #: a name (completed), a Hugging Face config.json or a workload file
-    sequences: int | None = None  #: of a batch; None: the model's
-    tokens: int | None = None  #: of a sequence, on both sides
+    sequences: int | None = None  #: sequences of a batch; None: the model's
+    tokens: int | None = None  #: tokens of a sequence, on both sides
     source_length: int | None = None  #: tokens that the encoder reads, of a sequence
-    target_length: int | None = None  #: and the decoder
+    target_length: int | None = None  #: tokens that the decoder reads, of a sequence
     fused_attention: bool = False  #: also where the model does not run it so
     eager_attention: bool = False  #: attention's scores are stored
     quantise_attention: bool = False
@@ -49,6 +49,15 @@ class AskedStep:
         fuses = model.fuses if self._fused is None else self._fused
         cut = (stage.fusing_attention() if fuses else stage for stage in stages(model, shard))
         return tuple(self._changed(stage, copies) for stage in cut)
+
+    def positions_lacking(self) -> str:
+        """A note if sequences are longer than a table of positions that the model has; else ""."""
+        model = load_shapes(self.workload, **self._sizes())
+        for stack, length in ((model.encoder, model.source_length), (model.decoder, model.target_length)):
+            known = dict(stack.tables).get("positions", length) if stack and not stack.patches else length
+            if known < length:
+                return f"{model.name} has {known:,} positions: it takes no {length:,} tokens as it is."
+        return ""
 
     @property
     def _fused(self) -> bool | None:

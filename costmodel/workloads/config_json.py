@@ -34,7 +34,7 @@ _ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn
 _ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation", "dense_act_fn")
 #: activations that are no single kernel; all others count as one
 _KINDS = {"relu": "relu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new", "quick_gelu": "quick_gelu"}
-#: what ends as a bare model's class does, and is another
+#: class names that end as a bare model's does, and are others
 _NOT_BARE = ("HeadModel", "HeadsModel", "EncoderModel")
 #: kind of model -> the ends of its classes' names, with the kind of head that they have
 _HEADS = {
@@ -47,14 +47,14 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Family:
-    """What the configs of one model_type do not say."""
+    """Facts of one model_type that its configs do not state."""
 
     kind: str  #: a key of _HEADS
     stack: Mapping[str, Any] = field(default_factory=dict)  #: fields of Stack
-    tables: tuple[str, ...] = ("words",)  #: and "positions", "types"
-    tied: bool = True  #: where the config does not say
+    tables: tuple[str, ...] = ("words",)  #: any of "words", "positions", "types"
+    tied: bool = True  #: if the config does not say
     head: Mapping[str, Any] = field(default_factory=dict)  #: fields of Head
-    activation: str = "gelu"  #: where the config does not say
+    activation: str = "gelu"  #: if the config does not say
     more_positions: int = 0  #: rows of the table that the config does not count
 
 

@@ -29,7 +29,7 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def names() -> list[str]:
-    """Of all workloads that have one."""
+    """The names of all workloads that have one."""
     return [*_FAIRSEQ, *_models()]
 
 
@@ -67,8 +67,11 @@ def load_shapes(name: str, **sizes: int) -> Transformer:
 
 def _load(name: str) -> Transformer | Workload:
     if not name.endswith(".json"):
-        found = completed("workload", name, names(), ", or a .json file (a config.json or a workload file)")
-        return fairseq(found) if found in _FAIRSEQ else _named(found)
+        if not Path(name, "config.json").is_file():
+            otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
+            found = completed("workload", name, names(), otherwise)
+            return fairseq(found) if found in _FAIRSEQ else _named(found)
+        name = str(Path(name, "config.json"))
     data = read_json(Path(name))
     if workload_file.is_workload(data):
         return workload_file.parse(data, name)

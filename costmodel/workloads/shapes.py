@@ -78,7 +78,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Head:
-    """What turns the last hidden state into logits.
+    """The layers that turn the last hidden state into logits.
 
     kind "lm": a projection onto the vocabulary at every position; "classes": one at the first position of each
     sequence; "none": no logits, no loss.
@@ -89,7 +89,7 @@ class Head:
     bias: bool = False
     tied: bool = False  #: the projection is the embedding table
     dense: bool = False  #: a layer and an activation come before it (a pooler, or the transform of a masked LM)
-    norm: bool = False  #: and a norm after that
+    norm: bool = False  #: a norm comes after that layer
     upcasts: bool = False  #: logits become fp32 before the loss, whatever the model's type
 
 

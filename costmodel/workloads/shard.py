@@ -14,7 +14,7 @@ _STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
 
 @dataclass(frozen=True)
 class Shard:
-    """Into how many parts a model is cut."""
+    """The number of parts into which a model is cut."""
 
     tensor: int = 1  #: heads and MLP widths
     pipeline: int = 1  #: layers

@@ -73,7 +73,7 @@ def _cut(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
 
 
 def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
-    """What is made once for the scores of all layers: a mask, T5's zeros for cross-attention."""
+    """Operations that run once for the scores of all layers: a mask, T5's zeros for cross-attention."""
     ops: list[Operation] = []
     if stack.causal or stack.window:
         ops.append(Pointwise(f"{stack.name}.mask", "mask", model.sequences * length, length, cls="attention"))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
@@ -81,7 +82,7 @@ class Controller(SharedByCopies):
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """What is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
-        recomputation of a part of one."""
+        recomputation of a part of one. ``enter_mode`` turns on a function mode for it."""
         return nullcontext()
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -89,8 +90,7 @@ class Controller(SharedByCopies):
         compiler traces is left to policy.py's hook."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_entered():
             return run(*args, **kwargs)
-        with again(((self, module),)):
-            return run(*args, **kwargs)
+        return run_under(((self, module),), run, *args, **kwargs)
 
     def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a part of the model under the policy; inside of the model's forward, as it is."""
@@ -151,29 +151,50 @@ class Running(threading.local):
         self.entered: dict[Controller, nn.Module] = {}
         self.stashes: list[Any] = []
 
+    def depths(self) -> tuple[int, int, int]:
+        """How many policies are entered, stashes made, and function modes on."""
+        return len(self.entered), len(self.stashes), torch._C._len_torch_function_stack()
+
+    def leave(self, depths: tuple[int, int, int]) -> None:
+        """Leave what came since ``depths``."""
+        entered, stashes, modes = depths
+        while len(self.entered) > entered:
+            self.entered.popitem()
+        del self.stashes[stashes:]
+        while torch._C._len_torch_function_stack() > modes:
+            torch._C._pop_torch_function_stack()
+
 
 RUNNING = Running()
 
 
-@contextmanager
-def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
-    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
-    checkpoint enters those of its forward around its recomputation."""
-    before = len(RUNNING.entered)
-    with ExitStack() as stack:
-        try:
+def run_under(
+    entering: Sequence[tuple[Controller, nn.Module]], run: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call ``run`` under the policies, those that are not entered yet, and note them for the checkpoints that are
+    called inside. A checkpoint enters those of its forward around its recomputation.
+
+    What ``around`` enters is left here, by count: Ctrl-C may interrupt a context manager's own lines.
+    """
+    before = RUNNING.depths()
+    try:
+        with ExitStack() as stack:
             for policy, module in entering:
                 if not policy.is_entered():
                     RUNNING.entered[policy] = module
                     stack.enter_context(policy.around(module))
-            yield
-        finally:
-            _leave(before)
+            return run(*args, **kwargs)
+    finally:
+        try:
+            RUNNING.leave(before)
+        except KeyboardInterrupt:
+            RUNNING.leave(before)
+            raise
 
 
-def _leave(before: int) -> None:
-    while len(RUNNING.entered) > before:
-        RUNNING.entered.popitem()
+def enter_mode(mode: TorchFunctionMode) -> None:
+    """Turn ``mode`` on until the call that ``run_under`` makes is over."""
+    torch._C._push_on_torch_function_stack(mode)
 
 
 def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
@@ -288,7 +309,7 @@ def suspended(model: nn.Module) -> Iterator[None]:
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    before = len(RUNNING.entered)
+    before = RUNNING.depths()
     swapped = [(module, type(module)) for module in model.modules() if isinstance(module, Swapped)]
     try:
         for owner in model.modules():
@@ -298,6 +319,6 @@ def suspended(model: nn.Module) -> Iterator[None]:
             object.__setattr__(module, "__class__", module.plain)
         yield
     finally:
-        _leave(before)
+        RUNNING.leave(before)
         for module, kind in swapped:
             module.__class__ = kind

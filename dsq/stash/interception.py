@@ -21,7 +21,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 from dsq.kept import What
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import Codec, Form, Stash, exact_form
-from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
+from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, entered_now, run_under
 from dsq.stash.table import TABLE, Row
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
@@ -52,6 +52,10 @@ def _own_body(func: FunctionType) -> FunctionType:
     return copy
 
 
+#: what a router of experts calls: recomputed from rounded inputs, a segment with one would choose other experts, whose
+#: tensors have other shapes
+_CHOOSE = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.nonzero, Tensor.nonzero}
+
 multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
@@ -61,6 +65,8 @@ class Interception(TorchFunctionMode):
     def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
         self.stash, self.rows = stash, rows
+        self.is_over = False  #: the forward: after Ctrl-C PyTorch may push the mode once more
+        self.segments_inputs: list[Any] | None = None  #: exact, of the checkpoint's segment that runs
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -72,7 +78,9 @@ class Interception(TorchFunctionMode):
             func = torch.unflatten
         elif func is Tensor.__pow__:
             func = torch.pow
-        row = self.rows.get(func)
+        row = None if self.is_over else self.rows.get(func)
+        if self.segments_inputs is not None and func in _CHOOSE:
+            self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
         if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
@@ -87,9 +95,11 @@ class Interception(TorchFunctionMode):
         if isinstance(pack, FunctionType) and pack.__code__ is _PACK:
             segment = pack.__closure__[0].cell_contents  # type: ignore[index]
         if segment is not self.stash.segment:
+            self.segments_inputs = None
             if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
                 self.stash.enter_segment(None)
                 segment.recompute_fn = _UnderPolicies(segment.recompute_fn, entered_now())
+                self.segments_inputs = segment.saved_args
                 segment.get_inputs = _Inputs.of(segment.saved_args, self.stash)
                 segment.saved_args = []
             self.stash.enter_segment(segment)
@@ -136,8 +146,7 @@ class _UnderPolicies:
     entered: tuple[tuple[Controller, nn.Module], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with again(self.entered):
-            return self.run(*args, **kwargs)
+        return run_under(self.entered, self.run, *args, **kwargs)
 
 
 def _takes(values: Iterable[Any]) -> bool:
@@ -197,11 +206,12 @@ class TablePolicy(Controller):
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
+        mode = Interception(stash, self.rows)
+        enter_mode(mode)
         try:
-            with Interception(stash, self.rows):
-                yield
+            yield
         finally:
-            RUNNING.stashes.pop()
+            mode.is_over = True
             stash.forget()
 
     def report(self) -> Summary:

@@ -1,11 +1,11 @@
 """The workload of a model of transformers, from its config.json: it runs once on the meta device, without data."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dsq.command import read_json
 from dsq.workload import trace
 
 #: ends of the names of classes whose loss takes a label for each token
@@ -24,8 +24,8 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
 
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     file = folder / "config.json" if Path(path).is_dir() else Path(path)
+    stated = read_json(file, f"config {file}")
     try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
         # attention is written out, which runs without data; so do experts in one grouped product, of 16 bits alone
         config = transformers.AutoConfig.for_model(**stated, attn_implementation="eager")
         name = (stated.get("architectures") or [None])[0]

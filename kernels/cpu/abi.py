@@ -16,7 +16,7 @@ def parse(header: str) -> FFI:
 
 
 def digest(header: str) -> str:
-    """What tells one header from another."""
+    """Return a digest that tells one header from another."""
     return sha256(header.encode()).hexdigest()
 
 

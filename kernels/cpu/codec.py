@@ -29,7 +29,7 @@ SCALES: dict[type[Format], str] = {
 
 
 class _Prepared(NamedTuple):
-    """What calls of the same format, layout and dtypes share."""
+    """The arguments that calls of one format, layout and dtypes share."""
 
     desc: Any  #: CodecDesc *
     code_shape: tuple[int, int]
@@ -77,7 +77,7 @@ class CodecKernels:
     def quantize(
         self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype, out: Tensor | None = None
     ) -> Tensor:
-        """As Backend has it; written to ``out`` where it is given, as the others do."""
+        """Quantise as Backend says, into ``out`` where it is given; so do the other functions."""
         if out is None:
             out = torch.empty_like(x, dtype=dtype)
         desc = self.prepared(fmt, layout, x.dtype, dtype, seed is not None).desc

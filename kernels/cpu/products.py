@@ -119,7 +119,7 @@ def _packed(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
 def _written(
     sizes: Sizes, bias: Tensor | None, gemm: Callable[..., None], operands: tuple[int, ...], room: int
 ) -> Tensor:
-    """What ``gemm`` computes of ``operands`` with ``room`` bytes of scratch memory; it takes none that are empty."""
+    """Return the product of ``operands``, none of them empty, by ``gemm`` with ``room`` bytes of scratch memory."""
     rows, columns, _ = sizes
     out = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     if 0 in sizes:

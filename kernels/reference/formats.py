@@ -15,7 +15,7 @@ from dsq.formats.fixed_point import BIAS
 
 
 class Codec(NamedTuple):
-    """What a format is to the kernels."""
+    """A format as the kernels see it."""
 
     #: (x (O, R, C) float64, format, layout) -> uint8 scales of the format's scale_shape
     scales: Callable[[Tensor, Format, Layout], Tensor]

@@ -88,7 +88,7 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 
 def grid_of(fmt: Format) -> dict[str, Any]:
-    """What the kernels that read codes know of the format, as compile-time arguments."""
+    """Return the format as compile-time arguments of the kernels that read codes."""
     return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 

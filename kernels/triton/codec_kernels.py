@@ -71,7 +71,7 @@ def _spread(v_TB, BOX: tl.constexpr):
 
 @triton.jit
 def exponent_of_tensor(pointer, OF_TENSOR: tl.constexpr):
-    """What a Grid takes as ``tensor``, as it was stored."""
+    """Return the stored exponent that a Grid takes as ``tensor``."""
     if OF_TENSOR:
         return tl.load(pointer).to(tl.int32)
     return 0

@@ -89,7 +89,7 @@ EXPAND = {False: {"V": 32, "num_warps": 4}, True: {"V": 128, "num_warps": 8}}
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program of ``multiply`` computes of the product, and how."""
+    """The part of the product that a program of ``multiply`` computes, and how."""
 
     rows: int
     columns: int

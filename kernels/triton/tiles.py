@@ -193,7 +193,7 @@ class Grid(NamedTuple):
 
     @property
     def cache_key(self) -> str:
-        """By which Triton tells compiled kernels apart: without it an edit of a function above would go unseen."""
+        """Return Triton's key of compiled kernels: without it an edit of a function above would go unseen."""
         return "".join(part.cache_key if isinstance(part, JITFunction) else str(part) for part in self)
 
 

@@ -1,1 +1,1 @@
-"""What dsq-cost answers, a command a file: `run(arguments)` gives the report."""
+"""The commands of dsq-cost, a file each: `run(arguments)` gives the answer."""

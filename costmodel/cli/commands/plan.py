@@ -19,12 +19,14 @@ _SHOWN |= {"step_ms_high": ",.1f", "bound": "", "tokens/s": ",.0f"}
 
 def run(arguments: argparse.Namespace) -> Answer:
     precisions = _sort(arguments)
+    if arguments.lora is not None and arguments.qlora is not None:
+        raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
     question = Question(
-        step=asked(**vars(arguments) | {"lora": arguments.qlora or arguments.lora}),
+        step=asked(**vars(arguments) | {"lora": arguments.lora if arguments.qlora is None else arguments.qlora}),
         hardware=hardware_of(arguments),
         methods=tuple(Method(str(setup), setup) for setup in setups_of(arguments, precisions)),
         budget=parse_bytes(arguments.fit) if arguments.fit else 0,
-        base_bits=NF4_BITS if arguments.qlora else 0,
+        base_bits=0 if arguments.qlora is None else NF4_BITS,
         **{name: getattr(arguments, name) for name in _ASKED},
     )
     plan = question.ask()

@@ -1,4 +1,4 @@
-"""What pictures by matplotlib share: the figure, and names beside points."""
+"""Parts that pictures by matplotlib share: the figure, and names beside points."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product

@@ -141,7 +141,7 @@ def draw_page(path: Path, plan: Plan) -> None:
 
 
 def _told(row: Row) -> str:
-    """What the row's record has, a line each."""
+    """The fields of the row's record, a line each."""
 
     def line(name: str, value: object) -> str:
         return f"{name}: {value:,.4g}" if isinstance(value, float) else f"{name}: {value}"

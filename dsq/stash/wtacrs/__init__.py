@@ -12,7 +12,7 @@ What the paper leaves open, and our choice:
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Controller, Summary, Swapped, check_keys, check_parameters, parameter_shapes
+from dsq.stash.controller import (
+    Controller,
+    Summary,
+    Swapped,
+    check_keys,
+    check_parameters,
+    enter_mode,
+    parameter_shapes,
+)
 from dsq.stash.interception import in_backward
 from dsq.stash.policy import register
 from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, SampledProducts, Site
@@ -54,9 +62,10 @@ class WTACRS(Controller):
         recomputing = in_backward()
         if not recomputing:
             self.sampler.tally = Tally()
+        if self.products:
+            enter_mode(SampledProducts(self.sampler))
         try:
-            with SampledProducts(self.sampler) if self.products else nullcontext():
-                yield
+            yield
         finally:
             if not recomputing:
                 self.sampler.close()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -220,6 +221,8 @@ BAD = {
     "optimiser": (["plan", "gpt2", "--optimiser", "adamw"], "optimiser must be one of adam, adam-8bit"),
     "pipeline": (["plan", "opt_1.3b", "--pipeline", "2", "--devices", "2", "--zero", "3"], "do not go with --pipeline"),
     "layers": (["plan", "gpt2", "--lora", "8", "--lora-layers", "conv"], "matches no linear layer of gpt2"),
+    "two ranks": (["plan", "gpt2", "--lora", "8", "--qlora", "16"], "give --lora or --qlora, not both"),
+    "no rank": (["plan", "gpt2", "--qlora", "0"], "lora must be a whole number in 1..16777216, got 0"),
     "calibrate": (["calibrate", "mine.txt"], "must end in .toml"),
     "trace": (["trace", "/no/such/config.json", "traced.txt"], "must end in .json"),
 }
@@ -264,6 +267,28 @@ def test_a_history_overrules_no_option_silently(capsys, tmp_path):
             f"dsq-cost estimate: error: {option} does nothing: the history records {recorded}\n",
         )
     assert run(capsys, "estimate", "--history", str(path), "--box-axis", "last")[0] == 0  # it records none
+
+
+def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")
+    _, file, _ = run(capsys, "plan", str(tmp_path / "config.json"), "--devices", "2", "--sequences", "4", "--csv")
+    assert folder == file
+
+
+def test_ctrl_c_while_it_is_imported_prints_nothing():
+    code = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *rest):
+        if name == "costmodel.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from costmodel.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):

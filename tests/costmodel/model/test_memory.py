@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.model.entries import POLICIES
+from costmodel.model.entries import entries_of
 from costmodel.model.memory import Method, peak_memory, saved_bytes
 from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import BF16, FP32, Setup
 from costmodel.planning.plan import USUAL
 from costmodel.workloads.named import load_workload
@@ -83,6 +84,45 @@ def test_prediction_against_what_malloc_counted(name):
         missing = abs(record["predicted_MB"] - record["saved_MB"])  # a graph's nodes take 0.15 MB
         assert missing < max(0.05 * record["saved_MB"], 0.15), record
         assert abs(record["peak_off"]) < 0.10, record
+
+
+@pytest.mark.parametrize("policy", ["bfp 4", "gact 4 uniform", "mesa"])
+@pytest.mark.parametrize("name", ["llama", "bert", "opt", "gpt_neox", "t5"])
+def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
+    """Beside dsq.stash's own count, which knows neither the loss nor what is looked up."""
+    pytest.importorskip("transformers")
+    from analysis.attach import attach
+    from analysis.memory import workload_of
+    from analysis.models import transformer
+
+    model, inputs = transformer(name, 64, 2, 4, 200, (4, 64))
+    sides = {"t5": ("source_length", "target_length"), "bert": ("source_length",)}.get(name, ("target_length",))
+    (controller,) = attach(model, policy)
+    workload = workload_of(model, 4, **dict.fromkeys(sides, 64))
+    model(**inputs)
+    entries = entries_of(workload, FP32, POLICIES[policy.removesuffix(" uniform")])
+    unseen = ("loss", "loss of fp32", "embedding", "position bias")
+    counted = sum(sum(entry.kept) for entry in entries if getattr(entry.op, "kind", "") not in unseen)
+    assert counted == pytest.approx(controller.report().kept_bytes, rel=0.04)
+
+
+def test_under_a_policy_a_block_keeps_what_nothing_makes_again():
+    """A norm's x^ and deviations; the layer behind it nothing; GELU's x; the next layer nothing; its y, which is added,
+    nothing. A layer that reads a sum keeps it. 512 rows of 16 values: boxes of 16 share 8 bits."""
+    rows, d = 512, 16
+    block = (
+        Pointwise("n", "norm", rows, d, parameters=2 * d),
+        Gemm("fc1", rows, d, 4 * d, input="n"),
+        Pointwise("g", "activation", rows, 4 * d),
+        Gemm("fc2", rows, 4 * d, d, input="g"),
+        Pointwise("sum", "residual", rows, d),
+        Gemm("head", rows, d, d, input="sum"),
+    )
+    entries = entries_of(Workload("block", block, rows), FP32, POLICIES["bfp 4"])
+    kept = {entry.op.name: sum(entry.kept) for entry in entries}
+    unit, x, read = rows * d * 6.5 / 8 + rows * 4, rows * 4 * d * 6.5 / 8, rows * d * 4.5 / 8
+    assert kept == {"n": unit, "fc1": 0, "g": x, "fc2": 0, "sum": 0, "head": read}
+    assert [len(entry.again) for entry in entries] == [0, 1, 0, 1, 0, 0]
 
 
 def test_a_zero_bias_unfuses_recomputed_cross_attention():
