@@ -52,6 +52,10 @@ def _own_body(func: FunctionType) -> FunctionType:
     return copy
 
 
+#: what a router of experts calls: recomputed from rounded inputs, a segment with one would choose other experts, whose
+#: tensors have other shapes
+_CHOOSE = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.nonzero, Tensor.nonzero}
+
 multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
@@ -62,6 +66,7 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stash, self.rows = stash, rows
         self.is_over = False  #: the forward: after Ctrl-C PyTorch may push the mode once more
+        self.segments_inputs: list[Any] | None = None  #: exact, of the checkpoint's segment that runs
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -74,6 +79,8 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.__pow__:
             func = torch.pow
         row = None if self.is_over else self.rows.get(func)
+        if self.segments_inputs is not None and func in _CHOOSE:
+            self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
         if row is None or not torch.is_grad_enabled() or not _takes((*args, *kwargs.values())) or "out" in kwargs:
             return func(*args, **kwargs)
         if not torch.compiler.is_compiling():
@@ -88,9 +95,11 @@ class Interception(TorchFunctionMode):
         if isinstance(pack, FunctionType) and pack.__code__ is _PACK:
             segment = pack.__closure__[0].cell_contents  # type: ignore[index]
         if segment is not self.stash.segment:
+            self.segments_inputs = None
             if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
                 self.stash.enter_segment(None)
                 segment.recompute_fn = _UnderPolicies(segment.recompute_fn, entered_now())
+                self.segments_inputs = segment.saved_args
                 segment.get_inputs = _Inputs.of(segment.saved_args, self.stash)
                 segment.saved_args = []
             self.stash.enter_segment(segment)
