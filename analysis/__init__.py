@@ -1,7 +1,7 @@
-"""What is measured with dsq, a room a kind of measurement.
+"""Measurements with dsq, a room a kind.
 
 evidence/     the suite of real tasks that judges every default and every figure
-experiments/  trainings to BLEU or accuracy, with what they cost
+experiments/  translations trained by recipe, to BLEU and costs
 stash/        the stash policies side by side
 memory.py     the cost model's peak memory against the measured one
 step_time.py  the cost model's time of a step against the measured one
@@ -15,11 +15,11 @@ results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
 models.py     the small models that are measured in several rooms
 attach.py     what a setup's name puts on a model
-results_page.py  docs/results.md and other pages, their tables written from results/
+results_page.py  the tables of docs/results.md and other pages, from results/
 figures.py    how pictures look
 """
 
 from pathlib import Path
 
-#: of the checkout
+#: the checkout's folder
 ROOT = Path(__file__).parents[1]

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from analysis.attach import attach
 from analysis.models import fairseq_transformer, transformer
 from analysis.stash.allocator import figures, step_bytes
-from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method, peak_memory
 from costmodel.model.operations import Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
 from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.transformer import build
@@ -87,7 +87,7 @@ def checked_model(name: str) -> CheckedModel:
 
 
 def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
-    """What the cost model makes of a model of transformers, by its config.json, with the attention that it runs."""
+    """Describe a model of transformers to the cost model, by its config.json and the attention that it runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
@@ -125,7 +125,7 @@ class CheckedMethod:
 
     name: str
     predicted: Method
-    setup: str  #: of analysis/attach.py
+    setup: str  #: a name that analysis/attach.py reads
     frozen: bool = False  #: its linear layers are not trained
 
 

@@ -99,7 +99,7 @@ class GPT(nn.Module):
         self.around = around
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """What the output layer reads, (B, T, width)."""
+        """The input of the output layer, (B, T, width)."""
         x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
         if self.around is None:
             return self.encoder(x_BTD)

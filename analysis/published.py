@@ -33,7 +33,7 @@ from costmodel.planning.step import step_time
 from costmodel.workloads.asked import ADAPTED
 from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.transformer import build
-from dsq.command import OneLineParser, guarded, table
+from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 
 RUNS = ROOT / "analysis/results/published_runs.csv"
 RESULTS, PICTURE = (RUNS.with_name(f"published.{kind}") for kind in ("csv", "png"))
@@ -95,7 +95,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"vocab_size": 151936, "head_dim": 128},
     "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304},
 }
-#: of the table "others", those that are predicted: data parallel, whole models
+#: models of the table "others" that are predicted: data parallel, whole models
 OTHERS = re.compile(r"^(MPT-|Llama3.*8B( |$)|Llama2-|Llama3-70B$|Qwen3-8B$|GPT-2 )")
 #: start of a row's source -> what its loss keeps of the logits: 16 bits and their gradient in their place, or nothing
 #: but a chunk. The others' losses are in fp32
@@ -326,7 +326,7 @@ def run(task: str, markdown: bool) -> None:
             print(f"{name}: {value:.3f}")
         return
     records = [judged(one) for one in runs()]
-    write_table(records)
+    write_text(RESULTS, as_csv(records, ".4g"))
     draw(records, PICTURE)
     shown = {"half": "", "trainings": "", "median off": ".1%", "within 15%": ".0%", "within 25%": ".0%"}
     shown |= dict.fromkeys(("least", "a tenth below", "a tenth above", "most"), ".2f") | {"told not to fit": ""}
@@ -335,17 +335,6 @@ def run(task: str, markdown: bool) -> None:
     print(table(halves_, shown, markdown=markdown))
     columns = dict.fromkeys(list(records[0])[:8], "") | {"published": ",.0f", "predicted": ",.0f", "ratio": ".2f"}
     print("\nworst:\n" + table(worst(records)[:12], columns, markdown=markdown))
-
-
-def write_table(records: list[dict[str, Any]]) -> None:
-    """analysis/results/published.csv."""
-    with RESULTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
-            for record in records
-        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""The tables of docs/results.md and other pages, and their pictures, from the files in analysis/results.
+"""The tables of docs/results.md and other pages, from the files in analysis/results.
 
     python -m analysis.results_page
 
 A table stands between two comments of a page, of which the first says what it is:
 
     <!-- table: ledger multi30k.csv multi30k_schedules snvint* -->   a ledger's runs of a recipe, fp32 and those of such
-                                                                   names (globs; none: all); "picture": and the recipe's
-                                                                   cost against score
+                                                                   names (globs; none: all)
     <!-- table: grid ablations.csv ablations format box bfp_4-4-4-16* -->   scores minus fp32's of the runs of such
                                                                    names (globs): a row a format, a column a box;
                                                                    of several seeds the mean (lowest..highest)
@@ -44,43 +43,34 @@ _DOCS = ("results", "ablations", "stash-policies", "formats")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
-#: of a ledger's table: the time, which other work on the machine decides too, and what the text says
+#: columns that a ledger's table leaves out: the time, which other work on the machine decides too, and two more
 _HIDDEN = ("minutes", "spread", "valid loss")
 
 
-def written(page: str, pictures: bool = True) -> str:
-    """The page with its tables made anew; the pictures beside the files too. Raises ValueError for an unknown table."""
-    return _TABLE.sub(lambda found: f"{found[1]}\n{_table(shlex.split(found['words']), pictures)}\n\n{found[3]}", page)
+def written(page: str) -> str:
+    """The page with its tables made anew. Raises ValueError for an unknown table."""
+    return _TABLE.sub(lambda found: f"{found[1]}\n{_table(shlex.split(found['words']))}\n\n{found[3]}", page)
 
 
-def _table(words: list[str], pictures: bool) -> str:
+def _table(words: list[str]) -> str:
     kind, *given = words
     if kind not in _KINDS:
         raise ValueError(f"table: {' '.join(words)}: accepted are {', '.join(_KINDS)}")
     try:
-        inspect.signature(_KINDS[kind]).bind(*given, draw=pictures)
+        inspect.signature(_KINDS[kind]).bind(*given)
     except TypeError as error:
         raise ValueError(f"table: {' '.join(words)}: {error}") from None
-    return _KINDS[kind](*given, draw=pictures)
+    return _KINDS[kind](*given)
 
 
-def _ledger(file: str, recipe: str, *options: str, draw: bool) -> str:
-    """``options``: globs of runs, and "picture" where the page shows the recipe's."""
+def _ledger(file: str, recipe: str, *globs: str) -> str:
+    """``globs``: of runs."""
     group = _group(file, recipe)
-    globs = [option for option in options if option != "picture"]
     shown = [one for one in group if one.is_float or not globs or any(fnmatchcase(one.name, glob) for glob in globs)]
-    text = report.table_of(shown, markdown=True, hidden=_HIDDEN)
-    if "picture" not in options:
-        return text
-    picture = RESULTS / f"{recipe}.png"
-    if draw:
-        from analysis.experiments.pictures import draw as write_picture
-
-        write_picture(group, picture)
-    return f"{text}\n\n![cost against {report.measure(group[0])}](../{picture.relative_to(ROOT)})"
+    return report.table_of(shown, markdown=True, hidden=_HIDDEN)
 
 
-def _grid(file: str, recipe: str, down: str, across: str, *globs: str, draw: bool) -> str:
+def _grid(file: str, recipe: str, down: str, across: str, *globs: str) -> str:
     """``down``, ``across``: the columns of the ledger that tell the table's rows and columns."""
     group, reference = _group_and_fp32(file, recipe)
     rows: dict[str, dict[str, Any]] = {}
@@ -102,7 +92,7 @@ def _cell(differences: list[float]) -> str:
     return mean if len(differences) == 1 else f"{mean} ({min(differences):+.1f}..{max(differences):+.1f})"
 
 
-def _paper(file: str, recipe: str, published: str, draw: bool) -> str:
+def _paper(file: str, recipe: str, published: str) -> str:
     """``published``: a recipe that holds the paper's scores; the runs of ``recipe`` at its levels stand beside."""
     group, reference = _group_and_fp32(file, recipe)
     printed = load_experiment(RECIPES / f"{published}.toml").runs
@@ -158,7 +148,7 @@ def _group_and_fp32(file: str, recipe: str) -> tuple[list[Configuration], Config
     return group, reference
 
 
-def _file(file: str, *columns: str, draw: bool) -> str:
+def _file(file: str, *columns: str) -> str:
     """``columns``: their names, and after a colon how numbers are written."""
     specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
     with (RESULTS / file).open(newline="", encoding="utf-8") as text:
@@ -174,13 +164,13 @@ def _suite() -> Evidence:
     return Evidence(suite, read_rows(LEDGER, suite))
 
 
-def _evidence(*settings: str, draw: bool) -> str:
+def _evidence(*settings: str) -> str:
     """``settings``: their names, and "over=TASK,TASK" where the means are over these tasks alone."""
     over = [word.removeprefix("over=").split(",") for word in settings if word.startswith("over=")]
     return over_tasks(_suite(), [one for one in settings if not one.startswith("over=")], *over)
 
 
-def _beside(paper: str, tasks: str, *settings: str, draw: bool) -> str:
+def _beside(paper: str, tasks: str, *settings: str) -> str:
     evidence = _suite()
     rows: dict[str, dict[str, Any]] = {name: {"setting": name} for name in settings}
     for name, row in rows.items():

@@ -4,12 +4,10 @@
     python -m analysis.revisions OTHER_CHECKOUT --times   seconds a call, in alternating processes
 
 Use it before and after a change that should change no number. Both trees need their kernels built (python setup.py
-build_ext --inplace); the cases are always this tree's, and use public names of dsq alone. Part of the bits: ``--only
-pack``, a regular expression over the names of cases.
+build_ext --inplace); the cases are always this tree's, and use public names of dsq alone.
 
-Bits: every case is a digest of all tensors that it makes, on one thread and on two. Each case starts from one seed; all
-NaN count as one. An error is recorded as its type. The first kernel that fits multiplies (DSQ_GEMM), so that what was
-the fastest on a busy machine plays no part. Takes three minutes on an idle core.
+Bits: every case is a digest of all tensors that it makes, from one seed, on one thread and on two. All NaN count as
+one, and an error is recorded as its type. The first kernel that fits multiplies (DSQ_GEMM).
 
 Times: a round starts one process for this tree and two for the other, in an order that moves on by one each round. A
 ratio is the median over the rounds of (this tree's least time of several turns / the other's). The other tree's second
@@ -41,10 +39,10 @@ from analysis.attach import attach
 from analysis.models import encoder, resnet20
 
 PROG = "python -m analysis.revisions"
-Found = Iterator[tuple[str, Any]]  #: what was computed, by name: tensors and numbers
+Found = Iterator[tuple[str, Any]]  #: tensors and numbers by name
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-# ---- bits: quantise, pack, unpack ----
+# ---- bits ----
 
 #: shapes and axes; the last are divided between threads
 PLACES = (((257,), -1), ((7, 33), 0), ((64, 128), 1), ((3, 18, 40), 1), ((150, 1027), 0), ((150, 1027), 1))
@@ -67,8 +65,6 @@ def _pack(formats: list[str]) -> Found:
         yield from ((f"{name} codes", packed.codes), (f"{name} scales", packed.scales))
         yield from ((f"{name} unpack", packed.unpack()), (f"{name} as bfloat16", packed.unpack(torch.bfloat16)))
 
-
-# ---- bits: linear layers ----
 
 LEVELS = [f"[{q}]" for q in ("2,2,2,16", "4,4,4,8", "4,3,3,8", "8,4,4,8", "16,4,4,16", "3,5,7,16", "32,4,4,32")]
 LEVELS += ["[32,32,32,32]", "[4,32,8,16]"]
@@ -93,9 +89,6 @@ def _linear(style: dict[str, Any]) -> Found:
                 yield f"{name} {what}", tensor
 
 
-# ---- bits: models ----
-
-
 def _torch_encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(48, 4, 96, batch_first=True), 2)
 
@@ -107,33 +100,21 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "torch encoder": (_torch_encoder, (4, 20, 48)),
     "resnet": (lambda: resnet20((8, 12, 16)), (8, 3, 12, 12)),
 }
-#: options of DSQConfig
-CONFIGS: dict[str, dict[str, Any]] = {
-    "linears": {},
-    "whole": {"stash": "all"},
-    "fixed, stochastic": {"format": "fixed", "rounding": "stochastic"},
-    "excluded": {"exclude": "linear1|fc1", "eval_full_precision": True},
-}
-#: policies as analysis/attach.py names them, on a model that is not converted
-POLICIES: tuple[str, ...] = ("bfloat16", "bfp 4", "bfp 2", "mesa", "gact 4", "gact 4 CB1", "gact 2 of bfp")
-POLICIES += ("selective", "selective + bfp 4", "wtacrs 0.3", "wtacrs 0.5 products + bfp 4", "checkpoint + bfp 4")
+#: as analysis/attach.py names them
+SETUPS: tuple[str, ...] = ("[4,3,3,8]", "[8,4,4,8] whole", "[4,3,3,8] fixed stochastic", "bfloat16", "bfp 4", "bfp 2")
+SETUPS += ("mesa", "gact 4", "gact 4 CB1", "gact 2 of bfp", "selective", "selective + bfp 4", "wtacrs 0.3")
+SETUPS += ("wtacrs 0.5 products + bfp 4", "checkpoint + bfp 4")
 
 
 def _train(setup: str) -> Found:
-    """Two steps at each of two levels, plain and under autocast: bytes, loss and gradients; an evaluation."""
+    """Four steps, plain and under autocast: bytes, loss and gradients; an evaluation."""
     for (name, (make, shape)), autocast in product(MODELS.items(), (False, True)):
         torch.manual_seed(0)
-        model, x, config = make(), torch.randn(shape), None
-        if setup in CONFIGS:
-            config = dsq.DSQConfig(levels="[4,3,3,8] [8,4,4,8]", **CONFIGS[setup])
-            dsq.convert(model, config)
-        else:
-            attach(model, setup)
+        model, x = make(), torch.randn(shape)
+        attach(model, setup)
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         for step in range(4):
             torch.manual_seed(step)
-            if config is not None:
-                dsq.set_level(model, config, step // 2)
             at, losses = f"{name}{' autocast' * autocast} {step}", list[Tensor]()
             forward = partial(_loss, model, x, autocast, losses)
             if step == 3:  # gact adapts in the second step: what is held meanwhile differs from run to run
@@ -158,7 +139,7 @@ def _loss(model: nn.Module, x: Tensor, autocast: bool, losses: list[Tensor]) -> 
 CASES: dict[str, Callable[[], Found]] = {
     **{f"pack {name}": partial(_pack, formats) for name, formats in FORMATS.items()},
     **{f"linear {style or 'default'}": partial(_linear, style) for style in STYLES},
-    **{f"train {name}": partial(_train, name) for name in (*CONFIGS, *POLICIES)},
+    **{f"train {name}": partial(_train, name) for name in SETUPS},
 }
 
 
@@ -208,8 +189,8 @@ def compare_bits(other: Path, only: str) -> int:
 
 # ---- times ----
 
-#: policies that are timed: gact with uniform bits, which do not change meanwhile
-TIMED = ("bfp 4", "mesa", "gact 4 uniform")
+#: gact with uniform bits, which do not change meanwhile
+TIMED = ("plain", "[8,4,4,8]", "[8,4,4,8] whole", "bfp 4", "mesa", "gact 4 uniform")
 
 
 def _step(model: nn.Module, x: Tensor, setup: str) -> Callable[[], None]:
@@ -225,18 +206,16 @@ def seconds() -> dict[str, float]:
 
     keep_freed_memory()
     torch.manual_seed(0)
-    converted = ("plain", "[8,4,4,8]", "[8,4,4,8] whole")
     calls: dict[str, Callable[[], object]] = {}
     for what, model, x, setups in (
-        ("d 512", encoder(6, 512, 8, 2048, sdpa=True), torch.randn(8, 128, 512), (*converted, *TIMED)),
-        ("d 128", encoder(6, 128, 4, 512, sdpa=True), torch.randn(16, 64, 128), (*converted, *TIMED)),
-        ("layer 64 x 64", nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True), converted),
+        ("d 512", encoder(6, 512, 8, 2048, sdpa=True), torch.randn(8, 128, 512), TIMED),
+        ("d 128", encoder(6, 128, 4, 512, sdpa=True), torch.randn(16, 64, 128), TIMED),
+        ("layer 64 x 64", nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True), TIMED[:3]),
     ):
         calls |= {f"{what}: {setup}": _step(model, x, setup) for setup in setups}
     x = torch.randn(2048, 512)
-    for dim in (-1, 0):
-        calls[f"quantize 2^20, dim {dim}"] = partial(dsq.quantize, x, dsq.BFP(4), dim)
-        calls[f"pack 2^20, dim {dim}"] = partial(dsq.pack, x, dsq.BFP(4), dim)
+    for function, dim in product((dsq.quantize, dsq.pack), (-1, 0)):
+        calls[f"{function.__name__} 2^20, dim {dim}"] = partial(function, x, dsq.BFP(4), dim)
     return {name: min(taken) for name, taken in in_turns(calls, 4, warm=2).items()}
 
 

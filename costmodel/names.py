@@ -34,5 +34,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"nearest is {', '.join(repr(names[one]) for one in near)}; " if near else ""
 
 
+#: what names leave out: all but letters and digits, and words of a device's full name, as "NVIDIA A100-SXM4-80GB"
+_LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?")
+
+
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    return _LEFT_OUT.sub("", name.lower())

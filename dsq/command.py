@@ -154,12 +154,6 @@ def turn_at(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def refuse_used(out: Path, otherwise: str = "") -> None:
-    """Raise ValueError where --out is there and more than an empty folder; ``otherwise`` ends the message."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out {out}: there already; give a new or empty directory{otherwise}")
-
-
 def _is_special(path: str | Path) -> bool:
     """Return whether ``path`` names something other than a file that may be replaced. Raises OSError for a folder."""
     if _standard(path) is not None:

@@ -1,4 +1,4 @@
-"""What an installed package promises: its version, its types in the README's own words, what it needs."""
+"""Promises of an installed package: its version, its types in the README's own words, its needs."""
 
 import doctest
 import json

@@ -82,7 +82,7 @@ def rows(race: Race) -> list[dict[str, Any]]:
 
 
 def verdict(race: Race) -> str:
-    """What the baseline's ratio to itself says of the machine."""
+    """Say by the baseline's ratio to itself whether the machine was quiet."""
     measured = f"{race.baseline} against itself: {race.control.ratio:.3f}, stray {race.stray:.0%}"
     if race.trusted:
         return measured

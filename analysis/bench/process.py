@@ -52,7 +52,7 @@ SETUPS = {
 }
 LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "own", "first")
-#: what makes a row another one
+#: the fields that tell rows apart
 KEYS = ("setup", "loss", "setting", "batch", "size", "threads")
 #: figures of a row on the terminal, with their formats
 SHOWN = {"batch": "", "above MiB": ".0f", "process MiB": ".0f", "seconds": ".3g"}
@@ -70,7 +70,7 @@ class Case:
     batch: int
     size: tuple[int, ...] = (6, 512, 256, 8192)
     threads: int = 1
-    steps: int = 3  #: that are timed
+    steps: int = 3  #: timed steps
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 def measured(case: Case) -> dict[str, float]:
-    """What ``measure`` finds in a process of its own; ValueError with its last words if it fails."""
+    """Call ``measure`` in a process of its own. Raises ValueError with its last words if it fails."""
     allocator = "0" if case.setting == "none" else "1"
     environment = {**os.environ, "OMP_NUM_THREADS": str(case.threads), "DSQ_ALLOCATOR": allocator}
     command = [sys.executable, "-m", "analysis.bench.process", json.dumps(asdict(case))]

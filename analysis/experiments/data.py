@@ -1,9 +1,8 @@
 """The data of a training: its text, the subwords that it is cut into, and the binary form that fairseq reads."""
 
-import argparse
 import json
 import shutil
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,19 @@ KINDS = ("parallel",)
 _WHEREABOUTS = ("path", "get")
 
 
-def _field(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class Data:
-    """The data of a training: a recipe's [data], the flags of a command, and "data" in run.json have these fields."""
+    """The data of a training: a recipe's [data], and "data" in run.json, have these fields."""
 
     kind: str  #: one of KINDS: parallel text, which is translated
     path: str  #: the folder of the text
-    vocab: int = _field(4000, "BPE subwords")
-    prefix: str = _field("", "what the files' names begin with, as in PREFIX.train.tsv.xz")
-    source: str = _field("de", "source language")
-    target: str = _field("en", "target language")
-    columns: str = _field("de,en", "languages of a .tsv's columns")
-    lowercase: bool = _field(False, "lower-case all text, the references too")
-    beam: int = _field(4, "beam of the search")
+    vocab: int = 4000  #: BPE subwords
+    prefix: str = ""  #: the start of the files' names, as in PREFIX.train.tsv.xz
+    source: str = "de"  #: language
+    target: str = "en"  #: language
+    columns: str = "de,en"  #: languages of a .tsv's columns
+    lowercase: bool = False  #: lower-case all text, the references too
+    beam: int = 4  #: of the search
     get: str = ""  #: where a person gets the data; shown where they are absent
 
     def settings(self) -> dict[str, Any]:
@@ -49,21 +44,6 @@ class Data:
         """Raise ValueError, with where to get them, where the data are absent."""
         if not Path(self.path).is_dir():
             raise ValueError(f"data.path {self.path}: there is no such folder; give --data DIR. {self.get}".strip())
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --data and a flag for each field of Data that has a help text."""
-    parser.add_argument("--data", dest="path", required=True, metavar="DIR", help="directory of the text")
-    for one in fields(Data):
-        if "help" in one.metadata:
-            given: dict[str, Any] = {"action": "store_true"} if one.type is bool else {"type": one.type}
-            shown = "" if one.default in ("", False) else " (default: %(default)s)"
-            parser.add_argument(f"--{one.name}", default=one.default, help=one.metadata["help"] + shown, **given)
-
-
-def data_of(given: argparse.Namespace) -> Data:
-    """The Data that the flags ask for."""
-    return Data("parallel", **{one.name: getattr(given, one.name) for one in fields(Data) if hasattr(given, one.name)})
 
 
 def prepare(data: Data, folder: Path) -> str:

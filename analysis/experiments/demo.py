@@ -1,4 +1,4 @@
-"""What `make demo` runs: a translation model trained twice on sentences of Tatoeba, in fp32 and with DSQ, in minutes.
+"""`make demo`: a translation model trained twice on sentences of Tatoeba, in fp32 and with DSQ, in minutes.
 
     python -m analysis.experiments.demo --out runs/demo
 
@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from analysis.experiments import run
 from analysis.experiments.recipe import RECIPES, load_experiment, plan
 from analysis.figures import BLUE, GREY, look, save
-from dsq.command import OneLineParser, as_csv, guarded, refuse_used, table, write_text
+from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 
 PROG = "python -m analysis.experiments.demo"
 RECIPE = RECIPES / "demo.toml"
@@ -29,7 +29,8 @@ _COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "kept, MiB": ".2f", "train,
 
 def demo(out: Path) -> None:
     """Train twice in ``out``, print what came out and draw ``out``/demo.png. Raises ValueError if ``out`` is in use."""
-    refuse_used(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: there already; give a new or empty directory")
     run.run_recipe(RECIPE, out, data=TEXT, jobs=2)
     folders = {one.label: out / one.name for one in plan(load_experiment(RECIPE))}
     found = {label: _results(folder) for label, folder in folders.items()}

@@ -79,7 +79,7 @@ def records(log: Path, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def progress(line: str) -> str | None:
-    """What to show a person of a line of the training log: validations and changes of level."""
+    """Return a line for a person if the line of the log tells of a validation or a change of level, else None."""
     found = _RECORD.search(line)
     if found and found[1] == "valid":
         record = json.loads(found[2])

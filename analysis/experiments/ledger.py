@@ -35,7 +35,7 @@ _PACKAGES = ("torch", "numpy", "fairseq", "sacrebleu", "sentencepiece")
 
 
 def place(on_cpu: bool) -> dict[str, str]:
-    """What a run is started on: commit, versions, CPU and, where it trains on one, GPU."""
+    """Describe the machine that starts a run: commit, versions, CPU and, if it trains on one, GPU."""
     import torch
 
     versions = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
@@ -84,7 +84,7 @@ def row(experiment: Experiment, run: PlannedRun, results: dict[str, Any], places
     }
 
 
-#: those that every reader of a ledger needs
+#: the columns that every reader of a ledger needs
 COLUMNS = ("recipe", "run", "score", "levels", "format", "seed")
 
 
@@ -149,13 +149,6 @@ class Configuration:
     @property
     def format(self) -> str:
         return "fp32" if self.is_float else str(self.first["format"])
-
-    @property
-    def schedule(self) -> str:
-        """Levels and rises in short: 4,3,3,8 -> 8,4,4,8 at 0.8."""
-        short = " -> ".join(re.findall(r"\[(.*?)\]", self.first["levels"])) or "fp32"
-        rise = self.first.get("rise_at")
-        return f"{short} at {rise}" if rise else short
 
     def differences(self, other: "Configuration") -> list[float]:
         """By how much each score is above ``other``'s of the same seed, of the seeds that both have."""

@@ -24,7 +24,6 @@ In [[runs]], label names the row in tables, and paper holds the published score.
 
 import dataclasses
 import itertools
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -36,8 +35,7 @@ from typing import Any
 from analysis.experiments.data import KINDS, Data
 from analysis.experiments.train import FLOAT, Training
 from costmodel.model.quantisation import Setup
-from costmodel.paper import run_cost
-from costmodel.paper.run_cost import Cost
+from costmodel.paper.run_cost import Cost, level_costs
 from costmodel.workloads.named import load_workload
 from dsq import formats
 from dsq.arguments import choice, flag, number, whole_number
@@ -67,8 +65,8 @@ class Experiment:
     training: dict[str, Scalar]
     options: dict[str, list[Scalar]]
     runs: tuple[RunGrid, ...]
-    workload: str  #: what dsq-cost's paper profile costs
-    changes: tuple[str, ...] = ()  #: what was said in place of the file's own values
+    workload: str  #: the model that dsq-cost's paper profile costs
+    changes: tuple[str, ...] = ()  #: lines that took the place of the file's own values
 
 
 @dataclass(frozen=True)
@@ -97,16 +95,6 @@ class PlannedRun:
         named = {**self.training, "seed": self.seed, **{f"dsq-{k.replace('_', '-')}": v for k, v in dsq.items()}}
         return [word for flag, value in named.items() for word in _words(flag, value)]
 
-    @property
-    def rises(self) -> list[float] | None:
-        """The shares of the run at which its later levels begin; None where plateaus decide, or epochs bound it."""
-        moments = [float(word) for word in re.split(r"[\s,]+", str(self.options.get("rise_at", "")).strip()) if word]
-        if self.levels.count("[") == 1:
-            return []
-        if not moments or (max(moments) >= 1 and not self.max_update):
-            return None
-        return [min(moment if moment < 1 else math.ceil(moment) / self.max_update, 1.0) for moment in moments]
-
     def training_on(self, data: Data, prepared: Path) -> Training:
         """The training that this run is."""
         return Training(data, self.levels, tuple(self.flags), str(prepared))
@@ -119,12 +107,7 @@ class PlannedRun:
         fields = {name: self.options[name] for name in formats.options(kind.name) if name in self.options}
         axis = str(self.options.get("box_axis", "contraction"))
         setups = [Setup(kind(formats.WIDEST, **fields), level, axis) for level in parse_levels(self.levels)]
-        return run_cost.level_costs(load_workload(workload), setups)
-
-    def expected(self, workload: str) -> tuple[Cost, ...]:
-        """The run's cost; the first and the last level's where plateaus decide; none in floating point."""
-        costs = self.level_costs(workload)
-        return run_cost.run_cost(costs, self.rises) if costs else ()
+        return level_costs(load_workload(workload), setups)
 
 
 def load_experiment(path: Path, changes: Sequence[str] = ()) -> Experiment:

@@ -1,8 +1,7 @@
-"""Tables and a picture of ledgers: python -m analysis.experiments.report LEDGER.csv ... [--out DIR]
+"""Tables of ledgers: python -m analysis.experiments.report LEDGER.csv ... [--out DIR]
 
 A table a recipe, a row a configuration: the mean over seeds and the spread, the largest minus the smallest. Printed as
-text, written as Markdown (report.md), and drawn as cost against score (RECIPE.png) where runs have costs. An experiment
-that is half done reports what is there.
+text and written as Markdown (report.md). An experiment that is half done reports what is there.
 """
 
 import sys
@@ -52,7 +51,7 @@ def _told(one: Configuration, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _option(one: Configuration, name: str) -> str | None:
-    """What the run was given, but for flags that it was not; of _AT_PLATEAUS only where a plateau ends a level."""
+    """The option's value; None for a flag that was not given, and for _AT_PLATEAUS unless a plateau ends a level."""
     value = one.first.get(name)
     return None if value in ("", "False") or (name in _AT_PLATEAUS and not _waits(one)) else value
 
@@ -81,7 +80,7 @@ def _stash(row: Row) -> str | None:
 
 
 def measure(one: Configuration) -> str:
-    """What the score is."""
+    """The name of the score, as BLEU."""
     return one.first.get("measure") or "score"
 
 
@@ -115,17 +114,10 @@ def report(ledgers: Sequence[Path], out: Path) -> None:
         raise ValueError(f"{ledgers[0]}: holds no run yet")
     make_folder(out)
     groups = configurations(rows)
-    markdown = []
     for recipe, group in groups.items():
         print(render(recipe, group, markdown=False))
-        markdown.append(render(recipe, group, markdown=True))
-        if any(one.values("dram") for one in group):
-            from analysis.experiments import pictures
-
-            pictures.draw(group, out / f"{recipe}.png")
-            markdown.append(f"![cost against {measure(group[0])}]({recipe}.png)\n")
-    write_text(out / "report.md", "\n".join(markdown))
-    print(f"{out / 'report.md'}, with pictures of {', '.join(groups)}")
+    write_text(out / "report.md", "\n".join(render(recipe, group, markdown=True) for recipe, group in groups.items()))
+    print(out / "report.md")
 
 
 def main(arguments: list[str] | None = None) -> int:

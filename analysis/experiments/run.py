@@ -29,7 +29,6 @@ from analysis.experiments.fairseq_run import environment
 from analysis.experiments.ledger import FILE, add_row, place, row
 from analysis.experiments.recipe import Experiment, PlannedRun, check, load_experiment, plan
 from analysis.experiments.train import Training
-from costmodel.paper.run_cost import Cost
 from dsq.command import OneLineParser, count, guarded, make_folder, table
 
 PROG = "python -m analysis.experiments.run"
@@ -148,7 +147,7 @@ class Session:
             folder.start(training, place("--cpu" in training.flags) | {"threads": str(self.threads)})
             with folder.log.open("ab") as log:
                 return subprocess.Popen(
-                    [sys.executable, "-m", "analysis.experiments.train", "--resume", str(folder.path)],
+                    [sys.executable, "-m", "analysis.experiments.train", str(folder.path)],
                     env=environment() | {"OMP_NUM_THREADS": str(self.threads)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -184,24 +183,14 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def show_plan(experiment: Experiment, runs: list[PlannedRun], out: Path) -> str:
-    """The plan as a table: each run's cost by dsq-cost's paper profile, and whether it is finished."""
+def show_plan(runs: list[PlannedRun], out: Path) -> str:
+    """The plan as a table: each run's updates, and whether it is finished."""
     rows = []
     for run in runs:
-        cost = run.expected(experiment.workload)
-        updates = run.max_update or f"{run.training.get('max-epoch', '?')} epochs"
-        costs = {name: _range(cost, name) for name in ("arithmetic", "dram")}
+        updates = run.max_update or f"{run.training.get('max-epoch', 'default')} epochs"
         finished = "yes" if RunFolder(out / run.name).read("results") else "no"
-        rows.append({"run": run.name, "updates": updates, **costs, "finished": finished})
-    note = (
-        f"{len(runs)} runs. arithmetic, dram: dsq-cost's paper profile of {experiment.workload}, fixed-point 32 = 1, "
-        "by the shares of updates; from .. to where plateaus decide; - in floating point"
-    )
-    return f"{table(rows)}\n\n{note}"
-
-
-def _range(costs: Sequence[Cost], name: str) -> str:
-    return " .. ".join(f"{getattr(cost, name):.4f}" for cost in costs) or "-"
+        rows.append({"run": run.name, "updates": updates, "finished": finished})
+    return f"{table(rows)}\n\n{len(runs)} runs"
 
 
 def run_recipe(
@@ -220,7 +209,7 @@ def run_recipe(
     Args:
         data: in place of the recipe's data.path.
         changes, only: as ``load_experiment`` and ``plan`` take them.
-        dry_run: print the plan and its costs, and run nothing.
+        dry_run: print the plan, and run nothing.
         jobs: runs at a time. threads: of each run.
     """
     experiment = load_experiment(recipe, changes)
@@ -232,7 +221,7 @@ def run_recipe(
         for run in runs:
             RunFolder(out / run.name).check(run.training_on(experiment.data, out / "data"))
         if dry_run:
-            print(show_plan(experiment, runs, out))
+            print(show_plan(runs, out))
             return
         experiment.data.check_present()
     except ValueError as error:
@@ -241,7 +230,7 @@ def run_recipe(
     prepare(experiment.data, out / "data")
     signal.signal(signal.SIGTERM, _terminated)
     Session(experiment, runs, out, threads).go(jobs)
-    print(f"ledger: {out / FILE}; tables and picture: python -m analysis.experiments.report {out / FILE}")
+    print(f"ledger: {out / FILE}; tables: python -m analysis.experiments.report {out / FILE}")
 
 
 def _terminated(*_: object) -> NoReturn:
@@ -257,7 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
     change = "a value in place of the recipe's outside [[runs]], as in training.max-epoch=1; may be given again"
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="TABLE.KEY=VALUE", help=change)
     parser.add_argument("--only", action="append", metavar="GLOB", help="runs whose names match; may be given again")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and its costs, and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, and run nothing")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     parser.add_argument("--threads", type=count, default=1, metavar="N", help="of a run (default: %(default)s)")
     given = parser.parse_args(arguments)

@@ -119,14 +119,14 @@ def _hint(folder: Path, prefix: str) -> str:
     every = "|".join(name for names in SPLITS.values() for name in names)
     starts = {match[1] for path in folder.iterdir() if (match := re.match(rf"(.+?)[._-]({every})[._-]", path.name))}
     asked = f" of the prefix {prefix!r}" if prefix else ""
-    return f"{asked} (--prefix could be {' or '.join(sorted(starts))})" if starts else asked
+    return f"{asked} (data.prefix could be {' or '.join(sorted(starts))})" if starts else asked
 
 
 def _read_table(path: Path, columns: tuple[str, ...], source: str, target: str) -> list[tuple[str, str]]:
     missing = [language for language in (source, target) if language not in columns]
     if missing:
         raise ValueError(
-            f"--columns {','.join(columns)}: {missing[0]} is not among them; name {path.name}'s columns in order"
+            f"data.columns {','.join(columns)}: {missing[0]} is not among them; name {path.name}'s columns in order"
         )
     at = columns.index(source), columns.index(target)
     pairs = []
@@ -209,6 +209,6 @@ def train_bpe(sentences: Iterable[str], size: int) -> Any:
     except (RuntimeError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(
-            f"--vocab {size}: sentencepiece cannot learn this number of subwords of this text ({why})"
+            f"data.vocab {size}: sentencepiece cannot learn this number of subwords of this text ({why})"
         ) from None
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())

@@ -1,11 +1,7 @@
-"""One training of a translation model, from raw text to BLEU.
-
-    python -m analysis.experiments.train --data DIR --out RUN --source de --target en
-    python -m analysis.experiments.train --data DIR --prefix multi30k --out RUN --encoder-layers 6 --max-epoch 30
-    python -m analysis.experiments.train --resume RUN
+"""One training of a translation model, from raw text to BLEU: python -m analysis.experiments.train RUN
 
 text -> BPE (sentencepiece) -> dsq-preprocess -> dsq-train -> dsq-generate and sacrebleu -> RUN/results.json.
-RUN/run.json says what was asked for: --resume goes on by it from the last checkpoint. Forms of text: text.py.
+RUN/run.json, which analysis.experiments.run writes, is the request; the command goes on from the last checkpoint.
 """
 
 import json
@@ -17,20 +13,18 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from analysis.experiments.data import Data, add_flags, data_of, prepare
+from analysis.experiments.data import Data, prepare
 from analysis.experiments.fairseq_run import fairseq, hypotheses, records, show
-from dsq.command import OneLineParser, guarded, make_folder, refuse_used, write_text
-from dsq.precision import DEFAULT_LEVELS, levels_text
+from dsq.command import OneLineParser, guarded, make_folder, write_text
 
 PROG = "python -m analysis.experiments.train"
 FLOAT = "none"  #: in place of levels: in floating point
-LEVELS = levels_text(DEFAULT_LEVELS)
 #: flags that the command relies on
 _FIXED = "--task translation --share-all-embeddings --no-epoch-checkpoints --no-progress-bar --log-format json"
 #: flags that are not the user's, because the command or the data decide them
 _OWN = """--task --source-lang -s --target-lang -t --no-save --checkpoint-suffix --save-dir --log-format
     --disable-validation"""
-#: flags that are given unless the user says otherwise: a model for two CPU cores
+#: flags that are given unless the recipe says otherwise: a model for two CPU cores
 DEFAULTS = """
     --arch transformer --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 128 --decoder-embed-dim 128
     --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4
@@ -41,10 +35,10 @@ DEFAULTS = """
 
 @dataclass(frozen=True)
 class Training:
-    """What a training is asked for, as run.json in its folder keeps it."""
+    """The request for a training, as run.json in its folder keeps it."""
 
     data: Data
-    levels: str = LEVELS  #: or FLOAT
+    levels: str  #: of DSQConfig, or FLOAT
     flags: tuple[str, ...] = ()  #: flags of dsq-train besides; they come last, so that they override DEFAULTS
     prepared: str = ""  #: folder of the binary data, where trainings share it; "": the training's own
 
@@ -54,7 +48,7 @@ class Training:
         try:
             found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         except OSError as error:
-            raise ValueError(f"--resume {folder}: run.json cannot be read: {error.strerror}") from None
+            raise ValueError(f"{folder}: run.json cannot be read: {error.strerror}") from None
         return Training(Data(**found["data"]), found["levels"], tuple(found["flags"]), found["prepared"])
 
     def write(self, folder: Path, **more: Any) -> None:
@@ -146,48 +140,12 @@ def write_json(results: dict[str, Any], path: Path) -> None:
     write_text(path, json.dumps(results, indent=1) + "\n")
 
 
-def summary(results: dict[str, Any], out: Path) -> str:
-    """What a person reads at the end: BLEU and times; for a DSQ run its levels, and how to see its costs."""
-    lines = [f"BLEU {results['bleu']:.1f}  ({results['signature']})"]
-    lines.append(", ".join(f"{stage} {spent:.0f} s" for stage, spent in results["seconds"].items()))
-    if "history" in results:
-        levels = [level for level in results["history"]["levels"] if level["updates"]]
-        lines += [f"{str(level['precision']).replace(' ', '')}: {level['updates']:,} updates" for level in levels]
-        lines.append(f"costs: dsq-cost estimate --history {out / 'checkpoints' / 'dsq_history.json'}")
-    return "\n".join(lines)
-
-
-def _command() -> OneLineParser:
-    top = OneLineParser(
-        prog=PROG,
-        description=__doc__,
-        epilog="All other flags go to dsq-train (see there): model sizes, --lr, --max-update, --dsq-patience, ...\n"
-        f"Unless given, these:\n{' '.join(DEFAULTS.split())}",
-    )
-    add_flags(top)
-    top.add_argument("--out", type=Path, required=True, metavar="RUN", help="new directory for all that is written")
-    text = f'precision schedule, or "{FLOAT}" (default: %(default)s)'
-    top.add_argument("--dsq-levels", dest="levels", default=LEVELS, help=text)
-    return top
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command; ``arguments``: default, those of the process."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] == ["--resume"] and len(words) == 2:
-        folder = Path(words[1])
-        return guarded(PROG, lambda: print(summary(run(Training.read(folder), folder), folder)))
-    given, flags = _command().parse_known_args(words)
-
-    def work() -> None:
-        training = Training(data_of(given), given.levels, tuple(flags))
-        training.check()
-        refuse_used(given.out, f", or go on with it: {PROG} --resume {given.out}")
-        prepare(training.data, given.out)
-        training.write(given.out)
-        print(summary(run(training, given.out), given.out))
-
-    return guarded(PROG, work)
+    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="folder with run.json, for all that is written")
+    folder = parser.parse_args(arguments).folder
+    return guarded(PROG, lambda: run(Training.read(folder), folder))
 
 
 if __name__ == "__main__":

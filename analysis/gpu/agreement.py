@@ -1,18 +1,22 @@
 """Whether the GPU kernels are what a backend must be: every bit of codecs and masks, and exact products."""
 
+import itertools
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from itertools import chain
+from unittest.mock import patch
 
 import torch
 
+import dsq
 from analysis.gpu.machine import Machine, Trial
 from dsq.command import Record
-from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
+from dsq.kernels.backend import GemmKernel
 from dsq.kernels.conformance import (
     Case,
     Product,
@@ -23,10 +27,13 @@ from dsq.kernels.conformance import (
     mask_disagreements,
     product_disagreements,
     products,
+    same_bits,
 )
-from dsq.kernels.reference.backend import REFERENCE
+from dsq.kernels.dispatch import use_backend
+from dsq.kernels.reference.backend import REFERENCE, TORCH
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
+from dsq.packing import Rounding
 
 
 def agreement(machine: Machine) -> Iterator[Trial]:
@@ -44,6 +51,8 @@ def agreement(machine: Machine) -> Iterator[Trial]:
         yield Trial(str(case), partial(_case, case, device))
     for product in _products(machine):
         yield Trial(str(product), partial(_product, product, device))
+    for gemm in TRITON.gemms[:: 1 if machine.is_gpu else 3]:
+        yield Trial(f"layer by {gemm.name}, pass by pass and product by product", partial(_layers, gemm, machine))
     for case in every[:: 7 if machine.is_gpu else 17]:
         yield Trial(f"{case}{_offsets(True)}", partial(_case, case, device, wide=True))
     if machine.is_gpu:
@@ -77,6 +86,49 @@ def _case(case: Case, device: torch.device, wide: bool = False) -> Record:
 
 def _product(product: Product, device: torch.device) -> Record:
     return {"disagree": " ".join(product_disagreements(TRITON, product, device))}
+
+
+#: formats of q0 to q3, and rounding: one exponent a tensor and none, boxes of one length and of others
+_LAYERS: tuple[tuple[tuple[Format, Format, Format, Format], Rounding], ...] = (
+    ((BFP(8), SignedNVInt(4), SignedNVInt(4), BFP(8)), "nearest"),
+    ((SignedNVInt(4), SignedNVInt(3), BFP(3), SignedNVInt(8)), "stochastic"),
+    ((BFP(4, 32), BFP(4), BFP(5, 12), BFP(8, 32)), "nearest"),
+    ((FixedPoint(8), FixedPoint(4), FixedPoint(4), FixedPoint(8)), "stochastic"),
+)
+
+
+def _layers(gemm: GemmKernel, machine: Machine) -> Record:
+    """The passes of a layer, each in one call, give the bits that product by product they give."""
+    device, tried = machine.device, list(itertools.product(_LAYERS, (False, True), (False, True)))
+    one_call = replace(TRITON, gemms=tuple(dict.fromkeys((gemm, TORCH))), tuned=False)
+    wrong = []
+    for (formats, rounding), autocast, turned in tried[:: 1 if machine.is_gpu else 5]:
+        quantizers = dsq.Quantizers(*formats, rounding)
+        results = []
+        for backend in (one_call, replace(one_call, linear=None)):
+            torch.manual_seed(0)
+            x, dy = torch.randn(3, 13, 72).to(device).requires_grad_(), torch.randn(3, 13, 40).to(device)
+            w = torch.randn(72, 40).to(device).t() if turned else torch.randn(40, 72).to(device)
+            w, bias = w.requires_grad_(), torch.randn(40).to(device).requires_grad_()
+            products = nullcontext() if machine.is_gpu else _bfloat16_products()
+            with (
+                use_backend(backend, device.type),
+                torch.autocast(device.type, torch.bfloat16, enabled=autocast),
+                products,
+            ):
+                y = dsq.functional.linear(x, w, bias, quantizers)
+                results.append((y.detach(), *torch.autograd.grad(y, (x, w, bias), dy.to(y.dtype))))
+        if not all(map(same_bits, *results)):
+            wrong.append(f"{formats[0]}{' autocast' * autocast}{' turned' * turned}")
+    return {"disagree": "; ".join(wrong)}
+
+
+def _bfloat16_products() -> AbstractContextManager[object]:
+    """Inside, the CPU has PyTorch's product of bfloat16 in float32, which it lacks."""
+    stack = ExitStack()
+    stack.enter_context(patch.object(torch.cuda, "is_bf16_supported", lambda **_: True))
+    stack.enter_context(patch.object(torch, "mm", lambda a, b, out_dtype: torch.matmul(a.float(), b.float())))
+    return stack
 
 
 def _all(tried: Callable[[], Iterator[tuple[str, str]]], wide: bool = False) -> Record:
@@ -131,6 +183,7 @@ _SAMPLE = """
 import torch
 from dsq.formats import BFP, Layout
 from dsq.kernels.triton.backend import TRITON
+from dsq.packing import Rounding
 x = torch.randn(37, 300, device="cuda")
 for dim in (0, 1):
     layout = Layout.of(x.shape, dim)
@@ -150,5 +203,5 @@ def sanitizer(machine: Machine) -> Iterator[Trial]:
 
 def _clean(command: list[str]) -> Record:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    last = [line for line in chain(done.stdout.splitlines(), done.stderr.splitlines()) if "=====" in line][-1:]
+    last = [line for line in (done.stdout + "\n" + done.stderr).splitlines() if "=====" in line][-1:]
     return {"disagree": "" if done.returncode == 0 else f"status {done.returncode}", "said": " ".join(last)}

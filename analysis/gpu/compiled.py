@@ -8,6 +8,7 @@ registers of a thread, spilled bytes, shared memory and the instructions that ma
 compile, takes more shared memory than the target has, or flushes subnormals, or if a hot one spills.
 """
 
+import itertools
 import json
 import re
 import subprocess
@@ -25,12 +26,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+import dsq
 from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
-from dsq.kernels.backend import DTYPES, Codes, GemmKernel, MatMul, Operand
+from dsq.kernels.backend import DTYPES, Codes, Dtypes, GemmKernel, Layer, MatMul, Operand
 from dsq.kernels.conformance import cases, products
 from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
+from dsq.kernels.triton.linear import Passes
 
 PROG = "python -m analysis.gpu.compiled"
 #: bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities; CDNA: LDS)
@@ -71,6 +74,8 @@ def launches() -> Iterator[Launch]:
         yield from _codec(fmt, LARGE, dim, dtype, dtype, None, part="hot")
         yield from _codec(fmt, LARGE, dim, dtype, dtype, 1, part="edges")
     yield from _masks()
+    for levels, seed in itertools.product(("[8,4,4,8]", "[4,3,3,8]"), (None, 1)):
+        yield from _layer(levels, seed)
     for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
         for transposed in ((False, True), (False, False), (True, False)):
             a, b = (
@@ -113,6 +118,22 @@ def _codec(
     yield Launch(f"quantize {what}{rounding}", lambda: codec.quantize(x, fmt, layout, seed, out), part)
     if seed is None or part == "all":
         yield Launch(f"unpack {what}", lambda: codec.unpack(codes, scales, fmt, layout, out), part)
+
+
+def _layer(levels: str, seed: int | None) -> Iterator[Launch]:
+    """The passes of a layer, whose kernels round a tensor twice."""
+    for dtypes in (Dtypes(*DTYPES[:1] * 3), Dtypes(*DTYPES[1::-1], DTYPES[1])):
+        shape, (x, w, dy) = torch.Size(LARGE), (torch.empty(LARGE, dtype=it, device="meta") for it in dtypes)
+        layer = Layer(dsq.Quantizers.of(levels).matmuls, dtypes, shape, shape, seed is not None)
+        for gemm in TRITON.gemms[:: len(TRITON.gemms) // 2]:
+            forward, backward = Passes().forward(layer, gemm.name), Passes().backward(layer, (gemm.name, gemm.name))
+            what, part = f"{_short(dtypes.x)} layer at {levels} by {gemm.name}", "edges" if seed else "hot"
+
+            def both(forward: Any = forward, backward: Any = backward, given: Any = (x, w, dy)) -> None:
+                _, x_1 = forward(given[0], given[1], None, seed, True)
+                backward(given[2], given[1], x_1, seed)
+
+            yield Launch(what, both, part)
 
 
 def _masks() -> Iterator[Launch]:

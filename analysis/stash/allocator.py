@@ -1,4 +1,4 @@
-"""What the C allocator holds, counted from outside of PyTorch and of dsq: nothing that a process keeps escapes it.
+"""Counts the bytes that the C allocator holds, outside of PyTorch and of dsq: nothing that a process keeps escapes.
 
 Processes are started under counting_malloc.c (Linux with glibc and a C compiler), and read the count from inside.
 """
@@ -45,7 +45,7 @@ def build(folder: Path) -> Path:
 
 
 def run(library: Path, arguments: list[str]) -> str:
-    """What ``python arguments`` prints under the library; RuntimeError with its last words when it fails."""
+    """Return what ``python arguments`` prints under the library. RuntimeError with its last words if it fails."""
     # from the heap at any size: memory that malloc maps is rounded up to whole pages
     counted = {"LD_PRELOAD": str(library), "MALLOC_MMAP_THRESHOLD_": str(2**25), "KINETO_LOG_LEVEL": "99"}
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **counted})
@@ -55,7 +55,7 @@ def run(library: Path, arguments: list[str]) -> str:
 
 
 def figures(module: str, *arguments: object) -> Any:
-    """What ``python -m module arguments``, counted, prints last: a line of JSON."""
+    """Run ``python -m module arguments``, counted, and return its last line, which is JSON."""
     return json.loads(run(_built(), ["-m", module, *map(str, arguments)]).splitlines()[-1])
 
 

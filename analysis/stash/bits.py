@@ -30,7 +30,7 @@ from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, writ
 from dsq.stash import table
 
 TASK = load_suite().tasks["wikitext2"]
-#: of a batch: values of one activation of every block
+#: values of one activation of every block, in a batch
 VALUES = TASK.batch * TASK.sizes["context"] * TASK.sizes["width"] * TASK.sizes["blocks"]
 _LINEAR = {function: row for function, row in table.TABLE.items() if row is table.products.plain_linear}
 
@@ -43,7 +43,7 @@ class Setup:
     policy: str
     options: dict[str, Any] = field(default_factory=dict)
     more: dict[str, int] = field(default_factory=dict)  #: bits over the policy's own by what is kept
-    rows: dict[Any, Any] = field(default_factory=lambda: table.TABLE)  #: of the table of operations
+    rows: dict[Any, Any] = field(default_factory=lambda: table.TABLE)  #: rows of the table of operations
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:

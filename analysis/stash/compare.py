@@ -1,8 +1,8 @@
-"""Every stash policy side by side: bytes, peak, step time and gradient error.
+"""Every stash policy side by side: bytes, peak and gradient error. Times: python -m analysis.bench policies.
 
     python -m analysis.stash.compare --out RUN
     python -m analysis.stash.compare --out RUN --models resnet --only bfp selective
-    python -m analysis.stash.compare --out RUN --measure times --steps 3
+    python -m analysis.stash.compare --out RUN --measure sizes
 
 encoder     6 pre-LN blocks, d 512, 8 heads, ffn 2048, GELU, 16 x 128 tokens
 resnet      ResNet-20 (32/64/128), 64 x 3 x 32 x 32; its other two rows train norms only and nothing but the input,
@@ -14,13 +14,12 @@ Random weights and data.
     held      MiB that malloc holds at the end of the forward, above what it holds between steps, counted in a process
               of its own (analysis.stash.allocator); the loss keeps nothing
     peak      MiB that it holds at most during forward and backward, counted likewise
-    time      of a step, over that of the plain model; both timed in turns, medians; freed memory stays the process's
     error     |g - g0| / |g0| over all gradients, g0 from the plain model; for a stochastic policy the mean over seeds
     cosine    of g and g0
     slope     stochastic policies: <mean of g over seeds, g0> / <g0, g0>, and its standard error; 1 where unbiased
 
-RUN/compare_stash.csv holds one row a setup; what was measured before is kept, so the command may be run in parts: sizes
-and gradients on a busy machine, times on a quiet one. It also draws RUN/compare_stash.png.
+RUN/compare_stash.csv holds one row a setup; what was measured before is kept, so the command may be run in parts. It
+also draws RUN/compare_stash.png.
 """
 
 import argparse
@@ -39,19 +38,18 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from analysis.attach import attach
-from analysis.figures import BLUE, GREEN, GREY, look, save
+from analysis.figures import BLUE, GREEN, look, save
 from analysis.stash.allocator import HeldBytes, figures, step_bytes
 from analysis.stash.setups import CASES, SETUPS, PolicySetup, TrainingCase, loss_that_keeps_nothing
-from analysis.timing import in_turns, keep_freed_memory
 from dsq import stash
 from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.stash.compare"
 MIB = 2**20
 SHOWN = {"model": "", "setup": "", "stash, MiB": ".1f", "held, MiB": ".1f", "peak, MiB": ".0f"}
-SHOWN |= {"time": ".2f", "error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
+SHOWN |= {"error": ".4f", "cosine": ".4f", "slope": ".3f", "slope +-": ".3f"}
 MODELS = ["encoder", "resnet", "boundaries"]
-MEASURED = ["sizes", "gradients", "times"]
+MEASURED = ["sizes", "gradients"]
 Row = dict[str, Any]
 
 
@@ -73,39 +71,27 @@ class Bench:
         self.case.loss(model(self.x), self.y).backward()
         return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]).double()
 
-    def time_step(self, model: nn.Module) -> None:
-        """What is timed: a step whose gradients are added to those there."""
-        self.case.loss(model(self.x), self.y).backward()
 
-
-def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], seeds: int, steps: int) -> Row:
-    """Measure one setup against the plain model's gradient and time: what SHOWN has of ``measured``."""
+def row(setup: PolicySetup, bench: Bench, plain: Bench, measured: list[str], seeds: int) -> Row:
+    """Measure one setup against the plain model's gradient: what SHOWN has of ``measured``."""
     made: Row = {"model": setup.model, "setup": setup.row_name}
     if "sizes" in measured:
         claimed, step = sizes(setup)
         made |= {"stash, MiB": claimed / MIB, "held, MiB": step.stash / MIB}
         made |= {"peak, MiB": step.peak / MIB}
-    if measured == ["sizes"]:
-        return made
-    model, controllers = trained(setup.name, bench)
     if "gradients" in measured:
+        model = trained(setup.name, bench)
         made |= against(plain.gradient, [bench.step(model) for _ in range(seeds if setup.stochastic else 1)])
-    if "times" in measured:
-        calls = {"ours": lambda: bench.time_step(model), "plain": lambda: plain.time_step(plain.plain)}
-        seconds = in_turns(calls, steps, repeats=1, warm=0)
-        made["time"] = statistics.median(seconds["ours"]) / statistics.median(seconds["plain"])
-    for controller in controllers:
-        controller.remove()
     return made
 
 
-def trained(name: str, bench: Bench) -> tuple[nn.Module, list[Any]]:
-    """The model under a setup after two steps (estimates and caches exist, gact has adapted), and its controllers."""
+def trained(name: str, bench: Bench) -> nn.Module:
+    """The model under a setup after two steps: estimates and caches exist, gact has adapted."""
     model = copy.deepcopy(bench.plain)
-    controllers = attach(model, name)
+    attach(model, name)
     bench.step(model)
     bench.step(model)
-    return model, controllers
+    return model
 
 
 def against(exact: Tensor, draws: list[Tensor]) -> Row:
@@ -139,10 +125,9 @@ def count_setup(number: int) -> list[int]:
     return [stash.measure(lambda: model(x)).nbytes, step.stash, step.peak, step.left]
 
 
-def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: int, steps: int) -> None:
+def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: int) -> None:
     """Measure, row by row; write the CSV after each."""
     make_folder(out)
-    keep_freed_memory()
     file = out / "compare_stash.csv"
     before: list[Any] = pd.read_csv(file).to_dict("records") if file.exists() else []
     rows: dict[tuple[str, str], Row] = {(it["model"], it["setup"]): it for it in before}
@@ -152,7 +137,7 @@ def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: in
         benches = {case: it for case, it in benches.items() if case.partition(",")[0] == setup.model}
         for case in (plain_case, setup.case):
             benches[case] = benches.get(case) or Bench(CASES[case])
-        made = row(setup, benches[setup.case], benches[plain_case], measured, seeds, steps)
+        made = row(setup, benches[setup.case], benches[plain_case], measured, seeds)
         key = setup.model, setup.row_name
         rows[key] = made = dict.fromkeys(SHOWN) | rows.get(key, {}) | made
         order = [(it.model, it.row_name) for it in SETUPS]
@@ -165,28 +150,21 @@ def compare(setups: list[PolicySetup], out: Path, measured: list[str], seeds: in
 
 @look()
 def draw(results: pd.DataFrame, path: Path) -> None:
-    """Write the picture: bars of the bytes held, then dots of error and time."""
+    """Write the picture: bars of the bytes held, and dots of the gradient's error."""
     groups = [(str(name), rows.iloc[::-1]) for name, rows in results.groupby("model", sort=False)]
     heights = [len(rows) + 2 for _, rows in groups]
-    timed = bool(results["time"].notna().any())
+    size, widths = (9, 0.27 * sum(heights) + 0.8), (2.2, 1)
     figure, grid = plt.subplots(
-        len(groups),
-        2 + timed,
-        figsize=(9 + 3 * timed, 0.27 * sum(heights) + 0.8),
-        height_ratios=heights,
-        width_ratios=(2.2, 1, 1)[: 2 + timed],
-        sharey="row",
-        squeeze=False,
+        len(groups), 2, figsize=size, height_ratios=heights, width_ratios=widths, sharey="row", squeeze=False
     )
-    for (name, rows), panels in zip(groups, grid, strict=True):
-        _stash(panels[0], rows, name)
-        if timed:
-            _dots(panels[-1], rows, "time", "step time over plain", BLUE, "o")
-            panels[-1].axvline(1, color=GREY, linewidth=0.8)
-        _dots(panels[1], rows, "error", "relative gradient error", GREEN, "D")
-        panels[1].set_xscale("symlog", linthresh=1e-3)
-        panels[1].set_xlim(-1e-4, None)
-        for axes in panels:
+    for (name, rows), (left, right) in zip(groups, grid, strict=True):
+        _stash(left, rows, name)
+        right.plot(rows["error"], range(len(rows)), linestyle="", marker="D", color=GREEN, markersize=5)
+        right.set_xlabel("relative gradient error")
+        right.tick_params(axis="y", length=0)
+        right.set_xscale("symlog", linthresh=1e-3)
+        right.set_xlim(-1e-4, None)
+        for axes in (left, right):
             axes.grid(axis="x")
     save(figure, path)
 
@@ -199,12 +177,6 @@ def _stash(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     axes.set_yticks(places, rows["setup"], fontsize=9)
     axes.set_xlabel("held at the end of the forward, MiB")
     axes.set_title(name, loc="left", fontweight="bold")
-
-
-def _dots(axes: Axes, rows: pd.DataFrame, column: str, label: str, color: str, marker: str) -> None:
-    axes.plot(rows[column], range(len(rows)), linestyle="", marker=marker, color=color, markersize=5)
-    axes.set_xlabel(label)
-    axes.tick_params(axis="y", length=0)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,7 +193,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="setups whose name has one of these in it")
     parser.add_argument("--measure", nargs="+", default=MEASURED, choices=MEASURED)
     parser.add_argument("--seeds", type=count, default=8, help="draws of a stochastic policy's gradient (default 8)")
-    parser.add_argument("--steps", type=count, default=5, help="timed steps of each setup (default 5)")
     given = parser.parse_args(argv)
     if given.count is not None:
         print(json.dumps(count_setup(given.count)))
@@ -230,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     setups = [it for it in SETUPS if it.model in given.models and any(text in it.name for text in only)]
     if not setups:
         parser.error(f"--only {' '.join(only)}: no setup has that in its name")
-    return guarded(PROG, lambda: compare(setups, given.out, given.measure, given.seeds, given.steps))
+    return guarded(PROG, lambda: compare(setups, given.out, given.measure, given.seeds))
 
 
 if __name__ == "__main__":

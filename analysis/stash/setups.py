@@ -1,4 +1,4 @@
-"""What analysis.stash.compare compares: models, and the names of their setups (analysis/attach.py)."""
+"""The cases of analysis.stash.compare: models, and the names of their setups (analysis/attach.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ COLUMNS = {"model": "", "wanted": "", "PyTorch, MiB": ".1f", "selective, MiB": "
 
 
 def rows(name: str, batch: int) -> list[dict[str, Any]]:
-    """What the model keeps for its backward, by who wants a gradient; equal gradients are asserted."""
+    """Return the bytes that the model keeps for its backward, by who wants a gradient; assert equal gradients."""
     from torchvision.models import get_model
 
     torch.manual_seed(0)

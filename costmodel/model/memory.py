@@ -12,9 +12,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, Stash, entries_of, layer_of, results_kept
+from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
 from costmodel.model.ledger import STATE_BITS
 from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
+from costmodel.model.policies import Stash
 from costmodel.model.quantisation import BF16, Setup
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST

@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.entries import CATEGORIES, POLICIES
+from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import OPTIMISERS, Memory, Method
 from costmodel.model.operations import Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
 from costmodel.planning.parallel import Stages, sharded_memory, sharded_step
 from costmodel.planning.step import Step, communication_bytes, packing_is_measured

@@ -97,7 +97,7 @@ class Stash:
         self.codec = self._of_forward = codec
         self.raw_bytes = 0
         self.kept_bytes = 0
-        self.segment: object = None  #: the checkpoint in whose segment the forward is
+        self.segment: Any = None  #: the checkpoint in whose segment the forward is
         self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
         self._exact: dict[tuple[int, int], StorageWeakRef] = {}

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.overrides import TorchFunctionMode
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
@@ -74,7 +75,7 @@ class Controller(SharedByCopies):
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
-        recomputation of a part of one."""
+        recomputation of a part of one. ``enter_mode`` turns on a function mode for it."""
         return nullcontext()
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -113,8 +114,7 @@ class Controller(SharedByCopies):
                 "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
                 "first (dsq.unconvert(model), controller.remove())"
             )
-        with again(((self, module),)):
-            return run(*args, **kwargs)
+        return run_under(((self, module),), run, *args, **kwargs)
 
     def report(self) -> Summary:
         """Return the latest training forward in numbers."""
@@ -187,6 +187,19 @@ class Running(threading.local):
         self.stashes: list[Any] = []  #: those of the table's policies
         self.suspended = False  #: layers that a policy swapped run as they were
 
+    def depths(self) -> tuple[int, int, int]:
+        """Return how many policies are entered, stashes made, and function modes on."""
+        return len(self.entered), len(self.stashes), torch._C._len_torch_function_stack()
+
+    def leave(self, depths: tuple[int, int, int]) -> None:
+        """Leave what came since ``depths``."""
+        entered, stashes, modes = depths
+        while len(self.entered) > entered:
+            self.entered.popitem()
+        del self.stashes[stashes:]
+        while torch._C._len_torch_function_stack() > modes:
+            torch._C._pop_torch_function_stack()
+
 
 RUNNING = Running()
 
@@ -215,20 +228,33 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             left.extend(module._modules.values())
 
 
-@contextmanager
-def again(entering: Sequence[tuple[Controller, nn.Module]]) -> Iterator[None]:
-    """Enter the policies, those that are not entered yet, and note them for the checkpoints that are called inside. A
-    checkpoint enters those of its forward around its recomputation."""
-    before = RUNNING.entered
+def run_under(
+    entering: Sequence[tuple[Controller, nn.Module]], run: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call ``run`` under the policies, those that are not entered yet, and note them for the checkpoints that are
+    called inside. A checkpoint enters those of its forward around its recomputation.
+
+    What ``around`` enters is left here, by count: Ctrl-C may interrupt a context manager's own lines.
+    """
+    before = RUNNING.depths()
     try:
         with ExitStack() as stack:
             for policy, module in entering:
                 if policy not in RUNNING.entered:
-                    RUNNING.entered = {**RUNNING.entered, policy: module}
+                    RUNNING.entered[policy] = module
                     stack.enter_context(policy.around(module))
-            yield
+            return run(*args, **kwargs)
     finally:
-        RUNNING.entered = before
+        try:
+            RUNNING.leave(before)
+        except KeyboardInterrupt:
+            RUNNING.leave(before)
+            raise
+
+
+def enter_mode(mode: TorchFunctionMode) -> None:
+    """Turn ``mode`` on until the call that ``run_under`` makes is over."""
+    torch._C._push_on_torch_function_stack(mode)
 
 
 def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
@@ -340,10 +366,13 @@ def suspended(model: nn.Module) -> Iterator[None]:
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    before, was = RUNNING.entered, RUNNING.suspended
-    found = {policy: owner for owner in model.modules() for policy in applied(owner).values()}
+    before, was = RUNNING.depths(), RUNNING.suspended
     try:
-        RUNNING.entered, RUNNING.suspended = found | before, True
+        for owner in model.modules():
+            for policy in applied(owner).values():
+                RUNNING.entered.setdefault(policy, owner)
+        RUNNING.suspended = True
         yield
     finally:
-        RUNNING.entered, RUNNING.suspended = before, was
+        RUNNING.leave(before)
+        RUNNING.suspended = was

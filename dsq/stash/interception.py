@@ -20,7 +20,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
-from dsq.stash.controller import RUNNING, Controller, Summary, again, entered_now
+from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, entered_now, run_under
 from dsq.stash.table import TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -52,6 +52,10 @@ def _own_body(func: FunctionType) -> FunctionType:
     return copy
 
 
+#: what a router of experts calls: recomputed from rounded inputs, a segment with one would choose other experts, whose
+#: tensors have other shapes
+_CHOOSE = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.nonzero, Tensor.nonzero}
+
 multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
@@ -61,6 +65,8 @@ class Interception(TorchFunctionMode):
     def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
         self.stash, self.rows = stash, rows
+        self.is_over = False  #: the forward: after Ctrl-C PyTorch may push the mode once more
+        self.segments_inputs: list[Any] | None = None  #: exact, of the checkpoint's segment that runs
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -72,7 +78,9 @@ class Interception(TorchFunctionMode):
             func = torch.unflatten
         elif func is Tensor.__pow__:
             func = torch.pow
-        row = self.rows.get(func)
+        row = None if self.is_over else self.rows.get(func)
+        if self.segments_inputs is not None and func in _CHOOSE:
+            self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
         if row is None or not torch.is_grad_enabled() or "out" in kwargs:
             return func(*args, **kwargs)
         wanted = False
@@ -90,9 +98,11 @@ class Interception(TorchFunctionMode):
     def _follow_checkpoint(self, segment: Any) -> None:
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
         if segment is not self.stash.segment:
+            self.segments_inputs = None
             if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
                 self.stash.enter_segment(None)
                 segment.recompute_fn = _UnderPolicies(segment.recompute_fn, entered_now())
+                self.segments_inputs = segment.saved_args or None  # empty where they are in codes already
                 code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
             self.stash.enter_segment(segment)
 
@@ -152,8 +162,7 @@ class _UnderPolicies:
     entered: tuple[tuple[Controller, nn.Module], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with again(self.entered):
-            return self.run(*args, **kwargs)
+        return run_under(self.entered, self.run, *args, **kwargs)
 
 
 class TablePolicy(Controller):
@@ -187,11 +196,12 @@ class TablePolicy(Controller):
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
+        mode = Interception(stash, self.rows)
+        enter_mode(mode)
         try:
-            with Interception(stash, self.rows):
-                yield
+            yield
         finally:
-            RUNNING.stashes.pop()
+            mode.is_over = True
             stash.forget()
 
     def report(self) -> Summary:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from dsq.kernels.backend import Backend
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.triton import codec, gemm
+from dsq.kernels.triton.linear import Passes
 
 TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the reference does it
     REFERENCE,
@@ -24,6 +25,7 @@ TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the ref
     gemms=gemm.GEMMS,
     tuned=True,
     device_type="cuda",
+    linear=Passes(),
 )
 
 

@@ -1,15 +1,17 @@
 """Quantise, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
+from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
@@ -30,24 +32,45 @@ BOX_TILE = {"C": BLOCK, "num_warps": 1}
 BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
 #: boxes that a program of box_scales works on
 BOXES_OF_PROGRAM = 512
+#: into how many parts a tensor is cut to find the largest value of each, at most; and the values that a program of
+#: ``largest`` reads at once: 64 bytes of float32 a thread
+PARTS, STRETCH = (1, 16, 256), {"E": 4096, "num_warps": 8}
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
 
 
+class Wanted(NamedTuple):
+    """How a tensor is to be rounded, and what is made of it."""
+
+    fmt: Format
+    layout: Layout
+    seed: int | Tensor | None  #: None rounds to nearest, a number stochastically
+    dtype: torch.dtype | None  #: of values; None: codes and scales
+
+
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
-    y = torch.empty_like(x, dtype=dtype)
-    scales = None if holds_boxes(fmt, layout) and not _of_tensor(fmt) else _scales_first(x, fmt, layout)
-    _encode(x, y, None, scales, fmt, layout, seed)
+    y: Tensor = encode((x, [Wanted(fmt, layout, seed, dtype)]))[0][0]
     return y
 
 
 def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
-    scales = _scales_first(x, fmt, layout)
-    _encode(x, None, codes, scales, fmt, layout, seed)
+    codes, scales = encode((x, [Wanted(fmt, layout, seed, None)]))[0][0]
     return codes, scales
+
+
+def encode(*jobs: tuple[Tensor, Sequence[Wanted]]) -> list[list[Any]]:
+    """What is wanted of one or two tensors: for each a list of values, or of (codes, scales).
+
+    One launch finds the largest values of both, where a format needs them. A tensor that is wanted with boxes along
+    columns and along rows is read once for both, where a tile holds both.
+    """
+    if not all(x.numel() for x, _ in jobs):
+        return [[_of_nothing(x, it) for it in wanted] for x, wanted in jobs]
+    asking = [any(map(_exponents, wanted)) for _, wanted in jobs]
+    largest = iter(_largest(*(x for (x, _), asks in zip(jobs, asking, strict=True) if asks)))
+    return [_encode(x, wanted, next(largest) if asks else None) for (x, wanted), asks in zip(jobs, asking, strict=True)]
 
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
@@ -65,28 +88,110 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 
 def grid_of(fmt: Format) -> dict[str, Any]:
-    """Return the format as compile-time arguments of the kernels."""
+    """Return the format as compile-time arguments of the kernels that read codes."""
     return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 
-def _encode(
-    x: Tensor, y: Tensor | None, codes: Tensor | None, scales: Tensor | None, fmt: Format, layout: Layout,
-    seed: int | Tensor | None,
-) -> None:  # fmt: skip
-    """Quantise ``x`` into ``y`` or pack it into ``codes``; the boxes' ``scales`` are read where no tile holds a whole
-    box, else written with the codes."""
-    if not x.numel():
-        return
-    launch = launch_for(fmt, layout, counted=seed is not None)
-    words, word = (None, 8) if codes is None else words_of(codes, fmt.bits, launch.row_bits)
-    of_tensor = None if scales is None else scales.view(-1)[-1:]
+def _of_nothing(x: Tensor, wanted: Wanted) -> Any:
+    if wanted.dtype is None:
+        return REFERENCE.pack(x, wanted.fmt, wanted.layout, None)
+    return torch.empty_like(x, dtype=wanted.dtype)
+
+
+def _exponents(wanted: Wanted) -> tuple[int, int] | None:
+    """The lowest and the highest exponent that the format stores for the whole tensor; None: it stores none."""
+    fmt = wanted.fmt
+    if isinstance(fmt, FixedPoint):
+        static = fmt.static_exponent
+        return (0, NAN_EXPONENT) if static is None else (static + BIAS, static + BIAS)
+    if isinstance(fmt, SignedNVInt):
+        return fmt.exponents[0] + BIAS, fmt.exponents[1] + BIAS
+    return None
+
+
+def _largest(*tensors: Tensor) -> list[Tensor]:
+    """The bits of the largest magnitudes of the parts of each of up to two tensors, by one launch."""
+    if not tensors:
+        return []
+    x, y = tensors[0], tensors[-1] if len(tensors) > 1 else None
+    count = max(t.numel() for t in tensors)
+    number = next((it for it in PARTS if it * STRETCH["E"] >= count), PARTS[-1])
+    parts = torch.empty(len(tensors), number, dtype=torch.int32, device=x.device)
+    with torch.cuda.device_of(x):
+        kernels.largest[(parts.numel(),)](
+            integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), x.numel(),
+            0 if y is None else y.numel(), parts, PARTS=number, WIDE=count >= WIDE, **STRETCH,
+        )  # fmt: skip
+    return list(parts.unbind())
+
+
+def _encode(x: Tensor, wanted: Sequence[Wanted], largest: Tensor | None) -> list[Any]:
+    """Values or (codes, scales) of ``x``: by one launch if two go together, else by a launch for each."""
+    first, *others = wanted
+    if others and not _go_together(first, others[0]):
+        return [_encode(x, [it], largest)[0] for it in wanted]
+    if others and not first.layout.along_rows:
+        return _encode(x, wanted[::-1], largest)[::-1]
+    launch = launch_for(first.fmt, first.layout, counted=first.seed is not None)
+    made, given, options = _prepared(x, first, launch.row_bits)
+    if first.fmt.box and not launch.options["INSIDE"]:
+        given[1] = _box_scales(x, first, given[1], largest)
+    found, given_2, options_2 = [made], [None, None, None, 0, None, 0], dict.fromkeys((*options, "BOX"))
+    if others:
+        made_2, given_2, options_2 = _prepared(x, others[0], 8 * others[0].layout.code_shape(others[0].fmt.bits)[1])
+        found.append(made_2)
+        options_2["BOX"] = others[0].fmt.box
     with torch.cuda.device_of(x):
         kernels.encode[launch.programs](
-            integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), words,
-            scales, of_tensor, *_seeds(seed, x.device), *launch.sizes, layout.columns, launch.row_bits // word,
-            **grid_of(fmt), SMALLEST=fmt.smallest_code, STOCHASTIC=seed is not None, PACK=codes is not None, WORD=word,
-            **launch.options,
+            integers_for_bfloat16(x), largest, *launch.sizes, first.layout.columns, *given, *given_2, **options,
+            **{f"{name}_2": value for name, value in options_2.items()}, **launch.options,
+            STOCHASTIC=first.seed is not None, PARTS=0 if largest is None else largest.numel(),
         )  # fmt: skip
+    return found
+
+
+def _go_together(a: Wanted, b: Wanted) -> bool:
+    """Whether a tile of boxes along rows holds the boxes along columns of the other."""
+    if a.layout.along_rows == b.layout.along_rows or (a.seed is None) != (b.seed is None):
+        return False
+    return a.layout.outer == b.layout.outer == 1 and all(holds_boxes(it.fmt, it.layout) for it in (a, b))
+
+
+def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Memory for what is wanted of ``x``, and the kernel's arguments for it, at run time and at compile time."""
+    fmt, layout, seed, dtype = wanted
+    made: Any
+    word, scales = 8, None
+    if dtype is None:
+        codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
+        scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
+        made, (out, word) = (codes, scales), words_of(codes, fmt.bits, row_bits)
+    else:
+        made = torch.empty_like(x, dtype=dtype)
+        out = integers_for_bfloat16(made)
+    of_tensor = None if scales is None else scales.view(-1)[-1:]
+    options = _grid_made(wanted) | {"SMALLEST": fmt.smallest_code, "PACK": dtype is None, "WORD": word}
+    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], options
+
+
+def _grid_made(wanted: Wanted) -> dict[str, Any]:
+    """What the kernels that make scales know of the format, as compile-time arguments."""
+    low, high = _exponents(wanted) or (-1, -1)
+    return {"GRID": GRIDS[type(wanted.fmt)], "LOW": low, "HIGH": high, "BITS": wanted.fmt.bits}
+
+
+def _box_scales(x: Tensor, wanted: Wanted, scales: Tensor | None, largest: Tensor | None) -> Tensor:
+    """Make the scales of boxes that no tile holds, in ``scales`` if it is given."""
+    fmt, layout = wanted.fmt, wanted.layout
+    made = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device) if scales is None else scales
+    boxes = layout.boxes(fmt.box)
+    with torch.cuda.device_of(x):
+        kernels.box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
+            integers_for_bfloat16(x), made, largest, boxes, layout.rows, layout.columns, **_grid_made(wanted),
+            PARTS=0 if largest is None else largest.numel(), BOX=fmt.box, ALONG_ROWS=layout.along_rows,
+            P=BOXES_OF_PROGRAM, WIDE=x.numel() >= WIDE,
+        )  # fmt: skip
+    return made
 
 
 def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:
@@ -96,42 +201,6 @@ def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor
     if seed is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return 0, torch.randint(2**62, (1,), device=device)
     return seed or 0, None
-
-
-def _scales_first(x: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    """Memory for the scales of ``x``, with those that have to be known before a value is rounded: the tensor's own, and
-    those of boxes that no tile holds."""
-    scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
-    of_tensor = scales.view(-1)[-1:]
-    if _of_tensor(fmt):
-        of_tensor.copy_(_tensor_exponent(x, fmt))
-    boxes = layout.boxes(fmt.box)
-    if fmt.box and boxes and not holds_boxes(fmt, layout):
-        with torch.cuda.device_of(x):
-            kernels.box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
-                integers_for_bfloat16(x), scales, of_tensor, boxes, layout.rows, layout.columns, **grid_of(fmt),
-                BOX=fmt.box, ALONG_ROWS=layout.along_rows, P=BOXES_OF_PROGRAM, WIDE=x.numel() >= WIDE,
-            )  # fmt: skip
-    return scales
-
-
-def _of_tensor(fmt: Format) -> bool:
-    """Whether the last of the scales is the tensor's."""
-    return fmt.box == 0 or fmt.tensor_bytes > 0
-
-
-def _tensor_exponent(x: Tensor, fmt: Format) -> Tensor:
-    if x.numel():
-        largest: Tensor = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).view(1)
-    else:
-        largest = torch.zeros(1, dtype=torch.float32, device=x.device)
-    stored = largest.view(torch.int32) >> 23 & NAN_EXPONENT
-    if isinstance(fmt, FixedPoint) and fmt.static_exponent is not None:
-        return torch.where(stored == NAN_EXPONENT, stored, fmt.static_exponent + BIAS)
-    if isinstance(fmt, SignedNVInt):
-        within = stored.clamp(*(bound + BIAS for bound in SignedNVInt.exponents))
-        return torch.where(stored == NAN_EXPONENT, stored, within)
-    return stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ A program works on a tile of T rows by C columns, in one of three ways:
     boxes along rows, INSIDE  the T rows of one box (of one block of rows) by C columns
 
 A tile holds whole boxes (INSIDE), so each value is read once; boxes that fit no tile have their scales made first, by
-``box_scales``, and every value looks its own up. GRID is the format's (tiles.py), SMALLEST its smallest code; the
-exponent of the tensor, where there is one (OF_TENSOR), is stored before.
+``box_scales``, and every value looks its own up. GRID is the format's (tiles.py), SMALLEST its smallest code. A format
+with one exponent for the whole tensor, between LOW and HIGH (LOW -1: it has none), is given the tensor's largest value,
+which ``largest`` finds before: two readings of the tensor, as the code of a value depends on all others.
 
 Masks have one bit a value, as kernels/reference/stash.py defines them.
 
@@ -22,8 +23,10 @@ import triton.language as tl
 from dsq.kernels.triton.tiles import (
     MAGIC,
     MAGIC_BITS,
+    NAN_EXPONENT,
     load_float,
     load_words,
+    magnitude,
     round_to_code,
     split_words,
     store_codes,
@@ -68,10 +71,46 @@ def _spread(v_TB, BOX: tl.constexpr):
 
 @triton.jit
 def exponent_of_tensor(pointer, OF_TENSOR: tl.constexpr):
-    """Return the exponent that a Grid takes as ``tensor``."""
+    """Return the stored exponent that a Grid takes as ``tensor``."""
     if OF_TENSOR:
         return tl.load(pointer).to(tl.int32)
     return 0
+
+
+@triton.jit
+def _made_exponent(largest_pointer, LOW: tl.constexpr, HIGH: tl.constexpr, PARTS: tl.constexpr):
+    """The exponent to be stored for a tensor, of what ``largest`` wrote."""
+    if LOW >= 0:
+        exponent = tl.max(tl.load(largest_pointer + tl.arange(0, PARTS))) >> 23
+        return tl.where(exponent == NAN_EXPONENT, exponent, tl.minimum(tl.maximum(exponent, LOW), HIGH))
+    return 0
+
+
+@triton.jit
+def _largest_part(x_pointer, count, part, PARTS: tl.constexpr, E: tl.constexpr, WIDE: tl.constexpr):
+    """The bits of the largest magnitude among every PARTS-th stretch of E values, from stretch ``part`` on."""
+    first = part.to(tl.int64) * E if WIDE else part * E
+    largest_E = tl.zeros((E,), tl.int32)
+    for begin in range(first, count, PARTS * E):
+        at_E = begin + tl.arange(0, E)
+        largest_E = tl.maximum(largest_E, magnitude(load_float(x_pointer + at_E, at_E < count)))
+    return tl.max(largest_E)
+
+
+@triton.jit
+def largest(
+    x_pointer, y_pointer, x_count, y_count, out_pointer,
+    PARTS: tl.constexpr, E: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """PARTS bits of magnitudes, of which the largest is that of ``x``; behind them those of ``y``, if it is given."""
+    program = tl.program_id(0)
+    if y_pointer is None:  # noqa: SIM114 (decided when it is compiled; the other one, on the device)
+        part = _largest_part(x_pointer, x_count, program, PARTS, E, WIDE)
+    elif program < PARTS:
+        part = _largest_part(x_pointer, x_count, program, PARTS, E, WIDE)
+    else:
+        part = _largest_part(y_pointer, y_count, program - PARTS, PARTS, E, WIDE)
+    tl.store(out_pointer + program, part)
 
 
 @triton.jit
@@ -89,23 +128,57 @@ def _gather_scales(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.const
     return scale_TC
 
 
-@triton.jit(do_not_specialize=["seed", "lines", "rows", "width"], do_not_specialize_on_alignment=["tensor_pointer"])
+@triton.jit(
+    do_not_specialize=["lines", "rows", "width", "seed", "seed_2"],
+    do_not_specialize_on_alignment=["tensor_pointer", "tensor_pointer_2"],
+)
 def encode(
-    x_pointer, y_pointer, codes_pointer, scales_pointer, tensor_pointer, seed: tl.int64, seed_pointer, lines, rows,
-    columns, width, row_words,
-    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr, BOX: tl.constexpr,
-    ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
-    STOCHASTIC: tl.constexpr, PACK: tl.constexpr, WORD: tl.constexpr,
-    T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
+    x_pointer, largest_pointer, lines, rows, columns, width,
+    out_pointer, scales_pointer, tensor_pointer, seed: tl.int64, seed_pointer, row_words,
+    out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2: tl.int64, seed_pointer_2, row_words_2,
+    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr,
+    PACK: tl.constexpr, WORD: tl.constexpr,
+    GRID_2: tl.constexpr, LOW_2: tl.constexpr, HIGH_2: tl.constexpr, BITS_2: tl.constexpr, SMALLEST_2: tl.constexpr,
+    PACK_2: tl.constexpr, WORD_2: tl.constexpr, BOX_2: tl.constexpr,
+    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
+    STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a tile of ``x``: into ``y``, or (PACK) into codes and, if its boxes lie INSIDE, scales. A seed on the
-    device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
+    """Round a tile of ``x``; if ``out_pointer_2`` is given, of boxes along rows, round it with boxes along columns too:
+    the tile is read once."""
     row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     x_TC = load_float(x_pointer + row_T[:, None] * columns + col_TC, mask_TC)
-    tensor = exponent_of_tensor(tensor_pointer, OF_TENSOR)
-    if not INSIDE:
+    tile = x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer
+    _round_tile(
+        *tile, out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
+        GRID, LOW, HIGH, BITS, SMALLEST, PACK, WORD, BOX, ALONG_ROWS, INSIDE, FLAT, STOCHASTIC, PARTS, T, C,
+    )  # fmt: skip
+    if out_pointer_2 is not None:
+        _round_tile(
+            *tile, out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2, seed_pointer_2, row_words_2,
+            GRID_2, LOW_2, HIGH_2, BITS_2, SMALLEST_2, PACK_2, WORD_2,
+            BOX_2, False, True, False, STOCHASTIC, PARTS, T, C,
+        )  # fmt: skip
+
+
+@triton.jit
+def _round_tile(
+    x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer,
+    out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
+    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr,
+    PACK: tl.constexpr, WORD: tl.constexpr,
+    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
+    STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Round a tile to values ``out``, or (PACK) to codes ``out``, the tensor's exponent and, if boxes lie INSIDE,
+    scales. A seed on the device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
+    tensor = _made_exponent(largest_pointer, LOW, HIGH, PARTS)
+    if LOW >= 0 and PACK:
+        tl.store(tensor_pointer, tensor.to(tl.uint8), tl.program_id(0) == 0)
+    if BOX == 0:
+        scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tensor
+    elif not INSIDE:
         scale_TC = _gather_scales(scales_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
     elif ALONG_ROWS:
         scale_C = GRID.scale(tl.max(GRID.key(x_TC, BITS), axis=0), tensor, BITS)
@@ -129,10 +202,10 @@ def encode(
     if PACK:
         kept_TC = tl.where(GRID.is_nan(scale_TC, tensor, BITS), 0, (1 << BITS) - 1)
         code_TC = magic_TC.to(tl.int32, bitcast=True) & kept_TC
-        store_codes(codes_pointer, code_TC, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
+        store_codes(out_pointer, code_TC, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
     else:
         y_TC = GRID.multiply(magic_TC - MAGIC, scale_TC, tensor, BITS)
-        store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
+        store_float(out_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
 @triton.jit(do_not_specialize=["lines", "rows"], do_not_specialize_on_alignment=["tensor_pointer"])
@@ -164,11 +237,11 @@ def decode(
     store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
-@triton.jit(do_not_specialize=["count", "rows"], do_not_specialize_on_alignment=["tensor_pointer"])
+@triton.jit(do_not_specialize=["count", "rows"])
 def box_scales(
-    x_pointer, scales_pointer, tensor_pointer, count, rows, columns,
-    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
-    P: tl.constexpr, WIDE: tl.constexpr,
+    x_pointer, scales_pointer, largest_pointer, count, rows, columns,
+    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
+    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The scales of P of the ``count`` boxes, in their order in memory; boxes of any length."""
     box_P = tl.program_id(0) * P + tl.arange(0, P)
@@ -190,7 +263,7 @@ def box_scales(
     for i in range(BOX):
         x_P = load_float(x_pointer + first_P + i * step, valid_P & (i < left_P))
         largest_P = tl.maximum(largest_P, GRID.key(x_P, BITS))
-    scale_P = GRID.scale(largest_P, exponent_of_tensor(tensor_pointer, OF_TENSOR), BITS)
+    scale_P = GRID.scale(largest_P, _made_exponent(largest_pointer, LOW, HIGH, PARTS), BITS)
     tl.store(scales_pointer + box_P, scale_P.to(tl.uint8), valid_P)
 
 

@@ -1,4 +1,4 @@
-"""What the name of a setup puts on a model."""
+"""The name of a setup decides what is put on a model."""
 
 import pytest
 import torch

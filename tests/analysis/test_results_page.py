@@ -15,7 +15,7 @@ from analysis.evidence.suite import load_suite
 @pytest.mark.parametrize("path", results_page.PAGES, ids=lambda path: path.name)
 def test_a_committed_page_is_what_the_command_writes(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
-    assert results_page.written(page, pictures=False) == page, "run python -m analysis.results_page"
+    assert results_page.written(page) == page, "run python -m analysis.results_page"
     assert page.count("<!-- table: ") == page.count("<!-- end -->") >= 1
     for name in re.findall(r"\]\(\.\./(analysis/results/[\w.]+)\)", page):
         assert (ROOT / name).exists()

@@ -125,7 +125,7 @@ def _command(draw: random.Random, folder: Path) -> tuple[Callable[[list[str]], i
 
 
 def case(number: int, folder: Path) -> str | None:
-    """What is wrong with the answer to the case; None: nothing."""
+    """Say why the answer to the case is wrong; None: it is right."""
     draw = random.Random(number)
     main, arguments = _command(draw, folder)
     out, error = io.StringIO(), io.StringIO()

@@ -47,7 +47,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "uneven.de": b"a\nb\n",
             "uneven.xx": b"a\n",
         }
-        contents |= dict.fromkeys(("toy.train.tsv", "toy.dev.tsv"), b"label\tsentence\n1\ta b\n0\tb c\n")
         for name, content in {**contents, "empty.de": b"", "empty.xx": b""}.items():
             Path("text", name).write_bytes(content)
         contents = {

@@ -18,7 +18,7 @@ Step = Callable[[], list[Tensor]]
 
 @dataclass
 class Outcome:
-    """What came of all failures of one case."""
+    """The outcome of all failures of one case."""
 
     allocations: int = 0
     #: how many ended in an exception, and in a right result by another way

@@ -1,4 +1,4 @@
-"""What dsq-cost calibrate measures becomes a hardware file; the fit finds what times were made of."""
+"""Measurements of dsq-cost calibrate become a hardware file; the fit finds the constants that times were made of."""
 
 import numpy as np
 import pytest

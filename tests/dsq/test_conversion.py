@@ -150,7 +150,7 @@ def test_a_lazy_layer_is_left():
 
 
 class Other(nn.Linear):
-    """As a layer of another quantisation."""
+    """A layer of another quantisation does this."""
 
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():

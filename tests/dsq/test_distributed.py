@@ -130,7 +130,7 @@ def tensor_parallel(ranks, kind, level, stash="linears"):
 
 
 def stash_mib(shard_layers, x):
-    """What is logged of it, where everything is packed."""
+    """The logged metrics of a model whose stash is packed whole."""
     model = net()
     dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig("[4,4,4,16]", stash="all"))
     shard_layers(model)

@@ -130,7 +130,7 @@ def test_what_was_warned_of_once_is_not_when_a_state_is_loaded():
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_learning_rate_that_is_not_stepped_once_an_update_cannot_restart(steps):
-    """As after each epoch, or by accelerate, which steps once a process."""
+    """A loop steps so after each epoch; accelerate steps once a process."""
     config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=8, lr_at_rise="restart")
     dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=16)
     optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)

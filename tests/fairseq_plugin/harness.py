@@ -71,7 +71,7 @@ def refusal(capsys: pytest.CaptureFixture, command: str, *arguments: object) -> 
 
 
 def levels(folder: Path) -> list[dict[str, Any]]:
-    """What the record of a run says of each level."""
+    """Read each level of a run's record."""
     return json.loads((folder / "dsq_history.json").read_text())["levels"]
 
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line that names the flag and the accepted form, exit status 2, nothing written over."""
+"""A user's mistake: one line that names the flag and the accepted form, exit status 2, nothing written over."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What goes wrong with a run ends in one line, and nothing that it wrote is lost."""
+"""A run that goes wrong ends in one line, and nothing that it wrote is lost."""
 
 import fcntl
 import json

@@ -206,7 +206,7 @@ def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, t
     given += ["--dsq-levels", LEVELS, "--dsq-rise-at", 4, "--dsq-lr-at-rise", "restart"]
 
     def rates() -> list[float]:
-        """Those that each update leaves to the next one."""
+        """The rates that each update leaves to the next one."""
         inner = [json.loads(line) for line in caplog.messages if line.startswith('{"') and '"lr"' in line]
         caplog.clear()
         return [float(line["lr"]) for line in inner if "lr" in line]

@@ -31,7 +31,7 @@ INFINITY = 0x7F800000
 
 
 class Expected(NamedTuple):
-    """What a tensor of boxes packs to, and its quantised values."""
+    """Codes and scales that a tensor of boxes packs to, and its quantised values."""
 
     scales: np.ndarray  #: uint8, as they are stored
     codes: np.ndarray  #: (B, X)
@@ -146,7 +146,7 @@ def bitstreams(codes_RC: np.ndarray, width: int) -> Tensor:
 
 
 def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, wanted: Expected) -> list[str]:
-    """In what ``kernels`` differ from the definition, boxes lying along the columns and along the rows."""
+    """Name what ``kernels`` give otherwise than the definition, with boxes along the columns and along the rows."""
     scales, codes_BX, values_BX = wanted
     row = BOX * gcd(len(x_BX), 128)
     wrong = []
@@ -280,7 +280,7 @@ def test_every_float32(width: int, part: int) -> None:
 @KINDS
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_wrong_bit_is_noticed(kind: type[Format], wrong: int) -> None:
-    """Of the codes (0), of the scales (1)."""
+    """A bit of the codes (0) or of the scales (1)."""
 
     def pack(*call: object) -> tuple[Tensor, Tensor]:
         packed = REFERENCE.pack(*call)

@@ -96,7 +96,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
 
 
 def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
-    """As the XDG Base Directory Specification asks."""
+    """The XDG Base Directory Specification asks for this."""
     monkeypatch.delenv("DSQ_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for given, used in ((tmp_path / "given", tmp_path / "given"), ("given", tmp_path / "home" / ".cache")):

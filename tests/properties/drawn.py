@@ -1,4 +1,4 @@
-"""What the properties are drawn from."""
+"""Strategies that the properties draw from."""
 
 import torch
 from hypothesis import strategies as st

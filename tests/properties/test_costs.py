@@ -45,7 +45,7 @@ def test_fewer_bits_never_cost_more(rng: random.Random, widths: list[int], point
 
 @given(seeds)
 def test_every_tensor_of_an_operation_is_read_as_it_was_written(rng: random.Random) -> None:
-    """What an operation makes for its own backward: the same bytes, written once, in the phase before or the same."""
+    """A backward reads a tensor of its own operation once it is written, with the same bytes and bits."""
     workload, setup = random_workload(rng), random_setup(rng)
     written, read = {}, {}
     for moved in transfers(workload, setup, INFINITE):

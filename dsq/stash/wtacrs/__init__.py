@@ -12,7 +12,7 @@ What the paper leaves open, and our choice:
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dsq.arguments import flag, number, pattern, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Controller, Summary
+from dsq.stash.controller import Controller, Summary, enter_mode
 from dsq.stash.interception import Interception, in_backward, stash_now
 from dsq.stash.policy import register
 from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, Site, sampled_products
@@ -55,10 +55,13 @@ class WTACRS(Controller):
         recomputing = in_backward()
         if not recomputing:
             self.sampler.tally = Tally()
+        mode = Interception(stash_now(), sampled_products(self.sampler) if self.products else {})
+        if self.products:
+            enter_mode(mode)
         try:
-            with Interception(stash_now(), sampled_products(self.sampler)) if self.products else nullcontext():
-                yield
+            yield
         finally:
+            mode.is_over = True
             if not recomputing:
                 self.sampler.close()
                 self.latest = replace(self.sampler.tally)

@@ -171,12 +171,14 @@ class NormCache:
         self.slot_of: dict[int, int] = {}  # sample id -> its column in every layer's norms
         self.norms: dict[str, Tensor] = {}  # layer -> float32, NaN where the sample is unseen
         self.batch: Tensor | None = None  # columns of the samples of the current batch, in batch order
+        self._came: list[tuple[str, Tensor, Tensor]] = []  # what a backward recorded, still on its device
 
     def start_batch(self, ids: Iterable[int] | Tensor | None) -> None:
         """Say which samples the next forwards see, in batch order; None: unknown.
 
         Raises TypeError where ids are not integers, ValueError for a tensor that is not one-dimensional.
         """
+        self._take_over()
         if ids is None:
             self.batch = None
             return
@@ -194,6 +196,7 @@ class NormCache:
     def lookup(self, layer: str, device: torch.device) -> Tensor | None:
         """Return cached norms of the current batch, an unseen sample's the mean of the others; None where all are
         unseen."""
+        self._take_over()
         if self.batch is None or layer not in self.norms:
             return None
         norms_B = self._grown(layer)[self.batch]
@@ -203,16 +206,25 @@ class NormCache:
 
     def record(self, layer: str, batch: Tensor, norms_B: Tensor) -> None:
         """Remember this step's norms of the samples in columns ``batch``. Non-finite ones are dropped."""
-        norms_B = norms_B.cpu()
-        finite_B = norms_B.isfinite()
-        self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
+        self._came.append((layer, batch, norms_B))
+
+    def _take_over(self) -> None:
+        """Bring what came since the last call to the CPU: a device is waited for once, however many layers it has."""
+        came, self._came = self._came, []
+        for device in dict.fromkeys(norms_B.device for *_, norms_B in came):
+            here = [it for it in came if it[2].device == device]
+            norms = torch.cat([norms_B for *_, norms_B in here]).cpu().split([it[2].numel() for it in here])
+            for (layer, batch, _), norms_B in zip(here, norms, strict=True):
+                finite_B = norms_B.isfinite()
+                self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
 
     def state_dict(self) -> dict[str, Any]:
+        self._take_over()
         ids = torch.tensor(list(self.slot_of), dtype=torch.int64, device="cpu")
         return {"ids": ids, "norms": {layer: self._grown(layer)[: ids.numel()].clone() for layer in self.norms}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.batch = None
+        self.batch, self._came = None, []
         self.slot_of = {i: slot for slot, i in enumerate(state["ids"].tolist())}
         self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
 

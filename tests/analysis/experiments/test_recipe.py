@@ -11,8 +11,7 @@ from analysis import ROOT
 from analysis.experiments import recipe as recipe_module
 from analysis.experiments import run
 from analysis.experiments.ledger import read_ledger
-from analysis.experiments.recipe import PlannedRun, check, load_experiment, plan
-from costmodel.paper.run_cost import Cost
+from analysis.experiments.recipe import check, load_experiment, plan
 from tests.analysis.experiments.tiny import GRID, HEAD, recipe
 
 RECIPES = sorted(recipe_module.RECIPES.glob("*.toml"))
@@ -104,7 +103,7 @@ def test_what_ends_a_run_is_given(line: str, named: str, tmp_path: Path, capsys:
 def test_every_recipe_has_a_plan_with_costs_and_flags_that_dsq_train_takes(path: Path) -> None:
     experiment = load_experiment(path)
     runs = plan(experiment)
-    costed = [one for one in runs if one.expected(experiment.workload)]
+    costed = [one for one in runs if one.level_costs(experiment.workload)]
     assert {one.levels for one in runs if one not in costed} == {"none"}
     check(experiment, [runs[0], runs[-1]])
 
@@ -138,26 +137,3 @@ def test_a_grid_is_multiplied_out_and_first_seeds_come_first(tmp_path: Path) -> 
     assert "--cpu" in flags
     assert flags[flags.index("--dsq-rise-at") + 1] == "0.5"
     assert not any(flag.startswith("--dsq") for flag in runs[0].flags)
-
-
-def planned(levels: str, max_update: int = 100, **options: float | str) -> PlannedRun:
-    return PlannedRun("x", "", {"levels": levels, "format": "bfp", **options}, 1, {"max-update": max_update})
-
-
-def test_a_cost_is_weighed_by_the_moment_of_the_rise() -> None:
-    levels, workload = "[2,2,2,16] [16,4,4,16]", "transformer_iwslt_de_en"
-    low, high = planned(levels).level_costs(workload)
-    assert (low.arithmetic, high.arithmetic) == pytest.approx((0.0148, 0.0983), abs=1e-4)
-    assert (low.dram, high.dram) == pytest.approx((0.2016, 0.4375), abs=1e-4)
-    quarter = Cost(0.25 * low.arithmetic + 0.75 * high.arithmetic, 0.25 * low.dram + 0.75 * high.dram)
-    for moment in (0.25, 25, "25", "0.25"):
-        assert planned(levels, rise_at=moment).expected(workload) == (quarter,)
-    assert planned(levels).expected(workload) == (low, high)
-    assert planned("none").expected(workload) == ()
-
-
-def test_rises_of_a_run_that_epochs_bound() -> None:
-    levels = "[2,2,2,16] [4,4,4,16] [16,4,4,16]"
-    assert planned(levels, rise_at="0.25 0.5").rises == [0.25, 0.5]
-    assert planned(levels, max_update=0, rise_at="100 200").rises is None
-    assert planned("[4,4,4,16]").rises == []

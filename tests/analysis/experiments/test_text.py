@@ -107,7 +107,7 @@ def test_text_that_cannot_be_used_is_named(case, words, tmp_path):
 
 def test_a_forgotten_prefix_is_suggested(tmp_path):
     as_tables(tmp_path, {split: f"multi30k.{split}" for split in PAIRS})
-    with pytest.raises(ValueError, match="--prefix could be multi30k"):
+    with pytest.raises(ValueError, match=r"data\.prefix could be multi30k"):
         read_parallel(tmp_path, "de", "en")
 
 
@@ -119,7 +119,7 @@ def test_pieces_say_the_text_again() -> None:
     bpe = train_bpe(sentences, 40)
     assert bpe.get_piece_size() == 40
     assert [bpe.decode(bpe.encode(sentence)) for sentence in sentences] == sentences
-    with pytest.raises(ValueError, match=r"--vocab 90000: .* value <="):
+    with pytest.raises(ValueError, match=r"data\.vocab 90000: .* value <="):
         train_bpe(sentences, 90000)
 
 

@@ -1,7 +1,6 @@
-"""One training: its log, what it refuses, and the whole of it; a recipe's: test_run.py."""
+"""One training: its log, and its end; the whole of it: test_run.py."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from analysis.experiments import train
 from analysis.experiments.data import Data
 from analysis.experiments.fairseq_run import hypotheses, progress, records
 from analysis.experiments.train import Training
-from tests.fairseq_plugin.harness import sentence_pairs, write_pairs
 
 
 def test_hypotheses_come_back_in_the_order_of_the_text(tmp_path: Path) -> None:
@@ -39,30 +37,7 @@ def test_a_training_that_has_ended_is_not_gone_on_with(tmp_path: Path, monkeypat
     trained: list[str] = []
     monkeypatch.setattr(train, "fairseq", lambda command, arguments, *_, **__: trained.append(arguments[-1]))
     (tmp_path / "checkpoints").mkdir()
-    given = Training(Data("parallel", "text"), flags=("--patience", "3"))
+    given = Training(Data("parallel", "text"), "none", flags=("--patience", "3"))
     for one in (given, given, dataclasses.replace(given, flags=("--patience", "4"))):
         train._train(one, tmp_path, tmp_path)
     assert trained == ["3", "4"]
-
-
-def test_a_translation_from_text_to_bleu(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    for seed, (split, count) in enumerate({"train": 60, "valid": 6, "test": 6}.items()):
-        write_pairs(tmp_path / split, sentence_pairs(count, seed))
-    out = tmp_path / "run"
-    given = ["--data", str(tmp_path), "--out", str(out), "--target", "xx", "--vocab", "60", "--beam", "1"]
-    sizes = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("layers=1", "embed-dim=16")]
-    given += [*sizes, "--cpu", "--max-update", "4", "--max-tokens", "512"]
-    assert train.main(given) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "[8,4,4,8]: 4 updates" in lines
-    assert f"costs: dsq-cost estimate --history {out / 'checkpoints' / 'dsq_history.json'}" in lines
-    results = json.loads((out / "results.json").read_text())
-    assert 0 <= results["bleu"] <= 100
-    assert [update for update, _ in results["valid_loss"]] == [4]
-
-    assert train.main(given) == 2
-    assert f"go on with it: {train.PROG} --resume {out}" in capsys.readouterr().err
-    (out / "results.json").unlink()
-    assert train.main(["--resume", str(out)]) == 0
-    assert json.loads((out / "results.json").read_text())["bleu"] == results["bleu"]
-    assert train.main(["--resume", str(tmp_path)]) == 2

@@ -29,14 +29,14 @@ def few(monkeypatch):
 
 
 def claimed_here(setup):
-    """As compare.sizes, but held bytes, which take a process of their own: test_allocator.py."""
+    """Stand in for compare.sizes, whose held bytes take a process of their own: test_allocator.py."""
     bench = compare.Bench(TINY[setup.case])
-    model, _ = compare.trained(setup.name, bench)
+    model = compare.trained(setup.name, bench)
     return stash.measure(lambda: model(bench.x)).nbytes, HeldBytes(3 * BATCH, 4 * BATCH, 0)
 
 
 def test_table_csv_and_picture(few, tmp_path, capsys):
-    assert compare.main(["--out", str(tmp_path), "--steps", "1", "--seeds", "3"]) == 0
+    assert compare.main(["--out", str(tmp_path), "--seeds", "3"]) == 0
     rows = pd.read_csv(tmp_path / "compare_stash.csv").set_index("setup")
     plain, bfp, noisy = rows.loc["plain"], rows.loc["bfp 4"], rows.loc["wtacrs 0.5"]
     assert plain["stash, MiB"] * 2**20 == pytest.approx(BATCH)  # the batch was there before
@@ -57,15 +57,15 @@ def test_table_csv_and_picture(few, tmp_path, capsys):
 
 def test_rows_measured_before_are_kept_in_the_order_of_the_setups(few, tmp_path):
     for only in ("bfp", "plain"):
-        assert compare.main(["--out", str(tmp_path), "--steps", "1", "--only", only]) == 0
+        assert compare.main(["--out", str(tmp_path), "--only", only]) == 0
     assert list(pd.read_csv(tmp_path / "compare_stash.csv")["setup"]) == ["plain", "bfp 4"]
 
 
-def test_times_join_the_sizes_measured_before(few, tmp_path):
-    for what in ("sizes", "times"):
-        assert compare.main(["--out", str(tmp_path), "--steps", "1", "--measure", what, "--only", "bfp"]) == 0
+def test_gradients_join_the_sizes_measured_before(few, tmp_path):
+    for what in ("sizes", "gradients"):
+        assert compare.main(["--out", str(tmp_path), "--measure", what, "--only", "bfp"]) == 0
         (row,) = pd.read_csv(tmp_path / "compare_stash.csv").to_dict("records")
-        assert pd.isna(row["time"]) == (what == "sizes")
+        assert pd.isna(row["error"]) == (what == "sizes")
     assert row["held, MiB"] * 2**20 == pytest.approx(3 * BATCH)
 
 

@@ -220,3 +220,18 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
     path.write_text(MINE.replace("holds = { bfp = 32, fixed = 32, float = 32 }", "holds = { bfp = 16 }"))
     with pytest.raises(ValueError, match="no peak that holds bfp operands of 32 bits"):
         load_hardware(str(path)).rate(BFP(32), BFP(4))
+
+
+@pytest.mark.parametrize(
+    ("full", "profile"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("H100 SXM", "h100"),
+    ],
+)
+def test_a_device_is_known_by_its_full_name(full, profile):
+    """As torch.cuda.get_device_name has it."""
+    assert load_hardware(full) == load_hardware(profile)

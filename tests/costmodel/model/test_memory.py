@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.model.entries import POLICIES, entries_of
+from costmodel.model.entries import entries_of
 from costmodel.model.memory import Method, peak_memory, saved_bytes
 from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import BF16, FP32, Setup
 from costmodel.planning.plan import USUAL
 from costmodel.workloads.named import load_workload

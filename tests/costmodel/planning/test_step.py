@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from costmodel.hardware.hardware import Pass, load_hardware
-from costmodel.model.entries import POLICIES
 from costmodel.model.memory import Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
+from costmodel.model.policies import POLICIES
 from costmodel.model.quantisation import AUTOCAST, BF16, FP32
 from costmodel.planning.step import (
     communication_bytes,

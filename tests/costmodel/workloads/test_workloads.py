@@ -48,6 +48,7 @@ def test_fairseqs_iwslt_model_has_fairseqs_count():
         ("llama3.2_1b", "llama-3.2-1b"),
         ("opt-1.3b", "opt_1.3b"),
         ("mixtral", "mixtral-8x7b"),
+        ("Llama 3.1 8B", "llama-3.1-8b"),
         ("wmt", "transformer_wmt_en_de"),
     ],
 )

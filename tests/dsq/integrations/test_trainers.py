@@ -1,4 +1,4 @@
-"""The same run in every trainer gives the same bits, also when it is resumed at level 1."""
+"""One run gives the same bits in every trainer, also when it is resumed at level 1."""
 
 import copy
 import csv
@@ -405,13 +405,12 @@ def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=logger)
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["dsq/level"]]
-    assert rows
-    assert float(rows[-1]["dsq/level"]) == 1
+    assert [float(row["dsq/level"]) for row in rows] == [0] * HALF + [1] * HALF
     assert float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
 
 
 def scalars(folder):
-    """What the event files under a folder hold: each tag's values by step, the latest of a step."""
+    """Read the event files under a folder: each tag's values by step, the latest of a step."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = {}
     for file in folder.rglob("events.*"):
@@ -430,17 +429,6 @@ def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
     assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
     assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
     assert all(0.03 < error < 0.15 for error in found["train/dsq/stash_error"].values())
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_under_lightning(tmp_path):
-    pytest.importorskip("tensorboard")
-    loggers = pytest.importorskip("lightning.pytorch.loggers")
-    _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=loggers.TensorBoardLogger(tmp_path / "events"))
-    found = scalars(tmp_path / "events")
-    assert list(found["dsq/level"].values()) == [0] * HALF + [1] * HALF
-    assert found["dsq/stash_mib"][UPDATES - 1] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
-    assert all(0.03 < error < 0.15 for error in found["dsq/stash_error"].values())
 
 
 def accelerated(folder, until, resume=False):

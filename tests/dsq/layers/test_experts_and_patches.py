@@ -240,7 +240,7 @@ def test_compiled_in_one_graph_for_any_counts_of_tokens():
 
 @pytest.mark.soak
 def test_a_whole_model_whose_graphs_break_computes_with_the_whole_stash():
-    """What runs between its graphs calls the policy's mode by itself."""
+    """Code between its graphs calls the policy's mode by itself."""
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2, "use_cache": False}
     config = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, **sizes)
     net = dsq.convert(MixtralForCausalLM(config), dsq.DSQConfig(stash="all"))

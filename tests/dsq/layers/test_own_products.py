@@ -256,7 +256,7 @@ def test_routers_and_weights_of_other_types_are_left():
 
 
 class Subclass(nn.Linear):
-    """As in timm: it casts, and calls the function."""
+    """A layer as in timm: it casts, and calls the function."""
 
     def forward(self, x):
         return F.linear(x.float(), self.weight, self.bias)

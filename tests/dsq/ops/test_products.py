@@ -205,7 +205,7 @@ def test_attention_and_its_gradients_are_the_equations(masks):
 
 
 def kept_bytes(given, **options):
-    """Of packed operands, and of all else."""
+    """Bytes kept of packed operands, and of all else."""
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         attention(*given, product_matmuls(*(dsq.BFP(4),) * 3), **options)

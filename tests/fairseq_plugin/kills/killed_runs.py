@@ -89,7 +89,7 @@ def _finished(folder: Path) -> bool:
 
 
 def survives(data: Path, whole: Path, folder: Path) -> str:
-    """What went wrong with a killed training; "" where it goes on and ends as ``whole``."""
+    """Say what went wrong with a killed training; "" if it goes on and ends as ``whole``."""
     damaged = [path.name for path in folder.glob("*.pt") if not checkpoints.is_whole(path)]
     if damaged:
         return f"damaged: {damaged}"

@@ -43,7 +43,7 @@ def results(function, *given: Tensor) -> list[Tensor]:
 
 
 def ours(function, *given: Tensor) -> list[Tensor]:
-    """The same by the kernels."""
+    """Call ``results`` while the kernels serve."""
     with dsq.fused_attention():
         return results(function, *given)
 

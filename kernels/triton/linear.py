@@ -1,0 +1,126 @@
+"""The passes of a linear layer on a GPU: each tensor is read once for all that is made of it.
+
+    forward    largest of x (and of w); Q0(x) with the stash Q1(x); Q0(w); the product; the bias
+    backward   largest of dy and w; Q2(dy) with Q3(dy); Q1(w); the product, and its result's format; Q1(x); the product
+
+A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/launches.py counts what runs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsq.formats import Layout
+from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, GemmKernel, Layer, MatMul, Operand
+from dsq.kernels.reference.backend import TORCH
+from dsq.kernels.triton import codec
+from dsq.kernels.triton.gemm import GEMMS, matmul_bf16
+
+_BY_NAME = {gemm.name: gemm for gemm in GEMMS}
+
+
+class Passes:
+    """FusedLinear (kernels/backend.py)."""
+
+    def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
+        (matmul, _, _), stash, dtypes, kernel = layer.matmuls, layer.matmuls.stash, layer.dtypes, _BY_NAME[gemm]
+        x_matrix, y_shape, inner = layer.x_matrix, layer.y_shape, _narrower(dtypes.x, dtypes.y)
+
+        def call(
+            x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
+        ) -> tuple[Tensor, Codes | None]:
+            x_TK, w = x.detach().reshape(x_matrix).contiguous(), w.detach().contiguous()
+            of_x = [_wanted(kernel, matmul.a, x_TK, kernel.a_dtype or inner, seed)]
+            if packing:
+                of_x.append(_packed(stash, x_TK, seed))
+            of_w = [_wanted(kernel, matmul.b, w, kernel.b_dtype or inner, seed)]
+            (left, *kept), (right,) = codec.encode((x_TK, of_x), (w, of_w))
+            y = _multiplied(kernel, matmul, (left, x_TK.shape), (right, w.shape), bias, seed, inner, dtypes.y)
+            # autograd does not let a view be changed in place that a Function gives
+            y = torch.ops.aten._unsafe_view(y, y_shape)
+            return y, Codes(kept[0][0], kept[0][1], x_matrix) if packing else None
+
+        return call
+
+    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+        (_, of_dx, of_dw), dtypes = layer.matmuls, layer.dtypes
+        dx_kernel, dw_kernel = (TORCH if gemm is None else _BY_NAME[gemm] for gemm in gemms)
+        dx_inner, dw_inner = _narrower(dtypes.y, dtypes.x), _narrower(dtypes.y, dtypes.w)
+        y_matrix, x_shape = layer.y_matrix, layer.x_shape
+
+        def call(
+            dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
+        ) -> tuple[Tensor | None, Tensor | None]:
+            dy_TN, of_dy, jobs = dy.detach().reshape(y_matrix).contiguous(), [], []
+            dx = dw_NK = None
+            if w is not None:
+                w = w.detach().contiguous()
+                of_dy.append(_wanted(dx_kernel, of_dx.a, dy_TN, dx_kernel.a_dtype or dx_inner, seed))
+                jobs.append((w, [_wanted(dx_kernel, of_dx.b, w, dx_kernel.b_dtype or dx_inner, seed)]))
+            if x is not None:
+                of_dy.append(_wanted(dw_kernel, of_dw.a, dy_TN, dw_kernel.a_dtype or dw_inner, seed))
+            left, *right = codec.encode((dy_TN, of_dy), *jobs)
+            if w is not None:
+                given = (left.pop(0), dy_TN.shape), (right[0][0], w.shape)
+                dx = _multiplied(dx_kernel, of_dx, *given, None, seed, dx_inner, dtypes.x).view(x_shape)
+                del given, right
+            if x is not None:
+                codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
+                x_1: Any = codes, scales
+                if not dw_kernel.packed:
+                    fmt, layout = _format(of_dw.b), Layout.of(x.shape, of_dw.b.axis)
+                    x_1 = codec.unpack(codes, scales, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
+                given = (left.pop(0), dy_TN.shape), (x_1, x.shape)
+                dw_NK = _multiplied(dw_kernel, of_dw, *given, None, seed, dw_inner, dtypes.w)
+            return dx, dw_NK
+
+        return call
+
+
+def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """What PyTorch multiplies in, if it does (dsq.ops.products.multiply)."""
+    return min(a, b, key=lambda dtype: dtype.itemsize)
+
+
+def _format(operand: Operand) -> Any:
+    assert operand.format is not None
+    return operand.format
+
+
+def _wanted(kernel: GemmKernel, operand: Operand, x: Tensor, dtype: torch.dtype, seed: int | None) -> codec.Wanted:
+    """``x`` as ``kernel`` takes it: packed, or values of ``dtype``."""
+    wanted = _packed(operand, x, seed)
+    return wanted if kernel.packed else wanted._replace(dtype=dtype)
+
+
+def _packed(operand: Operand, x: Tensor, seed: int | None) -> codec.Wanted:
+    own_seed = None if seed is None else seed + operand.seed
+    return codec.Wanted(_format(operand), Layout.of(x.shape, operand.axis), own_seed, None)
+
+
+def _multiplied(
+    kernel: GemmKernel,
+    matmul: MatMul,
+    a: tuple[Any, torch.Size],
+    b: tuple[Any, torch.Size],
+    bias: Tensor | None,
+    seed: int | None,
+    inner: torch.dtype,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The product of what was made of two matrices of these shapes, with the bias, in the result's format."""
+    in_one = kernel.run is matmul_bf16 and bias is not None  # the bias is added, and y rounded to its dtype
+    if bias is not None and not in_one:
+        bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))
+    left, right = (
+        Codes(made[0], made[1], shape) if kernel.packed else made.mT if operand.transposed else made
+        for operand, (made, shape) in ((matmul.a, a), (matmul.b, b))
+    )
+    y = kernel.run(matmul, left, right, None if in_one else bias)
+    if bias is not None and in_one:
+        return torch.add(y, bias.detach(), out=y if y.dtype == dtype else torch.empty_like(y, dtype=dtype))
+    if matmul.result is None:
+        return y.to(dtype)
+    own_seed = None if seed is None else seed + matmul.result_seed
+    return codec.quantize(y, matmul.result, Layout.of(y.shape, -1), own_seed, dtype)

@@ -1,0 +1,118 @@
+"""What a step launches on a GPU, and that it waits for nothing: counted on the meta device, which has no values."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dsq
+
+pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
+launches = pytest.importorskip("analysis.gpu.launches")
+expected = pytest.importorskip("analysis.gpu.expected")
+META = launches.META
+LEVELS = "[8,4,4,8]"
+
+
+class Net(nn.Module):
+    """A pre-LN block with dropout, and behind it what keeps masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = launches.EncoderBlock(64, 2, 128, dropout=0.1, sdpa=True)
+        self.out = nn.Linear(64, 64)
+
+    def forward(self, x_BTD):
+        return F.relu(self.out(F.dropout(self.block(x_BTD), 0.1)))
+
+
+def converted(**options):
+    return lambda model: dsq.convert(model, dsq.DSQConfig(levels=LEVELS, **options))
+
+
+def under(policy, **options):
+    return lambda model: dsq.stash.apply(model, policy, **options)
+
+
+SETUPS = {
+    "linears": converted(stash="linears"),
+    "all": converted(stash="all"),
+    "stochastic": converted(stash="all", rounding="stochastic"),
+    "attention": converted(stash="all", attention=True),
+    "bfp": under("bfp"),
+    "mesa": under("mesa"),
+    "gact": under("gact", adapt_interval=None),
+    "gact bfp": under("gact", format="bfp", adapt_interval=None),
+    "selective": under("selective"),
+    "wtacrs": under("wtacrs"),
+    "bfloat16": under("bfloat16"),
+    "checkpoint": under("checkpoint", segments="block"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("setup", SETUPS)
+def test_a_warm_step_waits_for_nothing(setup):
+    model = Net().to(META)
+    SETUPS[setup](model)
+    found = launches.step(model, (4, 32, 64))
+    assert found.waits == []
+    assert len(found.launches) > 60
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.equal(x, x),
+        lambda x: x.cpu(),
+        lambda x: x.add(torch.ones(2, 2).to(META)),
+    ],
+)
+def test_what_waits_is_seen(waiting):
+    x = torch.empty(2, 2, device=META)
+    # the meta device has no values to give
+    with launches.counted() as found, suppress(NotImplementedError, RuntimeError):
+        waiting(x)
+    assert len(found.waits) == 1
+
+
+@pytest.mark.parametrize(("bias", "most"), [(True, 13), (False, 11)])
+def test_a_linear_layer_launches_few_kernels(bias, most):
+    layer = dsq.Linear(256, 256, bias, LEVELS, META)
+    found = launches.step(layer, (512, 256))
+    assert len(found.launches) <= most
+    assert [it.name for it in found.launches].count("encode") == 5  # x and dy are each read once for two roundings
+
+
+def test_pack_unpack_and_quantise_move_what_they_have_to():
+    for name, found, least in launches.codecs(512, 256, torch.bfloat16):
+        read_twice = "snvint" in name and "unpack" not in name  # its exponent depends on every value
+        assert len(found) == 1 + read_twice
+        assert sum(it.moved for it in found) <= (1.8 if read_twice else 1.01) * least, name
+
+
+def test_times_on_paper_follow_the_bounds():
+    card = expected.load_hardware("h100")
+    small = launches.Launch("encode", 10, True)
+    large = launches.Launch("encode", 10**9, True)
+    product = launches.Launch("mm", 10**6, False, 2**36)
+    assert expected.seconds(small, card) == (expected.LAUNCH, "launch")
+    assert expected.seconds(large, card) == (10**9 / card.bandwidth, "bandwidth")
+    assert expected.seconds(product, card)[1] == "bf16"
+    in_int8 = product._replace(name="multiply", in_triton=True)
+    boxes, runs = (expected.seconds(in_int8, card, span)[0] for span in (16, 128))
+    assert runs < expected.seconds(product, card)[0] < boxes
+
+
+def test_measured_times_stand_beside_what_was_expected(tmp_path):
+    (tmp_path / "bandwidth.jsonl").write_text('{"begun": "a"}\n{"name": "pack", "MB moved": 3082, "us": 2000.4}\n')
+    (tmp_path / "products.jsonl").write_text('{"name": "1024x2048x512 bfloat16, torch", "ms": 0.02}\n')
+    rows = list(expected.beside(expected.load_hardware("h100"), tmp_path))
+    assert [row["measured us"] for row in rows] == ["2000", "20"]
+    assert [row["expected us"] for row in rows] == ["1000", "5"]
