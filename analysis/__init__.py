@@ -1,7 +1,7 @@
 """Measurements with dsq, a room a kind.
 
 evidence/     the suite of real tasks that judges every default and every figure
-experiments/  trainings to BLEU or accuracy, with what they cost
+experiments/  translations trained by recipe, to BLEU and costs
 stash/        the stash policies side by side
 memory.py     the cost model's peak memory against the measured one
 step_time.py  the cost model's time of a step against the measured one

@@ -167,11 +167,12 @@ class RangeCodec:
         """The groups of values in memory order, and the size of the axis along which they lie."""
         dims = len(order.shape)
         by_head = axis == -3 and dims >= 3
-        axis = max(axis, -dims) % dims
+        axis = axis % dims if -dims <= axis < dims else dims - 1
         position = order.axes.index(axis)
         size = order.sizes[position]
-        if by_head and dims == 3:  # (batch heads, rows, columns), as bmm has it
-            number, inner = math.gcd(size, self.heads), 1
+        if by_head and dims == 3:  # (batch heads, rows, columns), as bmm has it: the batch may vary, its heads do not
+            size = number = math.gcd(size, self.heads)
+            inner = 1
         elif by_head:
             number, inner = size, 1
         else:

@@ -32,7 +32,7 @@ def test_seeds_come_one_after_another() -> None:
 def test_a_changed_setting_changes_the_definition_of_its_runs_alone(tmp_path: Path) -> None:
     text = SUITE.read_text(encoding="utf-8")
     (tmp_path / "suite.toml").write_text(
-        text.replace("policies = { mesa = {} }", "policies = { mesa = {} }\nversion = 2"), encoding="utf-8"
+        text.replace("policies = { mesa = {} }", "policies = { mesa = { decay = 0.8 } }"), encoding="utf-8"
     )
     (before, after) = (load_suite(path).definitions for path in (SUITE, tmp_path / "suite.toml"))
     assert {setting for task, setting in before if before[task, setting] != after[task, setting]} == {"mesa"}

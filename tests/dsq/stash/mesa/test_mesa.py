@@ -217,3 +217,15 @@ def test_a_batch_of_another_shape_and_evaluation() -> None:
     with torch.no_grad():
         model(batch(3))
     assert all(torch.equal(v, before["ranges"][k]) for k, v in controller.state_dict()["ranges"].items())
+
+
+@pytest.mark.parametrize("style", ["matmul", "sdpa", "bmm", "module"])
+def test_a_batch_of_any_size_moves_the_same_ranges(style: str) -> None:
+    model = block(style)
+    controller = stash.apply(model, "mesa")
+    gradient(model, batch())
+    before = controller.state_dict()["ranges"]
+    gradient(model, batch(2)[:3])
+    after = controller.state_dict()["ranges"]
+    assert after.keys() == before.keys()
+    assert all(after[key].shape == before[key].shape and not torch.equal(after[key], before[key]) for key in before)
