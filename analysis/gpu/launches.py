@@ -86,6 +86,11 @@ def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
     """Inside, the Triton backend serves the meta device as it would serve a GPU. ``gemm`` multiplies where it fits;
     None: the model is a plain one."""
     mode = Counted()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Any:
+        y = _Attention.apply(mode, q, k, v)  # type: ignore[no-untyped-call]
+        return y if gemm is None else (y, torch.get_rng_state())
+
     attends: tuple[Any, str] = (F, "scaled_dot_product_attention") if gemm is None else (attention, "_attend")
 
     def note(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -97,7 +102,7 @@ def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
         patch.object(JITFunction, "run", note),
         patch.object(dispatch, "_dispatch_modes", int),  # kernels are called past the dispatcher, as without a mode
         patch.object(torch.cuda, "is_bf16_supported", lambda **_: True),
-        patch.object(*attends, lambda q, k, v, *_, **__: _Attention.apply(mode, q, k, v)),
+        patch.object(*attends, attend),
         patch.dict("os.environ", {"DSQ_GEMM": gemm or ""}),
         dispatch.use_backend(replace(TRITON), "meta"),  # a copy: kernels and plans are remembered by the backend
         mode,
