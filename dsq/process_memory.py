@@ -9,7 +9,7 @@ a step, and MiB of the process's peak above an empty one's (420):
                                   neither      huge pages    both, from 1 MiB    both, from 4 MiB    4 MiB, small pages
     d 128, 64 x 49 tokens       186,  150      203,  140         387,   25           201,  150             230, 140
     d 512, 16 x 128             941,  690      851,  450       1,223,  310         1,157,  325           1,810, 315
-    GPT, d 512, 16 x 256      3,220,  910                      3,490,  271
+    GPT, d 512, 16 x 256      2,820,  510                                          3,190,  290
 
 So dsq.convert and stash.apply make both settings, from 4 MiB on, where huge pages are to be had, and leave the process
 as it is elsewhere.

@@ -154,9 +154,9 @@ def largest(case: Case, limit: float) -> int:
 DRAWN = {
     "fp32": ("fp32", GREY, 6),
     "checkpoint": ("fp32, activation checkpointing", GREY, 6),
-    "autocast": ("bf16 autocast", GREY, 6),
+    "autocast": ("bf16 autocast", GREY, 9),
     "checkpoint + autocast": ("bf16 autocast, checkpointing", GREY, 6),
-    "linears": ("dsq, the linears' stash packed", BLUE, 6),
+    "linears": ("dsq, the linears' stash packed", BLUE, -5),
     "whole": ("dsq, everything packed", ORANGE, -1),
 }
 
