@@ -254,6 +254,13 @@ def processor() -> str:
 
 
 MOST_BYTES = 64 * 2**20
+MOST_DEPTH = 50  #: of lists and tables in one another
+MOST_PATTERN = 1000  #: characters of a regular expression
+MOST_REPEATS = 4  #: + and * and {n,} of a regular expression
+#: a key of TOML with more parts takes tomllib time that grows with their square
+_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
+
+_REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
@@ -282,14 +289,52 @@ def read_json(path: str | Path, label: str = "") -> Any:
 
 def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     """Return the data of a TOML file."""
-    data: dict[str, Any] = _parsed(path, label, "TOML", lambda text: tomllib.loads(text, parse_float=_finite))
+
+    def parse(text: str) -> Any:
+        if _LONG_KEY.search(text):
+            raise ValueError("a key has more than 50 parts")
+        return tomllib.loads(text, parse_float=_finite)
+
+    data: dict[str, Any] = _parsed(path, label, "TOML", parse)
     return data
+
+
+def check_pattern(label: str, text: str) -> None:
+    """Raise ValueError for a regular expression that could take for ever: of a file, which somebody else wrote.
+
+    Accepted are MOST_PATTERN characters with MOST_REPEATS repetitions without limit, none of them within another.
+    """
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{label} must be a regular expression: {error}") from None
+    bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", text)  # escapes and classes hold no repetition
+    if len(text) > MOST_PATTERN or len(_REPEAT.findall(bare)) > MOST_REPEATS or _repeats_a_choice(bare):
+        limits = f"{MOST_PATTERN} characters and {MOST_REPEATS} repetitions, none of a group with a choice in it"
+        raise ValueError(f"{label}: accepted are regular expressions of at most {limits}")
+
+
+def _repeats_a_choice(bare: str) -> bool:
+    """Return whether a group that may match in several ways is repeated: which can take exponential time."""
+    choices = [False]  #: of each open group, whether something in it may match in several ways
+    for place, character in enumerate(bare):
+        if character == "(":
+            choices.append(False)
+        elif character == ")" and len(choices) > 1:
+            inner = choices.pop()
+            if inner and _REPEAT.match(bare, place + 1):
+                return True
+            choices[-1] |= inner
+        elif character in "*+{|" or (character == "?" and bare[place - 1 : place] != "("):
+            choices[-1] = True
+    return False
 
 
 def _parsed(path: str | Path, label: str, kind: str, parse: Any) -> Any:
     text, label = read_text(path, label=label), label or str(path)
     try:
         data = parse(text)
+        _check_depth(data)
     except RecursionError:
         raise ValueError(f"{label} is nested too deeply to be read") from None
     except ValueError as error:
@@ -302,3 +347,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"numbers must be finite, got {text[:40]}")
     return number
+
+
+def _check_depth(data: Any) -> None:
+    level = [data]
+    for _ in range(MOST_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [it for values in inner for it in values]
+    if level:
+        raise RecursionError

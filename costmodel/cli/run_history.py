@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.model.quantisation import Setup, described_setup, sizes
-from dsq.arguments import pattern, whole_number
-from dsq.command import read_json
+from dsq.arguments import whole_number
+from dsq.command import check_pattern, read_json
 from dsq.precision import Precision
 
 
@@ -75,7 +75,7 @@ def _history(data: dict[str, Any], described: Mapping[str, Any]) -> RunHistory:
     if not isinstance(exclude, str | None):
         raise ValueError(f"field exclude must be a regular expression or null, not {exclude!r}")
     if exclude:
-        pattern("field exclude", exclude)
+        check_pattern("field exclude", exclude)
     workload = data.get("workload")
     if not isinstance(workload, str | None):
         raise ValueError(f"field workload must be the name of a file beside the history or null, not {workload!r}")

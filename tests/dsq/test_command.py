@@ -16,6 +16,7 @@ import pytest
 from dsq.command import (
     OneLineParser,
     as_csv,
+    check_pattern,
     check_writable,
     fail,
     guarded,
@@ -199,6 +200,8 @@ def test_the_processor_is_that_of_the_first_core_and_has_a_name_everywhere(monke
     [
         ("x.json", b"[1, NaN]", "is not JSON: numbers must be finite, got NaN"),
         ("x.json", b"[1e999]", "is not JSON: numbers must be finite, got 1e999"),
+        ("x.json", b"[" * 60 + b"]" * 60, "is nested too deeply to be read"),
+        ("x.toml", b"a" + b".a" * 20_000 + b" = 1", "is not TOML: a key has more than 50 parts"),
         ("x.json", b"[" * 100_000, "is nested too deeply to be read"),
         ("x.json", b"1" * 5000, "is not JSON: Exceeds the limit"),
         ("x.json", b"\xff", "is not text: invalid start byte at byte 0"),
@@ -264,3 +267,18 @@ def test_csv_has_every_field_of_any_record():
     assert as_csv([{"a": 'x,"', "b": 1 / 3}, {"b": math.nan, "c": True, "a": None}], ".3g") == (
         'a,b,c\n"x,""",0.333,\n,,True\n'
     )
+
+
+@pytest.mark.parametrize(
+    "bad", ["(", "(([a-z0-9_.]+)+)+!", "((a+)b)*", "(a|a)*x", "(a?a?){9,}", ".*.*.*.*.*x", "a" * 1001]
+)
+def test_patterns_that_can_take_for_ever_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match=r"exclude(:| must)"):
+        check_pattern("exclude", bad)
+
+
+@pytest.mark.parametrize(
+    "good", [r"decoder\..*(fc1|fc2)", r"^(?!.*experts).*_proj$", r"layers\.[0-9]+\.", "(?:a.)*b", r"\(\*\+\)"]
+)
+def test_patterns_that_people_write_are_accepted(good: str) -> None:
+    check_pattern("exclude", good)
