@@ -32,11 +32,12 @@ _STATUS = Path("/proc/self/status")
 _M_MMAP_THRESHOLD, _LARGE = -3, 2**22
 _HUGE = 2**21  #: bytes of a huge page
 _unwanted = False  #: as the program said
+_DECLINED = f"{SWITCH}=0, or the program, leaves them as they are"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What took effect."""
+    """The settings that took effect."""
 
     returned: bool  #: a freed block of 4 MiB or more goes back to the system at once
     huge_pages: bool  #: blocks of 2 MiB or more lie on huge pages
@@ -51,25 +52,25 @@ def give_memory_back(wanted: bool = True) -> Settings:
     """
     global _unwanted
     _unwanted = _unwanted or not wanted
-    if is_declined():
-        return Settings(False, False, (f"{SWITCH}=0, or the program, leaves them as they are",))
+    if _is_declined():
+        return Settings(False, False, (_DECLINED,))
     return _set()
 
 
-def is_declined() -> bool:
-    """Whether the user, by DSQ_ALLOCATOR=0, or the program wants none of this."""
+def _is_declined() -> bool:
+    """Return whether the user, by DSQ_ALLOCATOR=0, or the program wants none of this."""
     return _unwanted or os.environ.get(SWITCH) == "0"
 
 
 @cache
 def suit_a_packed_stash() -> None:
     """Make both settings where page faults are cheap. Elsewhere the log (INFO) says what to do."""
-    if is_declined():
+    if _is_declined():
         return
-    if why := ask_for_huge_pages():
+    if why := _missing_huge_pages():
         logging.getLogger("dsq").info("freed memory stays in the process, as huge pages are missing: %s", why)
     else:
-        give_memory_back()
+        _set()
 
 
 def resident() -> dict[str, int]:
@@ -83,7 +84,7 @@ def resident() -> dict[str, int]:
 
 @cache
 def _set() -> Settings:
-    mapped, huge = _map_large_blocks(), ask_for_huge_pages()
+    mapped, huge = _map_large_blocks(), _missing_huge_pages()
     missing = tuple(f"{name}: {why}" for name, why in (("freed memory", mapped), ("huge pages", huge)) if why)
     logging.getLogger("dsq").info("; ".join(missing) or "freed memory goes back; large blocks lie on huge pages")
     return Settings(not mapped, not huge, missing)
@@ -104,15 +105,24 @@ def _map_large_blocks() -> str:
 
 
 def ask_for_huge_pages() -> str:
-    """Have PyTorch put blocks of 2 MiB and more on huge pages; why that is not done, or ""."""
-    if is_declined():
-        return f"{SWITCH}=0"
-    if not _MODES.exists() or "[never]" in (modes := _MODES.read_text(encoding="ascii")):
+    """Set the variable by which PyTorch puts blocks of 2 MiB and more on huge pages; return why not, or ""."""
+    if _is_declined():
+        return _DECLINED
+    if not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii"):
         return "this system has none"
     if os.environ.setdefault(HUGE_PAGES, "1") != "1":
         return f"{HUGE_PAGES} is set to something else than 1"
+    return ""
+
+
+def _missing_huge_pages() -> str:
+    """Ask for huge pages; return why PyTorch does not use them, or ""."""
+    if why := ask_for_huge_pages():
+        return why
     torch = sys.modules.get("torch")
+    if torch is None or "[always]" in _MODES.read_text(encoding="ascii"):
+        return ""
     # PyTorch puts a block of 2 MiB on a page's border if it read 1; glibc a few bytes behind one
-    if torch is None or "[always]" in modes or torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0:
+    if torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0:
         return ""
     return f"torch has made tensors: import dsq before that, or start with {HUGE_PAGES}=1"
