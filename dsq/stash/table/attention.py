@@ -87,10 +87,8 @@ class Attention(torch.autograd.Function):
             y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), mask, *options)
         else:
             y, random = _attend(q, k, v, mask, *options)
-        dropped = random if options[0] else None
-        keep(
-            ctx, *forms, None if mask is None else stash.exact(mask), None if dropped is None else stash.exact(dropped)
-        )
+        beside = mask, random if options[0] else None
+        keep(ctx, *forms, *(None if x is None else stash.exact(x) for x in beside))
         ctx.options = options
         return y  # type: ignore[no-any-return]
 

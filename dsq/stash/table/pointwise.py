@@ -167,8 +167,9 @@ def index_add(
     stash: Stash, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, in_place: bool = False
 ) -> Tensor:
     """torch.index_add: nothing but the index."""
-    refused = input._is_view() or (input.is_leaf and input.requires_grad) or torch.compiler.is_compiling()
-    if index.dim() == 0 or source.dim() == 0 or (in_place and refused):
+    if in_place and (torch.compiler.is_compiling() or input._is_view() or (input.is_leaf and input.requires_grad)):
+        return input.index_add_(dim, index, source, alpha=alpha)
+    if index.dim() == 0 or source.dim() == 0:
         run = Tensor.index_add_ if in_place else torch.index_add
         return run(input, dim, index, source, alpha=alpha)
     return IndexAdd.apply(stash, input, dim, index, source, alpha, in_place)  # type: ignore[no-any-return, no-untyped-call]
