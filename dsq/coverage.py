@@ -41,7 +41,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What ``dsq.report`` found; ``print`` shows a table, ``as_dict`` gives plain data."""
+    """The findings of ``dsq.report``; ``print`` shows a table, ``as_dict`` gives plain data."""
 
     forward: Flops
     backward: Flops | None  #: None: nothing needs a gradient

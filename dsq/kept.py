@@ -1,4 +1,4 @@
-"""What the policies of dsq.stash keep of a value, in bits: read by the policies and by dsq-cost. Imports no torch.
+"""How many bits of a value the policies of dsq.stash keep: read by the policies and by dsq-cost. Imports no torch.
 
 Which operations keep what is the table's (dsq/stash/table); dsq-cost's ledger (costmodel/model/ledger.py) names the
 same tensors by the same words, and `python -m analysis.memory` holds it against running models.

@@ -16,7 +16,7 @@ from dsq.precision import Level, Precision, RiseAt, parse_levels, parse_rise_at
 
 @dataclass(slots=True)
 class Work:
-    """What was done at one level."""
+    """The work done at one level."""
 
     updates: int = 0
     tokens: int = 0

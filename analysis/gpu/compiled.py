@@ -95,7 +95,7 @@ def launches() -> Iterator[Launch]:
 
 
 def _hot_formats() -> list[Format]:
-    """Of the levels [8,4,4,8] and [4,3,3,8], and the paper's own format."""
+    """Return the formats of the levels [8,4,4,8] and [4,3,3,8], and the paper's own format."""
     return [SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4)]
 
 

@@ -1,4 +1,4 @@
-"""What a step's kernels should take on a GPU, on paper: no GPU is needed, and nothing is measured.
+"""Print what a step's kernels should take on a GPU, on paper: no GPU is needed, and nothing is measured.
 
     python -m analysis.gpu.expected [--hardware a100-80gb]... [--levels "[8,4,4,8]"] [--check build/gpu_check]
 
@@ -14,13 +14,13 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from analysis.gpu.launches import Launch, block, codecs, least, linear, step
+from analysis.gpu.launches import DeviceCall, block, codecs, least, linear, step
 from costmodel.hardware.hardware import MICRO, Hardware, load_hardware
 from dsq.command import OneLineParser, Record, table
 
@@ -36,7 +36,7 @@ STEP_INSTRUCTIONS = 3
 BOX, RUN = 16, 128
 
 
-def seconds(launch: Launch, card: Hardware, span: int = BOX) -> tuple[float, str]:
+def seconds(launch: DeviceCall, card: Hardware, span: int = BOX) -> tuple[float, str]:
     """The time of a launch, and what bounds it; ``span``: values that an int8 product sums before it takes a step."""
     times = {"launch": LAUNCH, "bandwidth": launch.moved / card.bandwidth}
     if launch.products:
@@ -49,8 +49,14 @@ def seconds(launch: Launch, card: Hardware, span: int = BOX) -> tuple[float, str
     return times[bound], bound
 
 
-def total(launches: Iterable[Launch], card: Hardware, span: int = BOX) -> float:
+def total(launches: Iterable[DeviceCall], card: Hardware, span: int = BOX) -> float:
     return sum(seconds(launch, card, span)[0] for launch in launches)
+
+
+@cache
+def linear_step(width: int, levels: str | None, gemm: str | None) -> list[DeviceCall]:
+    """Return the launches of a linear layer's step in bfloat16."""
+    return step(linear(width, levels).to(torch.bfloat16), (TOKENS, width), gemm).launches
 
 
 def counts(levels: str) -> Iterator[Record]:
@@ -83,11 +89,11 @@ def times(card: Hardware, levels: str) -> Iterator[Record]:
         ("dsq by int8, a step for 16", INT8, BOX),
         ("dsq by int8, a step for 128", INT8, RUN),
     ):
-        found = step(linear(WIDTH, levels if gemm else None).to(torch.bfloat16), (TOKENS, WIDTH), gemm).launches
+        found = linear_step(WIDTH, levels if gemm else None, gemm)
         yield _row(card, f"linear, forward and backward, {by}", found, span)
 
 
-def _row(card: Hardware, name: str, launches: list[Launch], span: int = BOX) -> Record:
+def _row(card: Hardware, name: str, launches: list[DeviceCall], span: int = BOX) -> Record:
     by_bound: dict[str, float] = {}
     for launch in launches:
         taken, bound = seconds(launch, card, span)
@@ -100,12 +106,8 @@ def _row(card: Hardware, name: str, launches: list[Launch], span: int = BOX) -> 
 def wins_from(card: Hardware, levels: str, span: int) -> str:
     """The least width, of powers of two, at which a square linear layer by int8 should beat bf16."""
     for width in (2**power for power in range(8, 16)):
-        sizes = (TOKENS, width)
-        plain, ours = (
-            total(step(linear(width, given).to(torch.bfloat16), sizes, gemm).launches, card, span)
-            for given, gemm in ((None, None), (levels, INT8))
-        )
-        if ours < plain:
+        plain, ours = linear_step(width, None, None), linear_step(width, levels, INT8)
+        if total(ours, card, span) < total(plain, card, span):
             return f"{width:,}"
     return "none"
 
@@ -123,7 +125,7 @@ def beside(card: Hardware, folder: Path) -> Iterator[Record]:
                 rows, columns, depth = map(int, sizes.groups()[:3])
                 ours = ", int8" in row["name"]
                 moved = 2 * (rows * depth + depth * columns) + 4 * rows * columns
-                expected = seconds(Launch("", moved, ours, rows * columns * depth), card)[0] / MICRO
+                expected = seconds(DeviceCall("", moved, ours, rows * columns * depth), card)[0] / MICRO
                 yield {"": row["name"], "expected us": f"{expected:.0f}", "measured us": f"{1000 * row['ms']:.0f}"}
 
 

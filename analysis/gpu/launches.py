@@ -1,4 +1,4 @@
-"""What a training step launches on a GPU, what each launch moves, and where the step waits: counted without a GPU.
+"""Count what a training step launches on a GPU, what each launch moves, and where the step waits, without a GPU.
 
 ``python -m analysis.gpu.expected`` prints it.
 
@@ -37,7 +37,7 @@ _IDLE = ("empty", "detach", "view", "promote_types", "lift_fresh", "set_", "resi
 _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim", "item")
 
 
-class Launch(NamedTuple):
+class DeviceCall(NamedTuple):
     """A kernel in Triton, or one of PyTorch's operations."""
 
     name: str
@@ -51,7 +51,7 @@ class Counted(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches: list[Launch] = []
+        self.launches: list[DeviceCall] = []
         self.waits: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +78,7 @@ class Counted(TorchDispatchMode):
         if any(x.device == META for x in made):
             products = made[0].numel() * given[-1].shape[-2] if name in ("mm", "addmm", "bmm") else 0
             moved = sum(x.nbytes for x in (*given, *made) if x.device == META)
-            self.launches.append(Launch(name, moved, False, products))
+            self.launches.append(DeviceCall(name, moved, False, products))
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
     def note(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         products = args[8] * args[9] * args[12] if kernel.fn.__name__ == "multiply" else 0
         moved = sum(x.nbytes for x in args if isinstance(x, Tensor))
-        mode.launches.append(Launch(kernel.fn.__name__, moved, True, products))
+        mode.launches.append(DeviceCall(kernel.fn.__name__, moved, True, products))
 
     with (
         patch.object(JITFunction, "run", note),
@@ -165,9 +165,9 @@ def least(tokens: int, width: int, levels: str, dtype: torch.dtype) -> int:
     return dtype.itemsize * (4 * x.numel() + 3 * width * width + 2 * width) + 2 * packed
 
 
-def codecs(tokens: int, width: int, dtype: torch.dtype) -> Iterator[tuple[str, list[Launch], int]]:
-    """Of quantise (to bfloat16), pack and unpack: a name, the launches, and the least bytes: what is read, once, and
-    what is made."""
+def codecs(tokens: int, width: int, dtype: torch.dtype) -> Iterator[tuple[str, list[DeviceCall], int]]:
+    """Yield a name, the launches and the least bytes of quantise (to bfloat16), pack and unpack: what is read, once,
+    and what is made."""
     x = torch.empty(tokens, width, dtype=dtype, device=META)
     for fmt, dim in itertools.product((BFP(8), BFP(4), SignedNVInt(4)), (-1, 0)):
         layout, axis = Layout.of(x.shape, dim), "rows" if dim == 0 else "columns"

@@ -70,7 +70,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(eq=False)
 class Checkpointing(Controller):
-    """What the segments of the latest training forward keep."""
+    """The policy at work: counts what the segments of the latest training forward keep."""
 
     calls: int = 0
     nbytes: int = 0  #: of the inputs and of the states of random generators

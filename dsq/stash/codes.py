@@ -45,7 +45,7 @@ Code = tuple[tuple[Tensor, ...], Decode]
 
 
 class Codec(Protocol):
-    """What a policy is to the table: how values become few bits."""
+    """A policy as the table sees it: how values become few bits."""
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         """Return the codes of ``values``, which lie in ``order``; None keeps the tensor exact.
@@ -71,7 +71,7 @@ def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
 
 
 class _Entry(NamedTuple):
-    """What was made of a piece of memory."""
+    """The form that was made of a piece of memory."""
 
     form: Form
     order: MemoryOrder  #: in which the form lays the values out

@@ -1,4 +1,4 @@
-"""What a policy hands back: the controller of one model. It is entered around the model's calls, reports, and can take
+"""Every policy hands back a Controller of one model. It is entered around the model's calls, reports, and can take
 everything back.
 """
 
@@ -21,7 +21,7 @@ _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of
 
 @dataclass(frozen=True)
 class Summary:
-    """What a policy did in the model's latest training forward.
+    """The work of a policy in the model's latest training forward.
 
     raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0
     before a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text,
@@ -42,7 +42,7 @@ class Summary:
 
 
 class SharedByCopies:
-    """What a deep copy of the model (an EMA, say) shares with it, and what makes the model refuse to be pickled."""
+    """A deep copy of the model (an EMA, say) shares this object with it, which makes the model refuse to be pickled."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -180,7 +180,7 @@ class Controller(SharedByCopies):
 
 
 class Running(threading.local):
-    """What this thread is in; nn.DataParallel has a thread a replica."""
+    """The policies and stashes that this thread is in; nn.DataParallel has a thread a replica."""
 
     def __init__(self) -> None:
         self.entered: dict[Controller, nn.Module] = {}  #: policies and the models whose forwards they are in

@@ -38,7 +38,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Report:
-    """What `measure` found."""
+    """The findings of `measure`."""
 
     held: tuple[Held, ...]  #: largest first
     peak_bytes: int  #: most that PyTorch's allocators held at once, above what they held before

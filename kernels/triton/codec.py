@@ -61,7 +61,7 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> t
 
 
 def encode(*jobs: tuple[Tensor, Sequence[Wanted]]) -> list[list[Any]]:
-    """What is wanted of one or two tensors: for each a list of values, or of (codes, scales).
+    """Make what is wanted of one or two tensors: for each a list of values, or of (codes, scales).
 
     One launch finds the largest values of both, where a format needs them. A tensor that is wanted with boxes along
     columns and along rows is read once for both, where a tile holds both.
@@ -175,7 +175,7 @@ def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any],
 
 
 def _grid_made(wanted: Wanted) -> dict[str, Any]:
-    """What the kernels that make scales know of the format, as compile-time arguments."""
+    """Return the format as compile-time arguments of the kernels that make scales."""
     low, high = _exponents(wanted) or (-1, -1)
     return {"GRID": GRIDS[type(wanted.fmt)], "LOW": low, "HIGH": high, "BITS": wanted.fmt.bits}
 

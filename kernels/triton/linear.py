@@ -79,7 +79,7 @@ class Passes:
 
 
 def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """What PyTorch multiplies in, if it does (dsq.ops.products.multiply)."""
+    """Return the dtype in which PyTorch multiplies, if it does (dsq.ops.products.multiply)."""
     return min(a, b, key=lambda dtype: dtype.itemsize)
 
 

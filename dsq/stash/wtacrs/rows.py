@@ -78,7 +78,7 @@ class RowSample:
 
 @dataclass
 class Tally:
-    """What the latest training forward sampled."""
+    """Counts of what the latest training forward sampled."""
 
     tokens: int = 0  #: rows drawn from
     kept: int = 0  #: rows

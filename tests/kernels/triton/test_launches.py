@@ -99,9 +99,9 @@ def test_pack_unpack_and_quantise_move_what_they_have_to():
 
 def test_times_on_paper_follow_the_bounds():
     card = expected.load_hardware("h100")
-    small = launches.Launch("encode", 10, True)
-    large = launches.Launch("encode", 10**9, True)
-    product = launches.Launch("mm", 10**6, False, 2**36)
+    small = launches.DeviceCall("encode", 10, True)
+    large = launches.DeviceCall("encode", 10**9, True)
+    product = launches.DeviceCall("mm", 10**6, False, 2**36)
     assert expected.seconds(small, card) == (expected.LAUNCH, "launch")
     assert expected.seconds(large, card) == (10**9 / card.bandwidth, "bandwidth")
     assert expected.seconds(product, card)[1] == "bf16"
