@@ -124,14 +124,14 @@ def pack_bits(codes_RC: Tensor, bits: int) -> Tensor:
     codes_RC = codes_RC.to(torch.uint8 if bits <= 8 else torch.int16)
     bit_RN = (codes_RC[..., None] >> _places(bits, codes_RC) & 1).to(torch.uint8).flatten(1)
     bit_RB8 = pad(bit_RN, (0, -bit_RN.shape[1] % 8)).unflatten(1, (-1, 8))
-    return (bit_RB8 << _places(8, bit_RB8)).sum(-1, dtype=torch.uint8)
+    return torch.sum(bit_RB8 << _places(8, bit_RB8), -1, dtype=torch.uint8)
 
 
 def unpack_bits(packed_RB: Tensor, bits: int, columns: int, dtype: torch.dtype) -> Tensor:
     """The codes (R, columns) of such bytes, as numbers from 0 of an integer ``dtype`` that holds them."""
     bit_RN = (packed_RB[..., None] >> _places(8, packed_RB) & 1).flatten(1)[:, : columns * bits]
     bit_RCb = bit_RN.unflatten(1, (columns, bits)).to(dtype)
-    return (bit_RCb << _places(bits, bit_RCb)).sum(-1, dtype=dtype)
+    return torch.sum(bit_RCb << _places(bits, bit_RCb), -1, dtype=dtype)
 
 
 def _places(count: int, like: Tensor) -> Tensor:

@@ -23,11 +23,8 @@ that holds a NaN or an infinity, or whose spread overflows, comes back as NaN, a
 Shape suffixes: N values; G groups; A, B the runs of a group and their values.
 """
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dsq.kernels.backend import AffineCodes, Groups, Running
 from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_bits
@@ -56,12 +53,6 @@ def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """``x`` (floating, any shape) where the bit is 1, else 0."""
     return torch.where(unpack_mask(bits, x.numel(), torch.bool).view_as(x), x, torch.zeros_like(x))
-
-
-def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
-    """PyTorch's ReLU of ``x``, and the mask of the result: above 0, or NaN."""
-    y = F.relu(x, in_place)
-    return y, pack_mask(y.contiguous().view(-1), 0.0, math.nan, True)
 
 
 #: random numbers that are drawn at once: a bound on scratch memory, as each takes some words of 64 bits
