@@ -248,8 +248,8 @@ class Backend:
     unpack: Callable[[Tensor, Tensor, Format, Layout, torch.dtype], Tensor]
     #: (values (N,), low, high, nan_is_open) -> bits
     pack_mask: Callable[[Tensor, float, float, bool], Tensor]
-    #: (bits, count, closed, open, dtype) -> values
-    unpack_mask: Callable[[Tensor, int, float, float, torch.dtype], Tensor]
+    #: (bits, count, dtype) -> values: 0 and 1
+    unpack_mask: Callable[[Tensor, int, torch.dtype], Tensor]
     #: (bits, values) -> values
     apply_mask: Callable[[Tensor, Tensor], Tensor]
     #: (values, in place) -> ReLU of them, bits of the result's mask

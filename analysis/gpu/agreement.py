@@ -81,11 +81,11 @@ def _offsets(wide: bool) -> str:
 
 def _case(case: Case, device: torch.device, wide: bool = False) -> Record:
     with _wide_offsets(wide):
-        return {"disagree": " ".join(disagreements(TRITON, case, device))}
+        return {"disagree": disagreements(TRITON, case, device)}
 
 
 def _product(product: Product, device: torch.device) -> Record:
-    return {"disagree": " ".join(product_disagreements(TRITON, product, device))}
+    return {"disagree": product_disagreements(TRITON, product, device)}
 
 
 #: formats of q0 to q3, and rounding: one exponent a tensor and none, boxes of one length and of others

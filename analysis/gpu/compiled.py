@@ -144,8 +144,8 @@ def _masks() -> Iterator[Launch]:
             for nan in (False, True):
                 what = f"mask of {_short(dtype)}"
                 yield Launch(f"pack {what}", partial(codec.pack_mask, x, 0.0, 1.0, nan), part)
-            yield Launch(f"unpack {what}", partial(codec.unpack_mask, bits, count, 0.0, 1.0, dtype), part)
             if dtype is not torch.bool:
+                yield Launch(f"unpack {what}", partial(codec.unpack_mask, bits, count, dtype), part)
                 yield Launch(f"apply {what}", partial(codec.apply_mask, bits, x), part)
 
 

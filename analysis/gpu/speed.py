@@ -102,7 +102,7 @@ def _masks(machine: Machine, x: Tensor) -> Iterator[Trial]:
 
     for op, more, call in (
         ("pack", 0, lambda bits: codec.pack_mask(x, 0.0, math.nan, True)),
-        ("unpack", 0, lambda bits: codec.unpack_mask(bits, x.numel(), 0.0, 1.0, x.dtype)),
+        ("unpack", 0, lambda bits: codec.unpack_mask(bits, x.numel(), x.dtype)),
         ("apply", x.nbytes, lambda bits: codec.apply_mask(bits, x)),
     ):
         yield Trial(_name(op, x, -1, "mask"), partial(row, more, call))

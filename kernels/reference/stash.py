@@ -52,16 +52,15 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     return (bytes_N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-    """``count`` values of ``dtype`` (bool or floating): ``open`` where the bit is 1, else ``closed``."""
-    open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
-    open_value, closed_value = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
-    return torch.where(open_N, open_value, closed_value)
+def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """``count`` values of ``dtype``: the bits as 0 and 1."""
+    places = torch.arange(8, device=bits.device, dtype=torch.uint8)
+    return (bits[:, None] >> places & 1).view(-1)[:count].to(dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """``x`` (floating, any shape) where the bit is 1, else 0."""
-    return torch.where(unpack_mask(bits, x.numel(), False, True, torch.bool).view_as(x), x, torch.zeros_like(x))
+    return torch.where(unpack_mask(bits, x.numel(), torch.bool).view_as(x), x, torch.zeros_like(x))
 
 
 def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:

@@ -280,11 +280,10 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     return bits
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """kernels/reference/stash.py on a GPU."""
     out = torch.empty(count, dtype=dtype, device=bits.device)
-    given = bits, _mask_values(out), count, float(closed), float(open)
-    _launch_mask(kernels.unpack_mask, count, *given, FLAGS=dtype is torch.bool)
+    _launch_mask(kernels.unpack_mask, count, bits, integers_for_bfloat16(out), count)
     return out
 
 

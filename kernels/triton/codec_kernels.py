@@ -299,25 +299,23 @@ def pack_mask(
 
 
 @triton.jit
-def unpack_mask(
-    bits_pointer, y_pointer, count, closed, open,
-    FLAGS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Bits as ``closed`` and ``open``: floating values, or (FLAGS) bytes of 0 or 1."""
+def _unpacked(bits_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
+    """This program's bits, a bit of 0 or 1 a value, and the places of the values, as ``_places`` gives them."""
     byte_B, value_BV, mask_BV = _places(count, B, WIDE)
     bits_B = tl.load(bits_pointer + byte_B, byte_B * 8 < count, other=0).to(tl.int32)
-    y_BV = tl.where(((bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1) == 1, open, closed)
-    if FLAGS:
-        tl.store(y_pointer + value_BV, (y_BV != 0).to(tl.uint8), mask_BV)
-    else:
-        store_float(y_pointer + value_BV, y_BV, mask_BV)
+    return (bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1, value_BV, mask_BV
+
+
+@triton.jit
+def unpack_mask(bits_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
+    """Bits as floating values of 0 and 1."""
+    bit_BV, value_BV, mask_BV = _unpacked(bits_pointer, count, B, WIDE)
+    store_float(y_pointer + value_BV, bit_BV.to(tl.float32), mask_BV)
 
 
 @triton.jit
 def apply_mask(bits_pointer, x_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
     """Values, as integers of their width, where the bit is 1; else 0."""
-    byte_B, value_BV, mask_BV = _places(count, B, WIDE)
-    bits_B = tl.load(bits_pointer + byte_B, byte_B * 8 < count, other=0).to(tl.int32)
+    bit_BV, value_BV, mask_BV = _unpacked(bits_pointer, count, B, WIDE)
     x_BV = tl.load(x_pointer + value_BV, mask_BV, other=0)
-    open_BV = ((bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1) == 1
-    tl.store(y_pointer + value_BV, tl.where(open_BV, x_BV, 0), mask_BV)
+    tl.store(y_pointer + value_BV, tl.where(bit_BV == 1, x_BV, 0), mask_BV)

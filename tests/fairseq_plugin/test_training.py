@@ -199,26 +199,6 @@ def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_p
     assert weights_called(calls) == dict.fromkeys(("[2,2,2,16]", "[16,4,4,16]"), LINEARS)
 
 
-def test_the_learning_rate_restarts_at_a_rise_where_it_is_asked_to(data: Path, tmp_path: Path, caplog) -> None:
-    caplog.set_level(logging.INFO)
-    schedule = ["--lr", 0.008, "--lr-scheduler", "polynomial_decay", "--total-num-update", 8, "--max-update", 8]
-    given = [*MODEL, *schedule, "--log-format", "json", "--disable-validation", "--save-interval-updates", 4]
-    given += ["--dsq-levels", LEVELS, "--dsq-rise-at", 4, "--dsq-lr-at-rise", "restart"]
-
-    def rates() -> list[float]:
-        """The rates that each update leaves to the next one."""
-        inner = [json.loads(line) for line in caplog.messages if line.startswith('{"') and '"lr"' in line]
-        caplog.clear()
-        return [float(line["lr"]) for line in inner if "lr" in line]
-
-    whole = tmp_path / "whole"
-    run("train", data, *given, "--save-dir", whole)
-    assert rates() == [0.007, 0.006, 0.005, 0.008, 0.006, 0.004, 0.002, 0.0]
-    resumed = resume(data, given, whole, "checkpoint_1_4.pt")  # of the update of the rise
-    assert rates() == [0.006, 0.004, 0.002, 0.0]
-    assert same_weights(whole, resumed)
-
-
 def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Path, tmp_path: Path) -> None:
     given = [*MODEL, "--disable-validation", "--save-dir", tmp_path]
     run("train", data, *given, "--max-update", 3)
