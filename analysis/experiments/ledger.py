@@ -21,7 +21,7 @@ from typing import Any
 from analysis import ROOT
 from analysis.experiments.recipe import Experiment, PlannedRun
 from analysis.experiments.train import FLOAT
-from costmodel.paper.run_cost import weighed
+from costmodel.paper.calibrated import weighed
 from dsq.command import as_csv, processor, read_text, turn_at, write_text
 
 Row = dict[str, Any]

@@ -35,7 +35,7 @@ from typing import Any
 from analysis.experiments.data import KINDS, Data
 from analysis.experiments.train import FLOAT, Training
 from costmodel.model.quantisation import Setup
-from costmodel.paper.run_cost import Cost, level_costs
+from costmodel.paper.calibrated import Cost, level_costs
 from costmodel.workloads.named import load_workload
 from dsq import formats
 from dsq.arguments import choice, flag, number, whole_number

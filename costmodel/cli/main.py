@@ -37,10 +37,6 @@ EXAMPLES = {
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',
         "float:[16,16,16,16] --workload opt_1.3b --hardware h200 --picture opt.svg",
     ),
-    "explain": (
-        '"[16,4,4,16]" --workload opt_1.3b',
-        '"[16,4,4,16]" --operation fc1',
-    ),
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
@@ -91,7 +87,7 @@ def parser() -> OneLineParser:
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_plan, _estimate, _table, _roofline, _explain, _calibrate, _trace):
+    for add in (_plan, _estimate, _table, _roofline, _calibrate, _trace):
         add(commands)
     return top
 
@@ -154,12 +150,6 @@ def _roofline(commands: Commands) -> None:
     command.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
 
 
-def _explain(commands: Commands) -> None:
-    command = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
-    command.add_argument("precision", help=PRECISION_HELP)
-    command.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
-
-
 def _calibrate(commands: Commands) -> None:
     summary = "measure this machine, in under two minutes, as a hardware file for --hardware"
     command = _command(commands, "calibrate", summary, workload=False)
@@ -204,8 +194,6 @@ def _int(group: Group, name: str, default: int | None, text: str, *aliases: str)
 def _hardware(group: Group, purpose: str) -> None:
     text = f"{purpose} (default: {DEFAULT_HARDWARE})"
     group.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=text)
-    text = "datasheet rates: every efficiency of the hardware file counts as 1"
-    group.add_argument("--datasheet", action="store_true", help=text)
 
 
 def _workload(command: argparse.ArgumentParser) -> None:
@@ -230,8 +218,6 @@ def _workload(command: argparse.ArgumentParser) -> None:
     attention.add_argument("--fused-attention", action="store_true", help=text)
     text = "attention's scores are stored (default for fairseq's models)"
     attention.add_argument("--eager-attention", action="store_true", help=text)
-    text = "leave out softmax, norms, activations, embeddings, loss and optimiser"
-    group.add_argument("--gemms-only", action="store_true", help=text)
 
 
 def _format(command: argparse.ArgumentParser) -> None:

@@ -17,37 +17,13 @@ from dsq.precision import Precision
 
 
 @dataclass(frozen=True)
-class LevelWork:
-    """The work of a run at one level."""
-
-    setup: Setup
-    updates: int
-    tokens: int
-
-
-@dataclass(frozen=True)
 class RunHistory:
-    levels: tuple[LevelWork, ...]
+    setups: list[Setup]  #: of each level
+    shares: list[float]  #: of the work at each level
+    unit: str  #: of the work: "tokens" if every level with work counted them, else "updates"
     recorded: dict[str, Any]  #: the options of the format that the record itself states
-    exclude: str | None = None  #: regex of the layers that the run left unconverted
-    workload: str | None = None  #: workload file of the model that was trained, beside the record
-
-    @property
-    def unit(self) -> str:
-        """The unit of work: tokens if every level with work counted them, else updates."""
-        return "updates" if any(level.updates and not level.tokens for level in self.levels) else "tokens"
-
-    @property
-    def weighing(self) -> str:
-        """The unit, and why it is not tokens where some level counted them."""
-        partly = self.unit == "updates" and any(level.tokens for level in self.levels)
-        return f"{self.unit}, as not every level counted its tokens" if partly else self.unit
-
-    @property
-    def shares(self) -> list[float]:
-        """Each level's share of the work."""
-        work = [getattr(level, self.unit) for level in self.levels]
-        return [amount / sum(work) for amount in work]
+    exclude: str  #: regex of the layers that the run left unconverted; empty: none
+    workload: str  #: workload file of the model that was trained, beside the record; empty: none
 
 
 def load_history(path: str, described: Mapping[str, Any]) -> RunHistory:
@@ -68,26 +44,25 @@ def _history(data: dict[str, Any], described: Mapping[str, Any]) -> RunHistory:
         raise ValueError("field levels must be a list with at least one level")
     fields = ("format", "box_axis", *sizes(data.get("format", described["format"])))
     recorded = {field: data[field] for field in fields if field in data}
-    levels = tuple(_level(entry, f"levels[{i}]", {**described, **recorded}) for i, entry in enumerate(entries))
-    if not any(level.updates or level.tokens for level in levels):
+    setups, work = [], []
+    for index, entry in enumerate(entries):
+        label = f"field levels[{index}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("precision"), list):
+            raise ValueError(f"{label}.precision must be a list of four widths")
+        try:
+            precision = Precision.parse(str(entry["precision"]))
+        except ValueError as error:
+            raise ValueError(f"{label}.{error}") from None
+        setups.append(described_setup({**described, **recorded}, precision))
+        work.append([whole_number(f"{label}.{unit}", entry.get(unit, 0), 0) for unit in ("tokens", "updates")])
+    counted = int(any(updates and not tokens for tokens, updates in work))
+    done = [amounts[counted] for amounts in work]
+    if not any(done):
         raise ValueError("no level records any work (updates or tokens)")
-    exclude = data.get("exclude")
-    if not isinstance(exclude, str | None):
-        raise ValueError(f"field exclude must be a regular expression or null, not {exclude!r}")
-    if exclude:
-        check_pattern("field exclude", exclude)
-    workload = data.get("workload")
-    if not isinstance(workload, str | None):
-        raise ValueError(f"field workload must be the name of a file beside the history or null, not {workload!r}")
-    return RunHistory(levels, recorded, exclude, workload)
-
-
-def _level(entry: Any, label: str, described: Mapping[str, Any]) -> LevelWork:
-    if not isinstance(entry, dict) or not isinstance(entry.get("precision"), list):
-        raise ValueError(f"field {label}.precision must be a list of four widths")
-    try:
-        precision = Precision.parse(str(entry["precision"]))
-    except ValueError as error:
-        raise ValueError(f"field {label}.{error}") from None
-    updates, tokens = (whole_number(f"field {label}.{unit}", entry.get(unit, 0), 0) for unit in ("updates", "tokens"))
-    return LevelWork(described_setup(described, precision), updates, tokens)
+    named = {name: data.get(name) or "" for name in ("exclude", "workload")}
+    for name, value in named.items():
+        if not isinstance(value, str):
+            raise ValueError(f"field {name} must be text or null, not {value!r}")
+    check_pattern("field exclude", named["exclude"])
+    unit = ("tokens", "updates")[counted]
+    return RunHistory(setups, [amount / sum(done) for amount in done], unit, recorded, **named)

@@ -72,9 +72,3 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
 def arithmetic_cost(listed: list[CostedMatMul]) -> float:
     """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
     return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)
-
-
-def multiplier_work(listed: list[CostedMatMul]) -> float:
-    """Sum of m1 * m2 over every multiply-accumulate: the multiplier-bits of the step, free of any law."""
-    products = ((matmul.total_macs, *matmul.operands) for matmul in listed)
-    return sum((float(macs) * (1.0 * m1 * m2) for macs, m1, m2 in products), start=0.0)

@@ -230,7 +230,7 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
 
 def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[_Tensor]:
     for stored in tensors_of(group, setup):
-        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
+        plain = stored.times * layout_bytes(group, stored, setup, widths)
         values = plain * 8 / (float(widths[stored.width]) or 1)
         category = _category(group.operation, stored)
         packs = policy is not None and category is not Category.STASH

@@ -3,17 +3,12 @@
 from dataclasses import dataclass
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.arithmetic import arithmetic_cost, matmuls, multiplier_work
+from costmodel.model.arithmetic import arithmetic_cost, matmuls
 from costmodel.model.memory import saved_bytes
 from costmodel.model.operations import Workload
 from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, floors
 from costmodel.model.traffic import total_stash_bytes, transfers
-from dsq.formats import WIDEST, FixedPoint
-from dsq.precision import Precision
-
-#: the unit of both profiles: fixed-point 32 (paper, table 1)
-REFERENCE = Setup(FixedPoint(WIDEST), Precision(32, 32, 32, 32))
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,6 @@ class Estimate:
     stash_bytes: int  #: held by converted layers between forward and backward
     saved_bytes: float  #: held by the whole model, converted layers included
     arithmetic: float  #: in fixed-point 32 x 32 multiply-accumulates
-    multiplier_work: float  #: sum of m1 * m2 over multiply-accumulates
     classes: dict[str, Floor]
 
     @property
@@ -41,6 +35,5 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),
-        multiplier_work=multiplier_work(multiplied),
         classes=floors(moved, multiplied, hardware, setup.container_bits),
     )

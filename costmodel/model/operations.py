@@ -235,11 +235,6 @@ class Workload:
         """The workload as recomputed layers run it."""
         return self._with_gemms(lambda gemm: replace(gemm, on_chip="", recompute=0) if gemm.fused_once else gemm)
 
-    def gemms_only(self) -> "Workload":
-        """The workload with its matrix products alone. Parameters of other operations count, but nothing moves them."""
-        rest = self.parameters - sum(gemm.parameters for gemm in self.gemms)
-        return replace(self, operations=(*self.gemms, Pointwise("rest", "parameters", 1, 1, parameters=rest)))
-
     def _with_gemms(self, change: Callable[[Gemm], Gemm]) -> "Workload":
         changed = (change(op) if isinstance(op, Gemm) else op for op in self.operations)
         return replace(self, operations=tuple(changed))

@@ -47,18 +47,16 @@ def reads(other_dimension: int, edge: int) -> int:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One named tensor's traffic: `bytes` is per operation and includes `times` reads."""
+    """One named tensor's traffic, of each operation of a group of alike ones."""
 
     group: Group
     tensor: str
     phase: str
-    direction: str
-    shape: tuple[int, ...]
-    width: str
+    direction: str  #: "read" or "write"
     bits: int
-    times: int
-    bytes: int
-    scales: int = 0  #: the part of `bytes` that is no codes
+    times: int  #: how often it moves
+    bytes: int  #: of all its times
+    elements: int  #: of the tensor
 
     @property
     def total(self) -> int:
@@ -68,7 +66,7 @@ class Transfer:
     @property
     def values(self) -> int:
         """Values moved by the whole group."""
-        return self.times * prod(self.shape) * self.group.count
+        return self.times * self.elements * self.group.count
 
 
 def transfers(workload: Workload, setup: Setup, on_chip_bytes: float) -> list[Transfer]:
@@ -105,14 +103,13 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
 
-def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> tuple[int, int]:
-    """Bytes of one such tensor, and the part of them that is no codes."""
+def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> int:
+    """Bytes of one such tensor."""
     outer, rows, columns = _shape(group, stored)
     bits = widths[stored.width]
     if not stored.width.startswith("q"):
-        return outer * rows * columns * bits // 8, 0
-    fmt, layout = at_width(setup.format, bits), setup.layout(outer, rows, columns, stored.boxes)
-    return fmt.nbytes(layout), fmt.scale_bytes(layout)
+        return outer * rows * columns * bits // 8
+    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns, stored.boxes))
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> int:
@@ -152,27 +149,20 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
 
 def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], edge: int) -> list[Transfer]:
     op = group.operation
-    size, scales = layout_bytes(group, stored, setup, widths)
-    bits = widths[stored.width]
-    outer, rows, columns = _shape(group, stored)
-    shape = (outer, rows, columns) if outer > 1 else (rows, columns) if min(rows, columns) > 1 else (rows * columns,)
+    size, bits, elements = layout_bytes(group, stored, setup, widths), widths[stored.width], prod(_shape(group, stored))
     moved = []
 
-    def move(name: str, phase: str, direction: str, times: int, there: int = 1) -> None:
-        size_moved, scales_moved = size * times * there, scales * times * there
-        moved.append(
-            Transfer(group, name, phase, direction, shape, stored.width, bits, times, size_moved, scales_moved)
-        )
+    def move(name: str, phase: str, direction: str, times: int) -> None:
+        moved.append(Transfer(group, name, phase, direction, bits, times, size * times, elements))
 
-    packed = stored.width.startswith("q")
     if stored.own and not (stored.written == UPDATE and isinstance(op, Gemm)) and not _parameter(stored, op):
-        there = 1
-        if packed:  # above 16 bits dsq keeps x itself, and a shared input is stashed once: nothing is written
-            there = int(bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash"))
+        there = True
+        if stored.width.startswith("q"):  # above 16 bits dsq keeps x itself, and a shared input is stashed once
+            there = bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash")
         elif stored.width == "w":  # where the container has 32 bits, the master weights serve
-            there = int(bits < WIDEST)
+            there = bits < WIDEST
         if there:
-            move(stored.name, stored.written, "write", stored.times, there)
+            move(stored.name, stored.written, "write", stored.times)
     for read in stored.reads:
         if read.needs and not getattr(op, read.needs):
             continue

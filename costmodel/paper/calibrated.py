@@ -5,12 +5,13 @@ matrix products cost K * (m1 * m2)^p (the law of the format) at the widths of MA
 32. No attention, norms, caches or optimiser: figure 2 draws a linear layer, and the published ratios leave no room.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from costmodel.model.estimate import REFERENCE
 from costmodel.model.operations import Gemm, Workload
 from costmodel.model.quantisation import Setup
-from dsq.formats import WIDEST, Format, Identity
+from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
 #: (1.13x) and BFP 16 20 (0.63x)
@@ -93,7 +94,7 @@ def dram(workload: Workload, setup: Setup) -> float:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
     values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in TENSORS]
     stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in TENSORS]
-    bits = sum((count * width for count, width in zip(values, stored, strict=True)), start=0.0)
+    bits = sum(count * width for count, width in zip(values, stored, strict=True))
     return bits / (sum(values) * WIDEST)
 
 
@@ -101,9 +102,34 @@ def arithmetic(setup: Setup) -> float:
     """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
     pairs = ([getattr(setup.precision, width) for width in matmul.widths] for matmul in MATMULS)
     costs = sum((setup.format.law.cost(*pair) for pair in pairs), start=0.0)
-    return float(costs / len(MATMULS) / REFERENCE.format.law.cost(WIDEST, WIDEST))
+    return float(costs / len(MATMULS) / FixedPoint.law.cost(WIDEST, WIDEST))
 
 
 def _values(gemm: Gemm, shape: str) -> int:
     size = {"M": gemm.M, "K": gemm.K, "N": gemm.N}
     return size[shape[0]] * size[shape[1]] * (gemm.weights if shape == "NK" else 1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs relative to fixed-point 32."""
+
+    arithmetic: float
+    dram: float
+
+
+def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[Cost]:
+    """The cost of a step at each level."""
+    return [Cost(arithmetic(setup), dram(workload, setup)) for setup in setups]
+
+
+def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
+    """The mean of the levels' costs by their shares of the work."""
+    whole = sum(shares)
+    pairs = list(zip(costs, shares, strict=True))
+    return Cost(*(sum(getattr(c, name) * share for c, share in pairs) / whole for name in ("arithmetic", "dram")))
+
+
+def shares(rises: Sequence[float]) -> list[float]:
+    """Each level's share of a run whose levels but the first begin at these shares of it."""
+    return [after - before for before, after in pairwise((0.0, *rises, 1.0))]

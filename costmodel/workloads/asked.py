@@ -33,7 +33,6 @@ class AskedStep:
     lora: int | None = None  #: rank of adapters, which alone are trained
     lora_layers: str = ADAPTED  #: regex of the layers that have them
     chunked_loss: bool = False
-    gemms_only: bool = False
 
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
@@ -89,7 +88,7 @@ class AskedStep:
             workload = workload.adapting(whole_number("lora", self.lora, 1, MAX_SIZE), self.lora_layers, copies)
         if self.chunked_loss:
             workload = _unless_idle(workload, workload.chunking_loss(), "--chunked-loss")
-        return workload.gemms_only() if self.gemms_only else workload
+        return workload
 
 
 def _unless_idle(before: Workload, after: Workload, option: str) -> Workload:

@@ -2,8 +2,8 @@
 
 import argparse
 
-from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import hardware_facts, hardware_of, refuse_idle, times_note
+from costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
+from costmodel.hardware.hardware import load_hardware
 from costmodel.paper import published, tables
 from dsq.formats import FixedPoint
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     if unknown:
         raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
     if 7 not in chosen:
-        refuse_idle(arguments, ("hardware", "datasheet"), "without table 7")
+        refuse_idle(arguments, ("hardware",), "without table 7")
     sections: list[Section] = []
     static: list[Record] = []
     for number in sorted({1, 6} & set(chosen)):
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> Answer:
         notes += _dsq_notes(sections[-1].records)
     facts: Record = {}
     if 7 in chosen:
-        hardware = hardware_of(arguments)
+        hardware = load_hardware(arguments.hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}; off: (ours - published) / published"
         sections.append(Section("table_7", title, tables.table_7(hardware), _BOUND))
-        notes += [_bound_note(sections[-1].records), times_note(hardware)]
+        notes += [_bound_note(sections[-1].records), f"times: {hardware.rates}."]
         facts = hardware_facts(hardware)
     return Answer(sections, notes, facts)
 

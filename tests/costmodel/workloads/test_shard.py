@@ -49,7 +49,7 @@ def a_layer(workload: Workload) -> dict[str, float]:
                 exact = stored.width not in ("state", "cast")
                 if stored.kept and exact and shared not in seen:
                     seen.add(shared)
-                    size = float(layout_bytes(group, stored, BF16, widths)[0])
+                    size = layout_bytes(group, stored, BF16, widths)
                     kept[f"{name}.{stored.name}".removeprefix("decoder.layers.1.")] = size
     return kept
 
