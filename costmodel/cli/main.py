@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TypeAlias, get_args
 
 from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
-from costmodel.model.quantisation import format_names, sizes
+from costmodel.model.methods import format_names, sizes
 from costmodel.workloads.asked import ADAPTED, DEFAULT_MODEL
 from costmodel.workloads.named import names
 from dsq import __version__

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.model.quantisation import Setup, described_setup, sizes
+from costmodel.model.methods import Setup, described_setup, sizes
 from dsq.arguments import whole_number
 from dsq.command import check_pattern, read_json
 from dsq.precision import Precision

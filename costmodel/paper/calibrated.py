@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Setup
 from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value

@@ -6,7 +6,7 @@ Nothing that computes a cost reads this file; costs are relative to fixed-point 
 
 from dataclasses import dataclass
 
-from costmodel.model.quantisation import Setup
+from costmodel.model.methods import Setup
 from dsq.formats import BFP, WIDEST, FixedPoint, Format
 from dsq.precision import Precision
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.estimate import evaluate
-from costmodel.model.quantisation import BF16, Setup
-from costmodel.model.roofline import Floor
+from costmodel.model.methods import BF16, Setup
+from costmodel.model.roofline import Floor, evaluate
 from costmodel.paper import calibrated, published
 from costmodel.workloads.named import load_workload
 from dsq.formats import FixedPoint

@@ -7,9 +7,9 @@ from pathlib import Path
 from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, refuse_idle, setups_of
 from costmodel.cli.run_history import RunHistory, load_history
 from costmodel.hardware.hardware import Hardware, load_hardware
-from costmodel.model.estimate import evaluate
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import evaluate
 from costmodel.paper.calibrated import level_costs, shares
 from costmodel.workloads.asked import asked
 from dsq.precision import parse_rise_at

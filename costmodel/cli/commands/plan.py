@@ -7,7 +7,7 @@ from functools import partial
 from costmodel.cli.answer import Answer, Section, heading, setups_of
 from costmodel.cli.pictures.plan import draw_page, draw_picture
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.memory import Method
+from costmodel.model.methods import Method
 from costmodel.planning.plan import NF4_BITS, Question
 from costmodel.workloads.asked import asked
 from dsq.command import write_whole

@@ -13,8 +13,8 @@ import pytest
 
 from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import evaluate
-from costmodel.model.quantisation import DSQ, Setup
+from costmodel.model.methods import DSQ, Setup
+from costmodel.model.roofline import evaluate
 from costmodel.workloads.named import load_workload
 from dsq.precision import Precision
 

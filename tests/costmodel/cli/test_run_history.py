@@ -5,7 +5,7 @@ import json
 import pytest
 
 from costmodel.cli.run_history import load_history
-from costmodel.model.quantisation import Setup
+from costmodel.model.methods import Setup
 from dsq.formats import FixedPoint
 from dsq.precision import Precision
 from dsq.scheduler import PrecisionScheduler

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from costmodel.hardware.hardware import load_hardware
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Setup
 from costmodel.paper import calibrated, published, tables
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity, Law

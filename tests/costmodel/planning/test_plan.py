@@ -9,11 +9,10 @@ import costmodel
 from costmodel.cli.main import main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.entries import Category
-from costmodel.model.memory import Method, peak_memory, state
-from costmodel.model.quantisation import AUTOCAST, BF16, FP32
-from costmodel.planning.parallel import sent_inside, sharded_memory, sharded_step
+from costmodel.model.memory import peak_memory, state
+from costmodel.model.methods import AUTOCAST, BF16, FP32, Method
 from costmodel.planning.plan import NF4_BITS
-from costmodel.planning.step import communication_bytes, step_time
+from costmodel.planning.step import communication_bytes, sent_inside, sharded_memory, sharded_step, step_time
 from costmodel.workloads.asked import ADAPTED, AskedStep
 from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.named import load_shapes, load_workload

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.model.quantisation import Setup
+from costmodel.model.methods import Setup
 from costmodel.model.traffic import total_stash_bytes
 from costmodel.workloads import workload_file
 from costmodel.workloads.config_json import FAMILIES, transformer_of
