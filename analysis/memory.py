@@ -91,7 +91,7 @@ def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
         fused = None if model.config._attn_implementation == "sdpa" else False
-        return load_workload(str(path), sequences, fused=fused, **lengths)
+        return load_workload(str(path), fused, sequences=sequences, **lengths)
 
 
 def _fairseq() -> CheckedModel:

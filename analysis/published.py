@@ -30,8 +30,8 @@ from costmodel.model.methods import BF16, Method
 from costmodel.model.operations import Operation, Pointwise, Workload
 from costmodel.planning.plan import NF4_BITS
 from costmodel.planning.step import step_time
-from costmodel.workloads.asked import ADAPTED
 from costmodel.workloads.config_json import transformer_of
+from costmodel.workloads.named import ADAPTED
 from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 

@@ -12,8 +12,7 @@ from typing import TypeAlias, get_args
 
 from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
 from costmodel.model.methods import format_names, sizes
-from costmodel.workloads.asked import ADAPTED, DEFAULT_MODEL
-from costmodel.workloads.named import names
+from costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text
 from dsq.formats import DEFAULT, BoxAxis
@@ -197,7 +196,7 @@ def _hardware(group: Group, purpose: str) -> None:
 
 
 def _workload(command: argparse.ArgumentParser) -> None:
-    """The fields of workloads.asked.AskedStep."""
+    """The fields of workloads.named.AskedStep."""
     group = command.add_argument_group("workload and hardware")
     text = f"{', '.join(names())}; or a Hugging Face config.json, or a folder that has one; or a workload file of "
     text += f"dsq-cost trace or dsq.workload.trace (default: {DEFAULT_MODEL})"

@@ -11,7 +11,7 @@ from costmodel.model.memory import Memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
 from costmodel.planning.step import Stages, Step, communication_bytes, packing_is_measured, sharded_memory, sharded_step
-from costmodel.workloads.asked import AskedStep
+from costmodel.workloads.named import AskedStep
 from costmodel.workloads.shard import Shard
 from costmodel.workloads.workload_file import states_its_sizes
 from dsq.arguments import choice, whole_number

@@ -11,7 +11,7 @@ from costmodel.model.methods import Setup
 from costmodel.model.operations import Workload
 from costmodel.model.roofline import evaluate
 from costmodel.paper.calibrated import level_costs, shares
-from costmodel.workloads.asked import asked
+from costmodel.workloads.named import asked
 from dsq.precision import parse_rise_at
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware

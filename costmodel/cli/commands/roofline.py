@@ -9,7 +9,7 @@ from costmodel.model.methods import Setup
 from costmodel.model.operations import Group, Workload
 from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
 from costmodel.model.traffic import matmuls, transfers
-from costmodel.workloads.asked import asked
+from costmodel.workloads.named import asked
 from dsq.command import write_whole
 
 _SHOWN = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
