@@ -57,14 +57,14 @@ def _part(model: Transformer, shard: Shard) -> Transformer:
 
 
 def _cut(stack: Stack, parts: int) -> Stack:
-    experts = stack.experts
+    heads, experts = _divided(stack, "heads", parts), stack.experts
     if stack.keys % parts and parts % stack.keys:
         raise ValueError(f"{stack.name}.kv_heads ({stack.keys}) cannot be cut into {parts}, nor copied to as many")
     if experts:
         experts = replace(experts, width=-(-experts.width // parts))
     return replace(
         stack,
-        heads=_divided(stack, "heads", parts),
+        heads=heads,
         kv_heads=max(1, stack.keys // parts),
         head_dim=stack.head_width,
         ffn=_divided(stack, "ffn", parts),

@@ -13,6 +13,7 @@ from costmodel.workloads import config_json, named, workload_file
 from costmodel.workloads.named import load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
+from tests.costmodel.workloads.models import dump
 
 MODELS = tomllib.loads((Path(named.__file__).parent / "models.toml").read_text())
 BERT = MODELS["bert-base"]["config"]
@@ -171,7 +172,7 @@ def test_sizes_can_be_changed():
 @pytest.mark.parametrize("name", ["gpt2", "t5-small", "vit-base", "mixtral", "transformer_iwslt_de_en"])
 def test_a_workload_survives_its_file(name):
     workload = load_workload(name)
-    assert workload_file.parse(json.loads(json.dumps(workload_file.dump(workload))), "file") == workload
+    assert workload_file.parse(json.loads(json.dumps(dump(workload))), "file") == workload
 
 
 @pytest.mark.parametrize(
