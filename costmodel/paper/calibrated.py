@@ -18,8 +18,7 @@ from dsq.formats import WIDEST, FixedPoint, Format, Identity
 WORD_BITS = 64
 
 
-#: the tensors that cross the DRAM boundary, each once: their axes, of M (tokens), K (in-features), N (out-features), and
-#: their width
+#: axes and width of the tensors that cross the DRAM boundary, each once: M tokens, K in-features, N out-features
 TENSORS = (
     ("MK", "q0"),  # x, read in the forward: x_l enters the forward product (figure 2)
     ("NK", "q0"),  # w, read in the forward: w_l enters the forward product (figure 2)
