@@ -1,6 +1,6 @@
 """Runs an experiment, or goes on with it: finished runs are kept, a killed one resumes from its last checkpoint.
 
-    python -m analysis.experiments.run analysis/experiments/recipes/demo_formats.toml --out runs/formats --jobs 2
+    python -m analysis.experiments.run analysis/experiments/recipes/tatoeba.toml --out runs/tatoeba --jobs 2
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --dry-run
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --only 'bfp_*_seed1'
     python -m analysis.experiments.run RECIPE.toml --out runs/NAME --set training.max-epoch=1 --set data.vocab=200

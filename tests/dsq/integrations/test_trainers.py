@@ -292,8 +292,7 @@ def test_lightning(plain, tmp_path):
     model, dynamic, trainer = lightning_run(tmp_path / "whole", UPDATES)
     assert trainer.logged_metrics["dsq/level"] == 1
     assert trainer.logged_metrics["dsq/bits"] == 4
-    assert trainer.logged_metrics["dsq/bfp_mib"] > 0  # Lightning calls no forward of the module
-    assert 0 < trainer.logged_metrics["dsq/stash_error"] < 0.2
+    assert trainer.logged_metrics["dsq/stash_mib"] > 0  # Lightning calls no forward of the module
     trainer.validate(trainer.lightning_module, loader(False))  # does not count
     same(plain, model, dynamic)
     lightning_run(tmp_path / "broken", HALF)
@@ -375,7 +374,6 @@ def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
     assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
     assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
     assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
-    assert all(0.03 < error < 0.15 for error in found["train/dsq/stash_error"].values())
 
 
 def accelerated(folder, until, resume=False):
