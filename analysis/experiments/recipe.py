@@ -34,7 +34,7 @@ from typing import Any
 
 from analysis.experiments.data import KINDS, Data
 from analysis.experiments.train import FLOAT, Training
-from costmodel.model.quantisation import Setup
+from costmodel.model.methods import Setup
 from costmodel.paper.calibrated import Cost, level_costs
 from costmodel.workloads.named import load_workload
 from dsq import formats
