@@ -22,7 +22,7 @@ if not LIBRARY.exists():
 
 NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
 BFLOAT16, INTEGER, TORCH, ONEDNN = load().gemms
-INTEGER_GEMMS = library().integer_gemms()
+INTEGER_GEMMS = library().usable(library().c.dsq_integer_gemm)
 SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (100, 600, 70)]
 needs_integer = pytest.mark.usefixtures("integer_gemm")
 needs_bf16 = pytest.mark.skipif(not BFLOAT16.fits(NARROW, torch.float32), reason="this CPU has no AVX512_BF16")
