@@ -6,9 +6,9 @@ reference. In a checkout: ``python setup.py build_ext --inplace``.
 """
 
 import os
-import runpy
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -67,11 +67,11 @@ class BuildLibrary(build_ext):
         return os.path.join(*name.split(".")) + ".so"
 
     def build_extension(self, extension):
-        abi = runpy.run_path(str(CPU / "abi.py"))
-        table = Path(self.build_temp, "abi_table.cpp")
-        table.parent.mkdir(parents=True, exist_ok=True)
-        table.write_text(abi["table"](abi["HEADER"].read_text()))
-        sources = {str(table): [f"-I{SRC}"], **{str(SRC / name): flags for name, flags in SOURCES.items()}}
+        digest = Path(self.build_temp, "abi_digest.cpp")
+        digest.parent.mkdir(parents=True, exist_ok=True)
+        text = sha256((SRC / "abi.h").read_bytes()).hexdigest()
+        digest.write_text(f'#include "api.h"\nconst char* dsq_abi_digest(void) {{ return "{text}"; }}\n')
+        sources = {str(digest): [f"-I{SRC}"], **{str(SRC / name): flags for name, flags in SOURCES.items()}}
 
         def compiled(source):
             return self.compiler.compile(
@@ -101,7 +101,7 @@ setup(
         Extension(
             "dsq.kernels.cpu._native",
             sources=[str(SRC / name) for name in SOURCES],
-            depends=[str(CPU / "abi.py"), *map(str, sorted(SRC.rglob("*.h")))],
+            depends=[*map(str, sorted(SRC.rglob("*.h")))],
             optional=True,
         )
     ],

@@ -118,7 +118,7 @@ class CodecKernels:
 
     def unpack_mask(self, bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty(count, dtype=dtype, device="cpu")
-        given = *addresses(bits), count, self._dtypes[dtype], 0.0, 1.0
+        given = *addresses(bits), count, self._dtypes[dtype]
         self._c.dsq_unpack_mask(self._isa, *given, out.data_ptr(), torch.get_num_threads())
         return out
 

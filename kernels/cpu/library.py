@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from cffi import FFI
 
-from dsq.kernels.cpu import abi
-
+HEADER = Path(__file__).parent / "src" / "abi.h"
 LIBRARY = Path(os.environ.get("DSQ_NATIVE", Path(__file__).parent / "_native.so"))  # another: one with sanitizers
 SEED_MASK = (1 << 64) - 1
 _REBUILD = "in a checkout, build them with: python setup.py build_ext --inplace"
@@ -66,8 +66,8 @@ class Library:
 def library() -> Library:
     """The library, loaded with the first call, its threads those of PyTorch. Raises what ``load`` does; warns of one
     that is older than the sources beside it."""
-    loaded = load(LIBRARY, abi.HEADER)
-    if is_older(LIBRARY, abi.HEADER.parent):
+    loaded = load(LIBRARY, HEADER)
+    if is_older(LIBRARY, HEADER.parent):
         warnings.warn(f"{LIBRARY} is older than the C++ sources; {_REBUILD}", stacklevel=2)
     runtime = FFI()
     runtime.cdef("void GOMP_parallel(void); void omp_get_thread_num(void);")
@@ -85,14 +85,18 @@ def load(path: Path, header: Path) -> Library:
     """
     if not path.exists():
         raise ImportError(f"the C++ kernels were not built (no compiler?); {_REBUILD}")
-    text = header.read_text(encoding="utf-8")
-    ffi = abi.parse(text)
+    text, ffi = header.read_text(encoding="utf-8"), FFI()
+    ffi.cdef(text)
     try:
         c: Any = ffi.dlopen(str(path))
     except OSError as error:
         reason = str(error).partition(".  Additionally")[0]  # cffi looks for a file of that name elsewhere too
         raise RuntimeError(f"the C++ kernels do not load: {reason}; {_REBUILD}") from None
-    if not _matches(ffi, c, abi.digest(text)):
+    try:
+        built_from = ffi.string(c.dsq_abi_digest())
+    except AttributeError:  # of a time before there were digests
+        built_from = b""
+    if built_from != sha256(text.encode()).hexdigest().encode():
         raise RuntimeError(f"{path} is stale: the C++ kernels were built from another version of abi.h; {_REBUILD}")
     return Library(ffi, c)
 
@@ -102,15 +106,3 @@ def is_older(path: Path, sources: Path) -> bool:
     compares that, and a wheel has nothing else."""
     built = path.stat().st_mtime
     return any(source.stat().st_mtime > built for source in sources.rglob("*.*") if source.name != "abi.h")
-
-
-def _matches(ffi: FFI, c: Any, digest: str) -> bool:
-    """Whether the library was built from the header of this digest, and its compiler laid structs out as cffi does."""
-    try:
-        built_from = ffi.string(c.dsq_abi_digest())
-    except AttributeError:  # of a time before there were digests
-        return False
-    if built_from != digest.encode():
-        return False
-    numbers = list(abi.layout(ffi).values())
-    return list(ffi.unpack(c.dsq_abi_layout(), len(numbers))) == numbers

@@ -1,4 +1,4 @@
-/* The interface of the compiled kernels, written once: Python parses this file with cffi (kernels/cpu/abi.py), the C++
+/* The interface of the compiled kernels, written once: Python parses this file with cffi (kernels/cpu/library.py), the C++
    sources include it (api.h). Plain C declarations only, without preprocessor directives.
 
    A tensor crosses as the address of its first value, 0 for none. `threads` is the most that a call may use. A seed is
@@ -95,10 +95,8 @@ typedef struct {
   address q, k, v, o, lse, d_o, dq, dk, dv;
 } AttentionTensors;
 
-/* What this library was built from: the digest of this file, and the sizes and offsets that the C++ compiler gives the
-   structs above (abi.py lists them). These two never change. */
+/* What this library was built from: the digest of this file. This function never changes. */
 const char* dsq_abi_digest(void);
-const int64_t* dsq_abi_layout(void);
 
 /* The name of instruction set `index`, best first, or null past the last; `usable`: whether this machine has it. */
 const char* dsq_isa(int index, int* usable);
@@ -125,8 +123,7 @@ void dsq_affine_unpack(const AffineDesc* desc, address codes, address ranges, ad
 
 void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low, float high, int nan_is_open,
                    address bits, int threads);
-void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, float closed, float open, address values,
-                     int threads);
+void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, address values, int threads);
 void dsq_apply_mask(int isa, address bits, int64_t count, int dtype, address x, address out, int threads);
 void dsq_relu(int isa, address x, int64_t count, address y, address bits, int threads);
 

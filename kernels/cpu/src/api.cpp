@@ -73,10 +73,8 @@ void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low,
   run_mask(isa, &IsaKernels::mask, job, count, threads);
 }
 
-void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, float closed, float open, address values,
-                     int threads) {
-  MaskJob job{At{values}, At{bits}, dtype};
-  job.closed = closed, job.open = open;
+void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, address values, int threads) {
+  const MaskJob job{At{values}, At{bits}, dtype};
   run_mask(isa, &IsaKernels::unmask, job, count, threads);
 }
 

@@ -6,13 +6,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import setuptools
 
-from dsq.kernels.cpu import abi
-from dsq.kernels.cpu.library import LIBRARY, _matches, is_older, library, load
+from dsq.kernels.cpu.library import HEADER, LIBRARY, is_older, library, load
 
 ROOT = Path(__file__).parents[3]
 COMPILER = shutil.which("aarch64-linux-gnu-g++")  # make arm runs what it makes
@@ -26,7 +24,7 @@ def test_this_machine_has_the_portable_kernels_at_least():
 
 @needs_library
 def test_a_library_built_from_another_header_is_refused(tmp_path):
-    header, text = tmp_path / "abi.h", abi.HEADER.read_text()
+    header, text = tmp_path / "abi.h", HEADER.read_text()
     swapped = text.replace("int32_t bits;", "int32_t swap;").replace("int32_t box;", "int32_t bits;", 1)
     for other in (swapped.replace("int32_t swap;", "int32_t box;"), text.replace("int threads,", "int64_t threads,")):
         assert other != text
@@ -39,21 +37,10 @@ def test_a_library_built_from_another_header_is_refused(tmp_path):
     assert load(LIBRARY, header).c.dsq_has_gemm(library().c.GEMM_TORCH)
 
 
-@needs_library
-def test_a_library_whose_compiler_lays_structs_out_otherwise_is_refused():
-    ffi, numbers = library().ffi, list(abi.layout(library().ffi).values())
-    for at in (None, 0, len(numbers) - 1):
-        found = [number + (i == at) for i, number in enumerate(numbers)]
-        text, table = ffi.new("char[]", b"digest"), ffi.new("int64_t[]", found)
-        c = SimpleNamespace(dsq_abi_digest=lambda text=text: text, dsq_abi_layout=lambda table=table: table)
-        assert _matches(ffi, c, "digest") == (at is None)
-    assert not _matches(ffi, SimpleNamespace(), "digest")  # of a time before there were digests
-
-
 def test_a_file_that_is_no_library_is_named(tmp_path):
     (tmp_path / "_native.so").write_bytes(b"\x7fELF")
     with pytest.raises(RuntimeError, match=r"^the C\+\+ kernels do not load: .*_native\.so.*; in a checkout, build .*"):
-        load(tmp_path / "_native.so", abi.HEADER)
+        load(tmp_path / "_native.so", HEADER)
 
 
 def test_a_library_that_is_older_than_a_source_is_told(tmp_path):
@@ -65,20 +52,6 @@ def test_a_library_that_is_older_than_a_source_is_told(tmp_path):
     assert not is_older(library, tmp_path / "src")
     os.utime(source, (3000, 3000))
     assert is_older(library, tmp_path / "src")
-
-
-def test_sizes_and_offsets_are_those_of_every_field():
-    numbers = abi.layout(
-        abi.parse("typedef struct { int64_t a; int32_t b, c; } Pair; typedef struct { Pair x; } Outer;")
-    )
-    assert numbers == {
-        "sizeof(Outer)": 16,
-        "offsetof(Outer, x)": 0,
-        "sizeof(Pair)": 16,
-        "offsetof(Pair, a)": 0,
-        "offsetof(Pair, b)": 8,
-        "offsetof(Pair, c)": 12,
-    }
 
 
 def test_without_the_library_the_reference_serves_and_says_so_once():
@@ -117,7 +90,7 @@ def test_every_source_compiles_for_arm(monkeypatch):
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")  # as a cross build says it
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     build = runpy.run_path(str(ROOT / "setup.py"))
-    sources = [str(abi.HEADER.parent / name) for name in build["SOURCES"]]
+    sources = [str(HEADER.parent / name) for name in build["SOURCES"]]
     of_sources = {flag for flags in build["SOURCES"].values() for flag in flags}
     assert "gemm/integer_neon.cpp" in build["SOURCES"]
     command = [str(COMPILER), "-fsyntax-only", "-Wall", "-Werror", *build["FLAGS"], *of_sources, *sources]

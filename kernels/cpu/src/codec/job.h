@@ -44,7 +44,6 @@ struct MaskJob {
   int32_t dtype;
   float low = 0, high = 0;       // of pack: the open values lie between; NaN: no limit
   bool nan_is_open = false;      // of pack
-  float closed = 0, open = 0;    // of unpack: the two values
   const void* source = nullptr;  // of apply: the values let through, or 0; of ReLU: its argument
 };
 

@@ -1,4 +1,4 @@
-// One bit a value: on which side of its limits it lies; back, each bit as one of two values; other values, those let
+// One bit a value: on which side of its limits it lies; back, each bit as 0 or 1; other values, those let
 // through whose bit is 1; and ReLU, which is a value's side and the value at once.
 #pragma once
 
@@ -78,47 +78,29 @@ void mask(const MaskJob& job, int64_t begin, int64_t end) {
   }
 }
 
-// A word's bits as values of `closed` and `open`, given as the bits of such a value.
-INLINE void spread(uint32_t bits, I closed, I open, uint32_t* out) {
-  for (int i = 0; i < WORD; i += LANES) write(out + i, choose(lane_masks(bits >> i), open, closed));
+// A word's bits as the numbers 0 and `one`, given as the bits of such a number.
+INLINE void spread(uint32_t bits, int32_t one, uint32_t* out) {
+  for (int i = 0; i < WORD; i += LANES) write(out + i, lane_masks(bits >> i) & splat(one));
 }
-INLINE void spread(uint32_t bits, I closed, I open, uint16_t* out) {
+INLINE void spread(uint32_t bits, int32_t one, uint16_t* out) {
   for (int i = 0; i < WORD; i += LANES)
-    write(out + i, __builtin_convertvector((U)choose(lane_masks(bits >> i), open, closed), U16));
-}
-INLINE void spread(uint32_t bits, I closed, I open, uint8_t* out) {
-  constexpr uint64_t EACH = 0x0101010101010101;
-  const uint64_t zeros_are = (uint64_t)closed[0] * EACH, ones_are = (uint64_t)open[0] * EACH;
-  for (int i = 0; i < WORD; i += 8) {
-    const uint64_t own_bit = (bits >> i & 0xff) * EACH & 0x8040201008040201;
-    const uint64_t ones = ((own_bit + 0x7f * EACH) >> 7 & EACH) * 0xff;
-    write(out + i, (ones & ones_are) | (~ones & zeros_are));
-  }
+    write(out + i, __builtin_convertvector((U)(lane_masks(bits >> i) & splat(one)), U16));
 }
 
-template <class T> void unmask_values(const MaskJob& job, I closed, I open, int64_t begin, int64_t end) {
+template <class T> void unmask_values(const MaskJob& job, int32_t one, int64_t begin, int64_t end) {
   T* const out = (T*)job.values;
   for (; begin + WORD <= end; begin += WORD) {
     prefetch<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
-    spread(read<uint32_t>(job.bits + begin / 8), closed, open, out + begin);
+    spread(read<uint32_t>(job.bits + begin / 8), one, out + begin);
   }
-  if (begin == end) return;
-  uint32_t word = 0;
-  T few[WORD];
-  memcpy(&word, job.bits + begin / 8, (size_t)(end - begin + 7) / 8);
-  spread(word, closed, open, few);
-  memcpy(out + begin, few, (size_t)(end - begin) * sizeof(T));
+  for (; begin < end; begin++) out[begin] = job.bits[begin / 8] >> begin % 8 & 1 ? (T)one : 0;
 }
 
 void unmask(const MaskJob& job, int64_t begin, int64_t end) {
-  const F closed = splat(job.closed), open = splat(job.open);
   switch (job.dtype) {
-    case FLOAT32: return unmask_values<uint32_t>(job, (I)closed, (I)open, begin, end);
-    case BFLOAT16:
-      return unmask_values<uint16_t>(job, (I)(round_to_bf16((U)closed) >> 16), (I)(round_to_bf16((U)open) >> 16), begin,
-                                     end);
-    case FLOAT16: return unmask_values<uint16_t>(job, (I)half_bits(closed), (I)half_bits(open), begin, end);
-    case BYTE: return unmask_values<uint8_t>(job, splat(job.closed != 0), splat(job.open != 0), begin, end);
+    case FLOAT32: return unmask_values<uint32_t>(job, 0x3f800000, begin, end);
+    case BFLOAT16: return unmask_values<uint16_t>(job, 0x3f80, begin, end);
+    case FLOAT16: return unmask_values<uint16_t>(job, 0x3c00, begin, end);
   }
 }
 
