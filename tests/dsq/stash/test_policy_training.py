@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.stash import apply, measure
 from dsq.stash.controller import entered_now
+from tests.dsq.gradients import all_gradients, error, gradient
 from tests.dsq.stash.census import kept_bytes
 from tests.dsq.stash.every_policy import NAMES, small, snapshot, train
-from tests.dsq.stash.gradients import all_gradients, error, gradient
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import dsq
-from tests.dsq.stash.gradients import error, gradient
+from tests.dsq.gradients import error, gradient
 
 
 def blocks():

@@ -10,8 +10,8 @@ import dsq
 from analysis.models import encoder
 from dsq.formats import SignedBFP, SignedNVInt
 from dsq.stash import apply, measure
+from tests.dsq.gradients import gradient
 from tests.dsq.stash.census import kept_bytes
-from tests.dsq.stash.gradients import gradient
 
 ROWS, WIDTH = 32, 48
 BOX_FORMATS = {"bfp": dsq.BFP, "sbfp": SignedBFP, "snvint": SignedNVInt}

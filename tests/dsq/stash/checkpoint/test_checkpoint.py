@@ -9,8 +9,8 @@ from torch import nn
 from analysis.models import encoder, resnet20
 from dsq.kept import MORE
 from dsq.stash import apply, measure
+from tests.dsq.gradients import error, gradient
 from tests.dsq.stash.census import kept_bytes
-from tests.dsq.stash.gradients import error, gradient
 
 
 def small():

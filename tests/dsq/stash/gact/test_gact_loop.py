@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dsq import stash
 from dsq.stash.gact.step import Dual
 from dsq.stash.interception import innermost_hooks
+from tests.dsq.gradients import all_gradients, error
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
-from tests.dsq.stash.gradients import all_gradients, error
 
 
 def train(model: nn.Module, steps: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from dsq import stash
 from dsq.stash.meter import measure
-from tests.dsq.stash.gradients import error
+from tests.dsq.gradients import error
 
 HEADS, WIDTH = 4, 32
 
