@@ -1,7 +1,7 @@
 """Measurements with dsq, a room a kind.
 
 evidence/     the suite of real tasks that judges every default and every figure
-experiments/  translations trained by recipe, to BLEU and costs
+translation/  a translation model from text to BLEU; the demo
 stash/        the stash policies side by side
 memory.py     the cost model's peak memory against the measured one
 step_time.py  the cost model's time of a step against the measured one
