@@ -36,7 +36,7 @@ from analysis.evidence.suite import load_suite
 from dsq.command import OneLineParser, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
-_DOCS = ("results", "stash-policies", "formats")
+_DOCS = ("results", "performance", "stash-policies", "formats")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
@@ -68,11 +68,12 @@ class Configuration:
 
     @property
     def told(self) -> Row:
-        """Format, levels and the rise of the second level."""
+        """Format and levels, with the moment of the second level's rise."""
         first = self.rows[0]
         if first["levels"] == "none":
-            return {"format": "fp32", "levels": None, "rise at": None}
-        return {"format": first["format"], "levels": first["levels"], "rise at": first["rise_at"] or None}
+            return {"format": "fp32", "levels": None}
+        rise = f" at {first['rise_at']}" if first["rise_at"] else ""
+        return {"format": first["format"], "levels": f"{first['levels']}{rise}"}
 
     def above(self, fp32: "Configuration") -> list[float]:
         """By how much each score is above fp32's of the same seed, of the seeds that both have."""
@@ -124,8 +125,8 @@ def _paper(file: str, experiment: str, number: str) -> str:
         if printed["paper"] == "dsq" and printed["table"] == number:
             format_, _, levels = printed["setting"].partition(" ")
             paper = float(printed["score"]) - float(printed["fp32"]) if printed["score"] else None
-            told = {"format": format_, "levels": levels, "rise at": None, "paper": paper}
-            ours = [one for one in others if (one.told["format"], one.told["levels"]) == (format_, levels)]
+            told = {"format": format_, "levels": levels, "paper": paper}
+            ours = [one for one in others if (one.rows[0]["format"], one.rows[0]["levels"]) == (format_, levels)]
             rows += [told | one.told | _losses(one.above(fp32)) for one in ours] or [told | _losses([])]
     return table(rows, dict.fromkeys(rows[0], "") | dict.fromkeys(("paper", *_LOSSES[:3]), "+.2f"), markdown=True)
 

@@ -63,10 +63,10 @@ def cells(words: str) -> list[list[str]]:
 def test_a_table_follows_its_ledger_and_its_globs(ledger: Path) -> None:
     _, *rows = cells("ledger ledger.csv r bfp_4")
     assert rows == [
-        ["fp32", "-", "-", "2", "85.2", "-", "-", "-", "-"],
-        ["bfp", "[4,4,4,16]", "-", "1", "88.0", "-2.0", "-", "0.3000", "0.100, 0.200"],
+        ["fp32", "-", "2", "85.2", "-", "-", "-", "-"],
+        ["bfp", "[4,4,4,16]", "1", "88.0", "-2.0", "-", "0.3000", "0.100, 0.200"],
     ]
-    assert [row[2] for row in cells("ledger ledger.csv r")[1:]] == ["-", "-", "0.8"]
+    assert [row[1] for row in cells("ledger ledger.csv r")[1:]] == ["-", "[4,4,4,16]", "[2,2,2,16] at 0.8"]
 
 
 def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
 
 def test_the_papers_figures_beside_ours(ledger: Path) -> None:
     assert cells("paper ledger.csv r 1")[1:] == [
-        ["bfp", "[4,4,4,16]", "-", "-1.00", "-2.00", "-2.00", "-2.00", "1"],
-        ["bfp", "[2,2,2,16]", "0.8", "-2.00", "-20.50", "-20.50", "-20.50", "1"],
-        ["bfp", "[8,8,8,16]", "-", "-", "-", "-", "-", "-"],
+        ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "-2.00", "-2.00", "1"],
+        ["bfp", "[2,2,2,16] at 0.8", "-2.00", "-20.50", "-20.50", "-20.50", "1"],
+        ["bfp", "[8,8,8,16]", "-", "-", "-", "-", "-"],
     ]
 
 
