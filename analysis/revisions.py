@@ -25,7 +25,6 @@ from dsq.command import OneLineParser, guarded
 
 Found = Iterator[tuple[str, Any]]  #: tensors and numbers by name
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: shapes and axes; threads divide the last ones
 PLACES = (((257,), -1), ((7, 33), 0), ((64, 128), 1), ((3, 18, 40), 1), ((150, 1027), 0), ((150, 1027), 1))
 FORMATS = [f"{name}:bits={bits}" for name in ("bfp", "sbfp", "snvint", "fixed") for bits in (2, 3, 4, 8, 17)]
 LEVELS = ("[2,2,2,16]", "[4,4,4,8]", "[4,3,3,8]", "[8,4,4,8]", "[16,4,4,16]", "[3,5,7,16]", "[32,32,32,32]")
@@ -103,7 +102,8 @@ def compare(other: Path) -> int:
         raise ValueError(f"{other}: no checkout of dsq")
     old, new = (_digests_of(tree) for tree in (other.resolve(), ROOT))
     first = {line.split("\t")[0]: line for line in sorted({*old} ^ {*new}, reverse=True)}
-    print(*(line.expandtabs(1) for line in first.values()), sep="\n")
+    for line in sorted(first.values()):
+        print(line.expandtabs(1))
     print(f"{len(first)} cases differ, of {len(new):,} digests")
     return len(first)
 
@@ -122,8 +122,8 @@ def _digests_of(tree: Path) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.revisions", description=__doc__)
     parser.add_argument("other", type=Path, help="root of the other checkout, its kernels built")
-    other = parser.parse_args(argv).other
-    return guarded(parser.prog, lambda: sys.exit(bool(compare(other))))
+    given = parser.parse_args(argv)
+    return guarded(parser.prog, lambda: sys.exit(bool(compare(given.other))))
 
 
 if __name__ == "__main__":
