@@ -16,7 +16,6 @@ from dsq.quantizers import Quantizers, Units
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 Stash = Literal["linears", "all"]
-LearningRate = Literal["keep", "restart"]
 
 
 Given_contra = TypeVar("Given_contra", contravariant=True)
@@ -99,17 +98,11 @@ class DSQConfig:
     rise_at: _Converted[RiseAt, tuple[float, ...]] = _option(
         (), "updates, or fractions of the run as 0.8, at which each later level begins; absent: at plateaus", "N"
     )
-    lr_at_rise: LearningRate = _option(
-        "keep",
-        "at a rise the learning rate's schedule goes on, or starts again in the updates that are left (restart)",
-        words=LearningRate,
-    )
     eval_full_precision: bool = _option(False, "validate and generate in floating point, not at q0")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", parse_levels(self.levels))
         choice("stash", self.stash, get_args(Stash))
-        choice("lr_at_rise", self.lr_at_rise, get_args(LearningRate))
         check_plateau(self.patience, self.threshold)
         object.__setattr__(self, "rise_at", parse_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:

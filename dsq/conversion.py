@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
-from dsq.layers import mixed, not_compiled_alone
+from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
@@ -44,8 +43,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and where
     there are huge pages ``dsq.give_memory_back`` is called.
 
-    If a plain layer later replaces a converted one (transformers' ``resize_token_embeddings`` does this), it is
-    converted in the same way.
+    A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
+    first.
 
     Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
     model has been converted before.
@@ -328,33 +327,9 @@ def _set(module: Any, name: str, value: Any) -> None:
             setattr(module, name, value)
 
 
-# ---- a layer put in the place of a converted one later
-
 #: what ``convert`` puts on a layer
 FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion", "idle")
 
 
 def take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
     layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
-
-
-def _convert_replacement(parent: nn.Module, name: str, new: nn.Module | None) -> None:
-    """Convert ``new``, which becomes the child ``name`` of ``parent``, in the way of the layer that it replaces.
-
-    Warns where it cannot be converted, as a layer of another quantisation.
-    """
-    old = parent._modules.get(name)
-    if not isinstance(old, Quantised) or new is None:
-        return
-    for before, after in zip(old.modules(), new.modules(), strict=False):  # an attention's projections too
-        if isinstance(before, Quantised) and (kind := quantised_class(after)) is class_of(before):
-            set_class(after, kind)
-            take_fields(after, before.__dict__)
-    quantised = any(isinstance(module, Quantised) for module in new.modules())
-    if next(new.parameters(), None) is not None and not quantised:
-        text = f"the {type(new).__name__} that takes the place of the converted layer {name!r} is not quantised by dsq"
-        warnings.warn(text, stacklevel=3)
-
-
-# a compiler that makes a module while it runs would trace the hook, and compiled autograd fails there
-register_module_module_registration_hook(not_compiled_alone(_convert_replacement))

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
@@ -33,7 +32,7 @@ class DynamicPrecision:
     Args:
         model: converted in place, if it is not.
         config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
-        total_updates: of the run, where ``rise_at`` has fractions or the learning rate is to restart.
+        total_updates: of the run, where ``rise_at`` has fractions.
         options: beside text or None, other fields of DSQConfig.
     Raises:
         TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; where the model was converted before
@@ -57,7 +56,6 @@ class DynamicPrecision:
         self._observation = Observation(model)
         self._check: GradientCheck | None = None
         self._checked_at = 0  #: the update of it
-        self._followed = False  #: by a schedule of the learning rate
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
         """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then."""
@@ -81,29 +79,6 @@ class DynamicPrecision:
     @property
     def _updates_with_dsq(self) -> int | None:
         return updates_left(self._total_updates, self._before)
-
-    def follow(self, lr_scheduler: LRScheduler) -> None:
-        """Let the learning rate do at a rise what ``lr_at_rise`` says; nothing where it says "keep".
-
-        ``lr_scheduler``: a LambdaLR that is stepped once an update; its functions are given the update to take. Raises
-        TypeError for another class; a step after a rise raises ValueError where it counts something else than updates.
-        """
-        if self.config.lr_at_rise == "keep":
-            return
-        if not isinstance(lr_scheduler, LambdaLR):
-            raise TypeError(f"lr_scheduler must be a LambdaLR for lr_at_rise='restart', got {type(lr_scheduler)}")
-        self._followed = True
-        lr_scheduler.lr_lambdas = [
-            lambda update, rate=rate: rate(self._restarted(update))  # type: ignore[misc]
-            for rate in lr_scheduler.lr_lambdas
-        ]
-
-    def _restarted(self, update: int) -> int:
-        done = self._before + self.scheduler.updates
-        if self.scheduler.level and abs(update - done) > 1 + done / 2:  # some may have been skipped
-            got = f"got step {update} at update {done}"
-            raise ValueError(f"lr_scheduler must be stepped once an update for lr_at_rise='restart', {got}")
-        return self.scheduler.restarted(update, self._total_updates, self._before)
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
         """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
@@ -131,9 +106,9 @@ class DynamicPrecision:
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
-        without improvement), and what Observation saw. On Linux also MiB of the process, "dsq/process_resident_mib" and
-        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
-        "dsq/gradient_cosine", the worst of a parameter.
+        without improvement), "dsq/stash_mib" (dsq/stash/observation.py). On Linux also MiB of the process,
+        "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
+        "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
         """
         found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
         found["stale"] = float(self.scheduler.stale)
@@ -168,8 +143,6 @@ class DynamicPrecision:
         if rose:
             set_level(self.model, self.config, self.scheduler.level)
             _LOG.info("update %d: rose to %s", self.scheduler.updates, self.scheduler.precision)
-            if self.config.lr_at_rise == "restart" and not self._followed:
-                warnings.warn("lr_at_rise='restart' does nothing without follow(lr_scheduler)", stacklevel=3)
         return rose
 
 

@@ -130,19 +130,6 @@ class PrecisionScheduler:
             self.level += 1
         return self.level > before
 
-    def restarted(self, update: int, total_updates: int | None = None, before: int = 0) -> int:
-        """Return the update of the learning rate's schedule to take at ``update``, where that schedule starts again at
-        each rise: all of it in the updates that are left of ``total_updates``; without a total, at the pace it had.
-
-        ``before``: updates that were not recorded, because they were made before this schedule began.
-        """
-        if not self.level:
-            return update
-        began = before + sum(work.updates for work in self.work[: self.level])
-        since = max(update - began, 0)  # updates that a loss scaler skipped are recorded, and step no learning rate
-        left = (total_updates or 0) - began
-        return since * total_updates // left if total_updates and left > 0 else since
-
     def state_dict(self) -> dict[str, Any]:
         """Return everything a resumed run needs to go on as an unbroken one would."""
         return {

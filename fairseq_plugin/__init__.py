@@ -1,12 +1,10 @@
 """fairseq 0.12.2 with DSQ: a --user-dir package. Importing it adds the --dsq-* flags to every task.
 
-startup.py      lets fairseq be imported on Python >= 3.11
-shims.py        what else fairseq needs on today's Python and torch
+shims.py        what fairseq needs on today's Python and torch
 flags.py        the --dsq-* flags
 tasks.py        what DSQ adds to a task
 extension.py    where it enters fairseq: tasks, parsers, checkpoints, trainer
 state.py        DSQ in a model: conversion, the run's state in checkpoints, loading
-stash.py        measures the stash of training steps
 record.py       writes dsq_history.json and dsq_workload.json
 checkpoints.py  writes checkpoints whole, and checks them; a folder is one run's
 commands.py     dsq-preprocess, dsq-train, dsq-generate and the rest, and what users are told

@@ -7,7 +7,6 @@ takes the --dsq-* flags too.
 import dataclasses
 import functools
 import logging
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 from torch import nn
 
+from dsq.scheduler import updates_left
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, add_flags
 from fairseq_plugin.record import set_aside, write_history
@@ -42,7 +42,6 @@ def extend_fairseq() -> None:
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
     Trainer.load_checkpoint = _anew_where_fairseq_is(Trainer.load_checkpoint)
     EMA.__init__ = _of_a_model_without_state(EMA.__init__)
-    Trainer._build_optimizer = _and_then(Trainer._build_optimizer, _follow)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 
@@ -109,22 +108,9 @@ def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
         _, epochs = loaded
         task = trainer.task
         batches = 0 if task.has_sharded_data("train") else len(epochs)
-        task.dsq_total_updates = total_updates(trainer.cfg.optimization, batches)
-        task.dsq_updates_before = trainer.get_num_updates() - state.scheduler.updates
+        total, before = total_updates(trainer.cfg.optimization, batches), trainer.get_num_updates()
+        task.dsq_updates = updates_left(total, before - state.scheduler.updates) or 0
         state.set_total_updates(task.dsq_updates)
-        trainer.lr_step_update()  # the learning rate may hang on it, too
-
-
-def _follow(_: None, trainer: Trainer) -> None:
-    """Let the learning rate do at a rise what --dsq-lr-at-rise says."""
-    state = getattr(trainer.task, "dsq_state", None)
-    if state is None or state.config.lr_at_rise == "keep":
-        return
-    task, step = trainer.task, trainer._lr_scheduler.step_update
-    task._dsq_trainer = weakref.ref(trainer)
-    trainer._lr_scheduler.step_update = lambda update: step(
-        state.scheduler.restarted(update, task.dsq_total_updates, task.dsq_updates_before)
-    )
 
 
 def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:

@@ -17,8 +17,7 @@ from fairseq.tasks import FairseqTask
 import dsq
 from costmodel.prediction import predicted
 from dsq.precision import levels_text
-from dsq.scheduler import updates_left
-from fairseq_plugin import stash
+from dsq.stash.observation import Observation
 from fairseq_plugin.flags import config_of
 from fairseq_plugin.record import write_history, write_workload
 from fairseq_plugin.state import DSQState, prepare, state_of
@@ -32,11 +31,10 @@ class DSQTask(FairseqTask):
     dsq_config: dsq.DSQConfig | None = None
     dsq_reset = False  #: the run begins with DSQ anew, whatever its checkpoint says
     dsq_save_dir = ""
-    dsq_total_updates = 0  #: updates of the run, from the first epoch on; 0: nothing bounds it
-    dsq_updates_before = 0  #: updates without DSQ, in the checkpoint that the run began from
+    dsq_updates = 0  #: updates of the run that are made with DSQ, from the first epoch on; 0: nothing bounds them
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
-    _dsq_trainer: Callable[[], Any]  #: weak, as the trainer has the task
+    _dsq_observation: Observation
     _validation_is_new = False
     _described = False
 
@@ -58,6 +56,7 @@ class DSQTask(FairseqTask):
         self.dsq_state = state_of(model)
         self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:
+            self._dsq_observation = Observation(model)
             levels = levels_text(self.dsq_state.config.levels)
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
         return model
@@ -66,7 +65,7 @@ class DSQTask(FairseqTask):
         state = self.dsq_state
         if state is None:
             return super().train_step(sample, model, *args, **kwargs)
-        with self._described_once(state), stash.sampled(state.stash, state.scheduler, model):
+        with self._described_once(state):
             return super().train_step(sample, model, *args, **kwargs)
 
     @contextlib.contextmanager
@@ -98,8 +97,9 @@ class DSQTask(FairseqTask):
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
                 rise(state, self._dsq_model(), before, state.scheduler.updates, "as --dsq-rise-at says")
-                self._set_learning_rate()
-        metrics.log_scalar("dsq_level", state.scheduler.level, weight=0, priority=150)
+        seen = {"level": state.scheduler.level, **self._dsq_observation.metrics()}
+        for name, value in seen.items():
+            metrics.log_scalar(f"dsq_{name}", value, weight=0, priority=150, round=2)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         super().begin_valid_epoch(epoch, model)
@@ -111,20 +111,10 @@ class DSQTask(FairseqTask):
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
+        self._dsq_observation.begin()
         # stats["loss"] is rounded for the log; the meter is not, and it has summed up all workers
         step_schedule(self.dsq_state, model, stats["num_updates"], float(agg["loss"].avg))
-        self._set_learning_rate()
         write_history(self.dsq_state, self.dsq_save_dir)
-
-    @property
-    def dsq_updates(self) -> int:
-        """The updates of the run that are made with DSQ; 0: nothing bounds them."""
-        return updates_left(self.dsq_total_updates, self.dsq_updates_before) or 0
-
-    def _set_learning_rate(self) -> None:
-        """Set the next update's learning rate after a rise, so that a run that is resumed there begins with it."""
-        if self.dsq_state is not None and self.dsq_state.config.lr_at_rise == "restart":
-            self._dsq_trainer().lr_step_update()
 
 
 def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None:

@@ -88,7 +88,6 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         callbacks: Any = state.stateful_callbacks
         callbacks.setdefault(type(self).__name__, self.state())
         self.dynamic.began_after(state.global_step - self.dynamic.scheduler.updates)
-        self.dynamic.follow(kwargs["lr_scheduler"])
         self._note()
         self._training = True
 

@@ -43,8 +43,7 @@ class PrecisionCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module, before it is wrapped or sharded."""
         if stage == "fit" and (self.dynamic is None or self.dynamic.model is not pl_module):
-            restarts = self.config.lr_at_rise == "restart"
-            updates = trainer.estimated_stepping_batches if self.config.rise_at or restarts else None
+            updates = trainer.estimated_stepping_batches if self.config.rise_at else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
             self._saved = {}  # of a checkpoint that another module was tested with
 
@@ -57,10 +56,7 @@ class PrecisionCallback(Callback):
         vars(pl_module).pop("training_step", None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint. Warns where the level follows validations and there will be none.
-
-        Raises TypeError, ValueError for a schedule of the learning rate that cannot start again at a rise.
-        """
+        """Take the level of the checkpoint. Warns where the level follows validations and there will be none."""
         assert self.dynamic is not None
         if self.config.follows_validation and not trainer.enable_validation:
             text = "the level cannot rise without validations: give fit a val_dataloader, or DSQConfig(rise_at=...)"
@@ -70,11 +66,6 @@ class PrecisionCallback(Callback):
             self._saved = {}
         # below 0 where another trainer goes on with the module
         self.dynamic.began_after(max(trainer.global_step - self.dynamic.scheduler.updates, 0))
-        for given in trainer.lr_scheduler_configs:
-            if self.dynamic.config.lr_at_rise == "restart" and (given.interval, given.frequency) != ("step", 1):
-                got = f"{given.interval!r} and {given.frequency}"
-                raise ValueError(f"interval and frequency must be 'step' and 1 for lr_at_rise='restart', got {got}")
-            self.dynamic.follow(given.scheduler)
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

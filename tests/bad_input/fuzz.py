@@ -115,7 +115,7 @@ def _command(draw: random.Random, folder: Path) -> list[str]:
         return [*question, "--hardware", str(path)]
     if kind == "history":
         return ["estimate", "--history", str(path), "--profile", "paper"]
-    question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["explain", "[8,4,4,8]"], ["roofline", "[8,4,4,8]"]))
+    question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["roofline", "[8,4,4,8]"]))
     return [*question, "--workload", str(path), *draw.choice(([], ["--json"], ["--hardware", "h100"]))]
 
 

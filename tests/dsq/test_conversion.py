@@ -97,28 +97,6 @@ def test_on_meta_a_model_runs_and_trains_once_it_has_memory():
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
-def test_what_takes_the_place_of_a_converted_layer_is_converted_as_that_was():
-    net = dsq.convert(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), dsq.DSQConfig(exclude="^0$"))
-    net[0], net[1] = nn.Linear(16, 16), nn.Linear(16, 8)
-    assert list(dsq.converted(net)) == ["1"]
-    dsq.set_level(net, dsq.DSQConfig("[8,8,8,16]", exclude="^0$"), 0)
-    net[1] = nn.Linear(16, 2, bias=False)
-    assert str(net[1].quantizers.precision) == "[8,8,8,16]"
-    with pytest.warns(UserWarning, match="the Other that takes the place of the converted layer '1' is not quantised"):
-        net[1] = Other(16, 2)
-    assert not dsq.converted(net)
-
-    block = dsq.convert(nn.TransformerEncoderLayer(32, 4, 64), dsq.DSQConfig(attention=True))
-    block.self_attn = nn.MultiheadAttention(32, 2)
-    assert dsq.report(block, torch.randn(4, 2, 32)).backward.share == 1
-
-    patches = dsq.convert(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4)))
-    patches[0] = nn.Conv2d(3, 8, 2, stride=2)
-    assert dsq.converted(patches)
-    patches[0] = nn.Conv2d(3, 8, 3, padding=1)  # cuts no patches
-    assert not dsq.converted(patches)
-
-
 class Twice(nn.Module):
     def forward(self, weight):
         return 2 * weight
@@ -147,10 +125,6 @@ def test_a_lazy_layer_is_left():
     assert list(dsq.converted(net)) == ["2"]
     net(torch.randn(24, 16)).sum().backward()
     assert type(net[0]) is nn.Linear
-
-
-class Other(nn.Linear):
-    """A layer of another quantisation does this."""
 
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():

@@ -101,61 +101,9 @@ def test_layers_that_are_plain_for_a_while_are_not_observed():
     dsq.unconvert(model)(x).sum().backward()
 
 
-def test_the_learning_rate_restarts_at_a_rise_where_the_config_says_so():
-    def rates(**options):
-        config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=0.5, **options)
-        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=8)
-        optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)
-        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / 8)
-        dynamic.follow(decay)
-        seen = []
-        for _ in range(8):
-            dynamic.record()
-            optimizer.step()
-            decay.step()
-            seen.append(decay.get_last_lr()[0])
-        return seen
-
-    assert rates() == [1 - update / 8 for update in range(1, 9)]
-    assert rates(lr_at_rise="restart") == [0.875, 0.75, 0.625, 1.0, 0.75, 0.5, 0.25, 0.0]
-
-
 def test_what_was_warned_of_once_is_not_when_a_state_is_loaded():
     with pytest.warns(UserWarning, match="may damage training"):
         dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[2,2,2,16]"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dynamic.load_state_dict(dynamic.state_dict())
-
-
-@pytest.mark.parametrize("steps", [0, 2])
-def test_a_learning_rate_that_is_not_stepped_once_an_update_cannot_restart(steps):
-    """A loop steps so after each epoch; accelerate steps once a process."""
-    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=8, lr_at_rise="restart")
-    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config, total_updates=16)
-    optimizer = torch.optim.SGD(dynamic.model.parameters(), lr=1.0)
-    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)
-    dynamic.follow(decay)
-    for _ in range(8):
-        optimizer.step()
-        for _ in range(steps):
-            decay.step()
-        dynamic.record()
-    with pytest.raises(ValueError, match=f"must be stepped once an update .* got step {8 * steps + 1} at update 8"):
-        decay.step()
-
-
-def test_a_learning_rate_that_was_to_restart_and_is_not_followed_is_warned_of():
-    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=2, lr_at_rise="restart")
-    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
-    dynamic.record()
-    with pytest.warns(UserWarning, match=r"lr_at_rise='restart' does nothing without follow\(lr_scheduler\)"):
-        dynamic.record()
-
-
-def test_only_a_learning_rate_of_functions_can_restart():
-    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", lr_at_rise="restart")
-    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), config)
-    steps = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(dynamic.model.parameters(), lr=1.0), 5)
-    with pytest.raises(TypeError, match="lr_scheduler must be a LambdaLR for lr_at_rise='restart'"):
-        dynamic.follow(steps)

@@ -122,16 +122,6 @@ def test_rise_at_in_fractions_of_the_run_and_after_several_updates_at_once():
     assert scheduler.level == 2
 
 
-def test_a_learning_rate_that_restarts_at_a_rise_runs_through_what_is_left():
-    scheduler = dsq.PrecisionScheduler(["[4,4,4,8]", "[8,4,4,8]"], rise_at=4)
-    assert scheduler.restarted(3, total_updates=10) == 3
-    scheduler.record(4)
-    assert [scheduler.restarted(update, total_updates=10) for update in (4, 7, 10)] == [0, 5, 10]
-    assert [scheduler.restarted(update) for update in (4, 7, 10)] == [0, 3, 6]
-    assert scheduler.restarted(3, total_updates=10) == 0  # one of the four recorded was skipped
-    assert [scheduler.restarted(update, total_updates=30, before=20) for update in (24, 27, 30)] == [0, 15, 30]
-
-
 def test_a_resumed_scheduler_rises_when_an_unbroken_one_does():
     def fresh():
         return dsq.PrecisionScheduler(["[4,4,4,16]", "[16,4,4,16]"], rise_at=5)

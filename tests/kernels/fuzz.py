@@ -110,7 +110,7 @@ def masks(draw: random.Random) -> None:
     _check(
         "apply_mask",
         apply_mask(ours[0], x),
-        torch.where(unpack_mask(ours[0], x.numel(), 0.0, 1.0, x.dtype).view(x.shape) > 0, x, 0),
+        torch.where(unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0, x, 0),
     )
 
 

@@ -1,8 +1,8 @@
 """The roofline: roofs by datatype, a dot for each class of operations, its size its share of the step's time."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -25,34 +25,23 @@ NAMES = 3
 SAME_ROOF = 1.3
 
 
-@dataclass(frozen=True)
-class Dot:
-    """One class of operations (or operation) under one setup."""
-
-    name: str
-    setup: str
-    intensity: float
-    attained: float  #: operations a second
-    roof: float  #: the most at this intensity on the unit it runs on
-    unit: str
-    share: float  #: of the step's time
-
-    @property
-    def at(self) -> tuple[float, float]:
-        return self.intensity, self.attained / TERA
+Record = dict[str, Any]  #: of a class of operations under one setup, as `dsq-cost roofline --json` has it
 
 
-def draw_roofline(path: Path, workload: str, hardware: Hardware, dots: list[Dot]) -> None:
+def place(record: Record) -> tuple[float, float]:
+    """The class's dot: operations a byte, TFLOP/s."""
+    return record["flop_per_byte"], record["tflops"]
+
+
+def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[Record]) -> None:
     """Datasheet roofs dashed, reached ones solid; from each dot a line up to its roof and the share it reaches."""
     figure, axes = new_figure()
-    setups = list(dict.fromkeys(dot.setup for dot in dots))
+    setups = list(dict.fromkeys(record["setup"] for record in records))
     colours = {setup: COLOURS[index % len(COLOURS)] for index, setup in enumerate(setups)}
     top, bandwidth = max(peak.flops for peak in hardware.peaks) / TERA, hardware.bandwidth / TERA
-    left = min(dot.intensity for dot in dots) / 3
-    right = max(max(dot.intensity for dot in dots), top / bandwidth) * 200
-    axes.set(
-        xscale="log", yscale="log", xlim=(left, right), ylim=(min(dot.attained for dot in dots) / TERA / 3, 4 * top)
-    )
+    intensities, attained = zip(*map(place, records), strict=True)
+    right = max(*intensities, top / bandwidth) * 200
+    axes.set(xscale="log", yscale="log", xlim=(min(intensities) / 3, right), ylim=(min(attained) / 3, 4 * top))
     handles = [Line2D([], [], marker="o", linestyle="", color=colours[setup], label=setup) for setup in setups]
     reached = "measured" if hardware.measured else "programs reach"
     handles += [
@@ -61,16 +50,16 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, dots: list[Dot]
     ]
     legend = axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=SMALL)
     taken = [legend.get_window_extent(), *_draw_roofs(axes, hardware)]
-    for dot in dots:
-        area = LEAST_AREA + MOST_AREA * dot.share
-        axes.plot([dot.intensity] * 2, [dot.at[1], dot.roof / TERA], ":", color=colours[dot.setup], linewidth=1.2)
-        axes.scatter(*dot.at, s=area, color=colours[dot.setup], alpha=0.75, edgecolor="white", linewidth=0.8, zorder=5)
-        taken.append(around(axes, dot.at, math.sqrt(area / math.pi) * figure.dpi / 72))
+    for record in records:
+        at, colour, area = place(record), colours[record["setup"]], LEAST_AREA + MOST_AREA * record["of_time"]
+        axes.plot([at[0]] * 2, [at[1], record["roof_tflops"]], ":", color=colour, linewidth=1.2)
+        axes.scatter(*at, s=area, color=colour, alpha=0.75, edgecolor="white", linewidth=0.8, zorder=5)
+        taken.append(around(axes, at, math.sqrt(area / math.pi) * figure.dpi / 72))
     named = []
-    for alike in coinciding(dots):
+    for alike in coinciding(records):
         if max(_shares(alike).values()) >= NAMED_SHARE:
-            several = len({dot.setup for dot in alike}) > 1
-            named.append((_text(alike), alike[0].at, BLACK if several else colours[alike[0].setup]))
+            several = len({record["setup"] for record in alike}) > 1
+            named.append((_text(alike), place(alike[0]), BLACK if several else colours[alike[0]["setup"]]))
     name_points(axes, named, taken)
     axes.set_xlabel("operational intensity (operations a DRAM byte)")
     axes.set_ylabel("rate (TFLOP/s)")
@@ -111,29 +100,32 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> list[Bbox]:
     return [*taken, name.get_window_extent()]
 
 
-def coinciding(dots: list[Dot]) -> list[list[Dot]]:
-    """The dots in groups that, near enough, share a place: those with most time first."""
-    groups: list[list[Dot]] = []
-    for dot in sorted(dots, key=lambda dot: -dot.share):
+def coinciding(records: list[Record]) -> list[list[Record]]:
+    """The records in groups that, near enough, share a place: those with most time first."""
+    groups: list[list[Record]] = []
+    for record in sorted(records, key=lambda record: -record["of_time"]):
         for group in groups:
-            if all(1 / SAME < mine / other < SAME for mine, other in zip(dot.at, group[0].at, strict=True)):
-                group.append(dot)
+            if all(1 / SAME < mine / other < SAME for mine, other in zip(place(record), place(group[0]), strict=True)):
+                group.append(record)
                 break
         else:
-            groups.append([dot])
+            groups.append([record])
     return groups
 
 
-def _shares(alike: list[Dot]) -> dict[str, float]:
+def _shares(alike: list[Record]) -> dict[str, float]:
     """Setup -> share of its step's time that these dots are."""
-    return {setup: sum(dot.share for dot in alike if dot.setup == setup) for setup in {dot.setup for dot in alike}}
+    return {
+        setup: sum(record["of_time"] for record in alike if record["setup"] == setup)
+        for setup in {record["setup"] for record in alike}
+    }
 
 
-def _text(alike: list[Dot]) -> str:
+def _text(alike: list[Record]) -> str:
     """'fc: 44% of bf16, 65% of the time'; of several setups from the one to the other."""
-    names = list(dict.fromkeys(dot.name for dot in alike))
+    names = list(dict.fromkeys(record["class"] for record in alike))
     low, high = (round(100 * bound(_shares(alike).values())) for bound in (min, max))
     time = f"{low}" if low == high else f"{low} to {high}"
     rest = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    reached = f"{alike[0].attained / alike[0].roof:.0%} of {alike[0].unit}"
+    reached = f"{alike[0]['tflops'] / alike[0]['roof_tflops']:.0%} of {alike[0]['roof']}"
     return f"{', '.join(names[:NAMES])}{rest}: {reached}, {time}% of time"

@@ -13,8 +13,8 @@ import pytest
 
 from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import evaluate
-from costmodel.model.quantisation import DSQ, Setup
+from costmodel.model.methods import DSQ, Setup
+from costmodel.model.roofline import evaluate
 from costmodel.workloads.named import load_workload
 from dsq.precision import Precision
 
@@ -28,7 +28,6 @@ COMMANDS = {
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
-    "explain": ["explain", "[16,4,4,16]"],
 }
 
 
@@ -91,7 +90,7 @@ def test_what_figures_are_relative_to(capsys):
 
 def test_every_error_names_the_command(capsys):
     for command in EXAMPLES:
-        needed = ["[16,4,4,16]"] * {"roofline": 1, "explain": 1, "calibrate": 1, "trace": 2}.get(command, 0)
+        needed = ["[16,4,4,16]"] * {"roofline": 1, "calibrate": 1, "trace": 2}.get(command, 0)
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
@@ -131,20 +130,12 @@ def test_estimate_is_the_models(capsys):
     assert record["linears_stash_MB"] == cost.stash_bytes / 1e6 < record["model_saved_MB"]
 
 
-def test_explain_adds_up_to_the_estimate(capsys):
-    _, text, _ = run(capsys, "explain", "[16,4,4,16]", "--csv")
-    total = sum(int(row["total"]) for row in csv.DictReader(io.StringIO(text)))
-    _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--csv")
-    assert float(next(csv.DictReader(io.StringIO(text)))["dram_MB"]) == total / 1e6
-
-
 def test_options_change_what_is_costed(capsys):
     def dram(*options):
         _, text, _ = run(capsys, "estimate", "[16,4,4,16]", *options, "--csv")
         return float(next(csv.DictReader(io.StringIO(text)))["dram_MB"])
 
     base = dram()
-    assert dram("--gemms-only") < base
     assert dram("--fused-attention") < base == dram("--eager-attention")
     assert dram("--tied") < base
     assert dram("--tokens", "16") < base
@@ -174,29 +165,6 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
     for column in ("dram", "arithmetic"):
         expected = sum(share * float(record[column]) for share, record in zip((0.2, 0.5, 0.3), each, strict=True))
         assert float(mean[column]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "recorded, options, same_as, note",
-    [
-        ("output_projection|fc", [], ["--exclude", "output_projection|fc"], "leaves the layers that it matches"),
-        ("output_projection|fc", ["--exclude", "fc1"], ["--exclude", "fc1"], ""),
-        ("lm_head", [], [], "matches none of the workload's converted layers"),
-        ("fc", ["--profile", "paper"], ["--profile", "paper"], "the paper profile costs every linear layer"),
-        (None, [], [], ""),
-    ],
-)
-def test_history_is_costed_with_the_runs_exclude(recorded, options, same_as, note, capsys, tmp_path):
-    path = tmp_path / "history.json"
-    path.write_text(json.dumps({"exclude": recorded, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}))
-    status, text, _ = run(capsys, "estimate", "--history", str(path), *options, "--json")
-    assert status == 0
-    found = json.loads(text)
-    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", *same_as, "--json")
-    (alone,) = json.loads(text)["estimates"]
-    assert found["estimates"][0] == alone | {"share": 1.0}
-    assert bool(note) == any("the run's exclude" in line for line in found["notes"])
-    assert any(note in line for line in found["notes"])
 
 
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])
@@ -310,7 +278,7 @@ def test_help_has_examples_that_parse(command, capsys):
 def test_no_query_imports_torch_or_pandas():
     """What keeps a cold query fast; in a process of its own, for this one has imported them."""
     root = Path(__file__).parents[3]
-    for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["explain", "[16,4,4,16]"]):
+    for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["plan"]):
         code = f"import sys; from costmodel.cli.main import main; main({arguments}); "
         code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

@@ -48,19 +48,18 @@ def test_shipped_profiles_name_a_source_for_each_figure_and_run_fp32(name):
 
 def test_named_profiles():
     assert {"a100-80gb", "h100", "h200", "laptop-cpu", "msfp-accelerator"} <= set(profile_names())
-    assert load_hardware("h200", datasheet=True).bandwidth == 4.8e12
+    assert load_hardware("h200").stated_bandwidth == 4.8e12
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_datasheet_rates_are_the_stated_ones(name):
-    """Efficiency lowers what programs reach, --datasheet takes it away, and every one names its source."""
-    hardware, datasheet = load_hardware(name), load_hardware(name, datasheet=True)
-    assert datasheet.bandwidth == datasheet.stated_bandwidth == hardware.stated_bandwidth >= hardware.bandwidth
-    for reached, stated in zip(hardware.peaks, datasheet.peaks, strict=True):
-        assert reached.flops <= reached.stated == stated.flops
-        assert reached.flops == reached.stated or "; efficiency " in reached.source
+def test_rates_are_at_most_the_stated_ones(name):
+    """Efficiency lowers what programs reach, and every one names its source."""
+    hardware = load_hardware(name)
+    assert hardware.stated_bandwidth >= hardware.bandwidth
+    for peak in hardware.peaks:
+        assert peak.flops <= peak.stated
+        assert peak.flops == peak.stated or "; efficiency " in peak.source
     assert "estimated" in hardware.rates
-    assert "datasheet" in datasheet.rates
 
 
 def test_efficiency_of_a_file(tmp_path):
@@ -101,7 +100,7 @@ def test_split_passes_on_each_accelerator():
     """16 x 2 bits by hand. A100: two bf16 products, 312 / 2 = 156 TFLOP/s, against 19.5 on its fp32 cores. MSFP: the 15
     bits of a 16-bit significand are five parts of 3 bits on FP12 (286 / 5 = 57.2), three of 7 bits on FP16
     (143 / 3 = 47.7); a 16 x 16 unit (35.75) is slower. A 16 x 16 product: nine FP16 passes (15.9), so that unit."""
-    a100, msfp = (load_hardware(name, datasheet=True) for name in ("a100-80gb", "msfp-accelerator"))
+    a100, msfp = (load_hardware(name) for name in ("a100-80gb", "msfp-accelerator"))
     for hardware, m1, m2, way, tera in (
         (a100, 16, 2, "2 x bf16", 156),
         (a100, 16, 16, "4 x bf16", 78),
@@ -110,7 +109,7 @@ def test_split_passes_on_each_accelerator():
     ):
         rate = hardware.rate(BFP(m1), BFP(m2))
         assert str(rate) == way
-        assert rate.flops == pytest.approx(tera * 1e12)
+        assert rate.peak.stated / rate.passes == pytest.approx(tera * 1e12)
 
 
 MEASURED = """

@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 
 from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FORWARD, POINTWISE, UPDATE
+from costmodel.model.methods import AUTOCAST, Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import AUTOCAST, Setup
 from costmodel.model.traffic import layout_bytes, reads, tensors_of, tile_edge, transfers, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
@@ -63,7 +63,7 @@ def test_every_read_was_written_and_widths_agree(seed):
     widths, between = widths_of(setup), defaultdict(set)
     for group in workload.groups:
         for stored in tensors_of(group, setup):
-            size = float(layout_bytes(group, stored, setup, widths)[0])
+            size = layout_bytes(group, stored, setup, widths)
             for read in stored.reads:
                 assert ORDER[read.phase] >= ORDER[stored.written] or stored.written == UPDATE  # by the step before
             if not stored.own or (stored.written in (FORWARD, BACKWARD) and stored.name.endswith(("y", "x"))):

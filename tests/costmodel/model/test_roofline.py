@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.hardware.efficiency import TYPICAL
-from costmodel.hardware.hardware import Hardware, Pass, Peak
-from costmodel.model.arithmetic import matmuls
+from costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import datatypes, floors
-from costmodel.model.traffic import transfers
+from costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 
@@ -21,7 +19,7 @@ def mine():
         Peak("wide", 1e12, {"bfp": (32, 32), "float": (32, 32)}, "", stated=1e12),
         Peak("narrow", 4e12, {"bfp": (8, 8)}, "", stated=4e12),
     )
-    return Hardware("mine", 100e9, 8e6, 0.1e12, peaks, {})
+    return Hardware("mine", 100e9, 8e6, 0.1e12, peaks, {}, efficiency=MEASURED)
 
 
 def roofs(workload, precision, mine, fmt=None):
@@ -48,7 +46,7 @@ def test_a_real_kernel_reaches_a_share_of_the_bandwidth_and_computes_or_moves(mi
     """A forward of 160^3 in 16 bits takes both of its times; no kernel is shorter than a launch."""
     n = 160
     workload = Workload("one", (Gemm("l", n, n, n, x_grad=False, w_grad=False),), tokens=n)
-    real = replace(mine, efficiency=replace(TYPICAL, memory=0.5, launch=0))
+    real = replace(mine, efficiency=Efficiency(memory=0.5, launch=0))
     compute, memory = 2 * n**3 / 1e12, 3 * 2 * n * n / 50e9
     assert roofs(workload, Precision(16, 16, 16, 16), real, Identity(32))["fc"].seconds == pytest.approx(
         compute + memory

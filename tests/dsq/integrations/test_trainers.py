@@ -178,35 +178,16 @@ def test_hugging_faces_second_training_begins_anew(tmp_path):
     assert callback.dynamic.scheduler.updates == UPDATES
 
 
-def test_the_learning_rate_restarts_where_the_config_says_so(tmp_path):
-    pytest.importorskip("accelerate")
-    transformers = pytest.importorskip("transformers")
-    from dsq.integrations.huggingface import PrecisionCallback
-
-    class Rates(transformers.TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            seen.append(kwargs["optimizer"].param_groups[0]["lr"])
-
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=4, per_device_train_batch_size=BATCH, learning_rate=1.0, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
-    seen, callback = [], PrecisionCallback(LEVELS, rise_at=2, lr_at_rise="restart")
-    transformers.Trainer(Net(), arguments, train_dataset=Rows(BATCH * 4, 1), callbacks=[callback, Rates()]).train()
-    assert seen == [1.0, 0.75, 0.5, 0.5]  # the third is set before the rise, the fourth is the schedule's own third
-
-
 def module_of_lightning(optimizers):
-    """Net as Lightning trains it, by what ``optimizers`` makes of the module; ``rates``: of each step's learning."""
+    """Net as Lightning trains it, by what ``optimizers`` makes of the module."""
     lightning = pytest.importorskip("lightning.pytorch")
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net, self.rates = Net(), []
+            self.net = Net()
 
         def training_step(self, batch):
-            self.rates.append(self.optimizers().param_groups[0]["lr"])
             return self.net(**batch)["loss"]
 
         def validation_step(self, batch):
@@ -218,32 +199,6 @@ def module_of_lightning(optimizers):
     return Module()
 
 
-def decayed(module, updates, interval="step"):
-    sgd = torch.optim.SGD(module.parameters(), lr=1.0)
-    decay = torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / updates)
-    return {"optimizer": sgd, "lr_scheduler": {"scheduler": decay, "interval": interval}}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_the_learning_rate_restarts_in_lightning_too(interval):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
-
-    module = module_of_lightning(lambda module: decayed(module, 4, interval))
-    options = {"rise_at": 2, "lr_at_rise": "restart"}
-    trainer = lightning.Trainer(
-        max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[PrecisionCallback(LEVELS, **options)],
-    )  # fmt: skip
-    if interval == "step":
-        trainer.fit(module, loader(True))
-        assert module.rates == [1.0, 0.75, 0.5, 0.5]  # as in Hugging Face's
-    else:  # Lightning's default: the rate would be that of update 2 of epoch 1
-        with pytest.raises(ValueError, match=r"must be 'step' and 1 for lr_at_rise='restart', got 'epoch' and 1"):
-            trainer.fit(module, loader(True))
-
-
 def half_with_hugging_face(folder, updates, callbacks):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -251,40 +206,32 @@ def half_with_hugging_face(folder, updates, callbacks):
         str(folder), max_steps=updates, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True,
         disable_tqdm=True, save_strategy="steps", save_steps=HALF,
     )  # fmt: skip
-    model = Net()
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizers = sgd, torch.optim.lr_scheduler.LambdaLR(sgd, lambda update: 1 - update / UPDATES)
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=Rows(BATCH * HALF, 1), callbacks=callbacks, optimizers=optimizers
-    )
+    trainer = transformers.Trainer(Net(), arguments, train_dataset=Rows(BATCH * HALF, 1), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=updates > HALF)
-    return sgd.param_groups[0]["lr"]
 
 
 def half_with_lightning(folder, updates, callbacks):
     lightning = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    module = module_of_lightning(lambda module: decayed(module, UPDATES))
+    module = module_of_lightning(optimizer)
     trainer = lightning.Trainer(
         max_steps=updates, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[*callbacks, ModelCheckpoint(folder, save_on_train_epoch_end=True)],
     )  # fmt: skip
     resume = next(folder.glob("*.ckpt")) if updates > HALF else None
     trainer.fit(module, loader(True), ckpt_path=resume, weights_only=False)
-    return trainer.optimizers[0].param_groups[0]["lr"]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("trained", [half_with_hugging_face, half_with_lightning])
 def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(trained, tmp_path):
     trained(tmp_path, HALF, [])  # skips without the trainer
-    options = {"levels": LEVELS, "rise_at": 0.5, "lr_at_rise": "restart"}
+    options = {"levels": LEVELS, "rise_at": 0.5}
     name = "lightning" if trained is half_with_lightning else "huggingface"
     callback = importlib.import_module(f"dsq.integrations.{name}").PrecisionCallback(**options)
-    rate = trained(tmp_path, UPDATES, [callback])
+    trained(tmp_path, UPDATES, [callback])
     assert [work.updates for work in callback.dynamic.scheduler.work] == [2, 2]
-    assert rate == 0  # it restarted two updates before the end
 
 
 def not_training_in_lightning(count):
@@ -345,8 +292,7 @@ def test_lightning(plain, tmp_path):
     model, dynamic, trainer = lightning_run(tmp_path / "whole", UPDATES)
     assert trainer.logged_metrics["dsq/level"] == 1
     assert trainer.logged_metrics["dsq/bits"] == 4
-    assert trainer.logged_metrics["dsq/bfp_mib"] > 0  # Lightning calls no forward of the module
-    assert 0 < trainer.logged_metrics["dsq/stash_error"] < 0.2
+    assert trainer.logged_metrics["dsq/stash_mib"] > 0  # Lightning calls no forward of the module
     trainer.validate(trainer.lightning_module, loader(False))  # does not count
     same(plain, model, dynamic)
     lightning_run(tmp_path / "broken", HALF)
@@ -428,7 +374,6 @@ def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
     assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
     assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
     assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
-    assert all(0.03 < error < 0.15 for error in found["train/dsq/stash_error"].values())
 
 
 def accelerated(folder, until, resume=False):
