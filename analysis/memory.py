@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from analysis.attach import attach
 from analysis.models import fairseq_transformer, transformer
 from analysis.stash.allocator import figures, step_bytes
-from costmodel.model.memory import Method, peak_memory
+from costmodel.model.memory import peak_memory
+from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
-from costmodel.model.policies import POLICIES
-from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
 from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.transformer import build
 from dsq.arguments import choice
@@ -92,7 +91,7 @@ def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
         fused = None if model.config._attn_implementation == "sdpa" else False
-        return load_workload(str(path), sequences, fused=fused, **lengths)
+        return load_workload(str(path), fused, sequences=sequences, **lengths)
 
 
 def _fairseq() -> CheckedModel:

@@ -25,13 +25,13 @@ import numpy.typing as npt
 from analysis import ROOT
 from analysis.figures import BLUE, GREY, ORANGE, look, save
 from costmodel.hardware.hardware import Hardware, load_hardware
-from costmodel.model.memory import Method, peak_memory
+from costmodel.model.memory import peak_memory
+from costmodel.model.methods import BF16, Method
 from costmodel.model.operations import Operation, Pointwise, Workload
-from costmodel.model.quantisation import BF16
 from costmodel.planning.plan import NF4_BITS
 from costmodel.planning.step import step_time
-from costmodel.workloads.asked import ADAPTED
 from costmodel.workloads.config_json import transformer_of
+from costmodel.workloads.named import ADAPTED
 from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 

@@ -21,8 +21,8 @@ from analysis.memory import workload_of
 from analysis.models import transformer
 from analysis.timing import Call, in_turns, keep_freed_memory
 from costmodel.hardware.hardware import Hardware, load_hardware
-from costmodel.model.estimate import evaluate
-from costmodel.model.quantisation import DSQ, Setup
+from costmodel.model.methods import DSQ, Setup
+from costmodel.model.roofline import evaluate
 from dsq.command import OneLineParser, guarded, table
 from dsq.formats import Identity
 from dsq.precision import Precision

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from costmodel.model.quantisation import Setup, template
+from costmodel.model.methods import Setup, template
 from costmodel.paper.calibrated import level_costs, shares, weighed
 from costmodel.workloads import workload_file
 from dsq.arguments import whole_number

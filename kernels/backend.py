@@ -252,8 +252,6 @@ class Backend:
     unpack_mask: Callable[[Tensor, int, torch.dtype], Tensor]
     #: (bits, values) -> values
     apply_mask: Callable[[Tensor, Tensor], Tensor]
-    #: (values, in place) -> ReLU of them, bits of the result's mask
-    relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
     #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which are moved by the values first, in
     #: place; None: each group is one run, of a range of its own
     affine_pack: Callable[[Tensor, int, Groups, Running | None, int | None], AffineCodes]
@@ -266,3 +264,11 @@ class Backend:
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: PyTorch's fused attention by kernels of this backend, while inside; None: it has none that is faster
     attention: Callable[[], AbstractContextManager[None]] | None = None
+    #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
+    relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
+    #: lengths of boxes that quantise, pack and unpack take (0: one scale for the tensor); None: any
+    boxes: frozenset[int] | None = None
+
+    def serves(self, fmt: Format) -> bool:
+        """Whether quantise, pack and unpack take the format here."""
+        return type(fmt) in self.formats and (self.boxes is None or fmt.box in self.boxes)

@@ -8,7 +8,7 @@ Tests, analysis/gpu and backends from outside the package all take their cases f
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,7 @@ from dsq.kernels.tuning import prepared
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:
     """Everything in which ``backend`` on ``device`` is not what a backend must be; nothing where it conforms."""
     trials = itertools.chain(
-        ((str(case), disagreements(backend, case, device)) for case in cases(backend.formats)),
+        ((str(case), disagreements(backend, case, device)) for case in cases(backend)),
         foreign_disagreements(backend, device),
         mask_disagreements(backend, device),
         affine_disagreements(backend, device),
@@ -81,11 +81,12 @@ class Case:
         return f"{shape} dim {self.dim} {self.format} {types} seed {self.seed}"
 
 
-def cases(formats: Iterable[type[Format]], rows: int = 21, columns: int = 140) -> Iterator[Case]:
-    """Yield each format's widths, axes, roundings and types, and shapes that tiles, boxes and bytes do not divide."""
-    for kind in sorted(formats, key=lambda kind: kind.name):
+def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[Case]:
+    """Yield the widths, axes, roundings and types of each format that the backend serves, and shapes that tiles, boxes
+    and bytes do not divide."""
+    for kind in sorted(backend.formats, key=lambda kind: kind.name):
         if "box" in options(kind.name):
-            yield from _cases_of_boxes(kind, rows, columns)
+            yield from (case for case in _cases_of_boxes(kind, rows, columns) if backend.serves(case.format))
         elif kind is FixedPoint:
             yield from _cases_of_fixed_point(rows, columns)
 

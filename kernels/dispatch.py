@@ -6,6 +6,7 @@ which is what compilers, modes and tensor subclasses see; a plain tensor goes st
 costs more than a small kernel.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn import functional as F
 
 from dsq.formats import Format, Layout, parse_format
 from dsq.kernels.backend import (
@@ -91,7 +93,7 @@ def fused_attention() -> Iterator[bool]:
 def codec_for(device: torch.device, fmt: Format) -> Backend:
     """The backend that quantises, packs and unpacks ``fmt`` on the device."""
     backend = _backends.get(device.type) or _load(device.type)
-    return backend if type(fmt) in backend.formats else REFERENCE
+    return backend if backend.serves(fmt) else REFERENCE
 
 
 @lru_cache(maxsize=256)
@@ -257,7 +259,11 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
-    return (backend_of(x.dtype, x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
+    backend = backend_of(x.dtype, x)
+    if backend.relu is not None and x.dtype is torch.float32 and x.is_contiguous():
+        return backend.relu(x, in_place)
+    y = F.relu(x, in_place)
+    return y, pack_mask(y, 0.0, math.nan, True)
 
 
 def _check_bytes(name: str, stream: Tensor, bits: int) -> None:

@@ -38,7 +38,7 @@ from dsq.packing import Rounding
 
 def agreement(machine: Machine) -> Iterator[Trial]:
     """A row a case: what differs from the reference, by name ("" if nothing does). What a step needs comes first."""
-    device, every = machine.device, list(cases(TRITON.formats))
+    device, every = machine.device, list(cases(TRITON))
     by_power = {BFP, FixedPoint}  # other formats differ from these in their Grid alone
     if not machine.is_gpu:  # through the slow interpreter, what shows every branch of the kernels
         rare = [case for case in every if type(case.format) not in by_power]
@@ -56,7 +56,7 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     for case in every[:: 7 if machine.is_gpu else 17]:
         yield Trial(f"{case}{_offsets(True)}", partial(_case, case, device, wide=True))
     if machine.is_gpu:
-        for case in cases(TRITON.formats, rows=200, columns=1100):
+        for case in cases(TRITON, rows=200, columns=1100):
             yield Trial(str(case), partial(_case, case, device))
         yield Trial("beyond 32 bits", _beyond_32_bits)
         yield Trial("affine codes", partial(_all, partial(affine_disagreements, TRITON, device)))
@@ -92,7 +92,7 @@ def _product(product: Product, device: torch.device) -> Record:
 _LAYERS: tuple[tuple[tuple[Format, Format, Format, Format], Rounding], ...] = (
     ((BFP(8), SignedNVInt(4), SignedNVInt(4), BFP(8)), "nearest"),
     ((SignedNVInt(4), SignedNVInt(3), BFP(3), SignedNVInt(8)), "stochastic"),
-    ((BFP(4, 32), BFP(4), BFP(5, 12), BFP(8, 32)), "nearest"),
+    ((BFP(4, 32), BFP(4), BFP(5, 64), BFP(8, 32)), "nearest"),
     ((FixedPoint(8), FixedPoint(4), FixedPoint(4), FixedPoint(8)), "stochastic"),
 )
 

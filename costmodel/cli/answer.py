@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
+from costmodel.model.methods import Setup, parse_setups
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Setup, parse_setups
 from costmodel.model.roofline import Floor
 from dsq.command import as_csv, table
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from dsq.arguments import pattern
 
@@ -24,6 +24,8 @@ class Gemm:
     A linear layer has batch 1, M tokens, K in-features, N out-features and a weight; attention's two products have
     activations on both sides and a batch of heads.
     """
+
+    kind: ClassVar[str] = ""
 
     name: str
     M: int
@@ -78,6 +80,8 @@ class Gemm:
 @dataclass(frozen=True)
 class Pointwise:
     """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, loss..."""
+
+    input: ClassVar[str] = ""
 
     name: str
     kind: str  #: a key of ledger.POINTWISE
@@ -268,7 +272,7 @@ def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Oper
     first = trained[0] if trained else len(operations)
     start = operations[first].name if trained else ""
     # tensors that need no gradient: what the first of them reads, and an encoder's output where nothing in it trains
-    inputs = {getattr(op, "input", "") for op in operations[first : first + 1]} - {""}
+    inputs = {op.input for op in operations[first : first + 1]} - {""}
     inputs |= set() if start.startswith("encoder.") else {ENCODER_OUT}
 
     def cut(index: int, op: Operation) -> Operation:
@@ -284,7 +288,7 @@ def _softmax_follows(operations: tuple[Operation, ...], biased: bool) -> bool:
     """Whether a softmax comes before the next matrix product, and before it no learned bias unless ``biased``."""
     for op in operations:
         if isinstance(op, Gemm) or op.kind == "softmax" or (op.kind == "bias" and not biased):
-            return not isinstance(op, Gemm) and op.kind == "softmax"
+            return op.kind == "softmax"
     return False
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Setup
 from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -18,46 +18,24 @@ from dsq.formats import WIDEST, FixedPoint, Format, Identity
 WORD_BITS = 64
 
 
-@dataclass(frozen=True)
-class PaperTensor:
-    name: str
-    phase: str
-    direction: str
-    shape: str  #: its axes, of M (tokens), K (in-features), N (out-features)
-    width: str
-    source: str
-
-
-#: the tensors that cross the DRAM boundary, each once
+#: axes and width of the tensors that cross the DRAM boundary, each once: M tokens, K in-features, N out-features
 TENSORS = (
-    PaperTensor("x", "forward", "read", "MK", "q0", "figure 2: x_l enters the forward product"),
-    PaperTensor("w", "forward", "read", "NK", "q0", "figure 2: w_l enters the forward product"),
-    PaperTensor("y", "forward", "write", "MN", "q0", "figure 2: x_(l+1), the next layer's input"),
-    PaperTensor("stash", "forward", "write", "MK", "q1", "section 3: intermediate results are stashed in DRAM"),
-    PaperTensor("stash", "backward", "read", "MK", "q1", "figure 2: x_l is the quantised version fetched from DRAM"),
-    PaperTensor("w", "backward", "read", "NK", "q1", "section 2: the work 'includes quantization of stashed weights'"),
-    PaperTensor("dy", "backward", "read", "MN", "q2", "figure 2: dx_(l+1) is fetched from DRAM"),
-    PaperTensor("dx", "backward", "write", "MK", "q3", "section 3: dx_l is always flushed to DRAM"),
+    ("MK", "q0"),  # x, read in the forward: x_l enters the forward product (figure 2)
+    ("NK", "q0"),  # w, read in the forward: w_l enters the forward product (figure 2)
+    ("MN", "q0"),  # y, written: x_(l+1), the next layer's input (figure 2)
+    ("MK", "q1"),  # the stash, written: intermediate results are stashed in DRAM (section 3)
+    ("MK", "q1"),  # the stash, read in the backward: x_l is the quantised version fetched from DRAM (figure 2)
+    ("NK", "q1"),  # w, read in the backward: the work "includes quantization of stashed weights" (section 2)
+    ("MN", "q2"),  # dy, read: dx_(l+1) is fetched from DRAM (figure 2)
+    ("MK", "q3"),  # dx, written: dx_l is always flushed to DRAM (section 3)
 )
-
-
-@dataclass(frozen=True)
-class PaperMatMul:
-    name: str
-    widths: tuple[str, str]
-    source: str
-
-
-#: operand widths each matrix product's multipliers are built for
+#: operand widths that each matrix product's multipliers are built for
 MATMULS = (
-    PaperMatMul("forward", ("q0", "q0"), "section 3: q0 sets the arithmetic density of the forward pass"),
-    PaperMatMul(
-        "dx",
-        ("q2", "q0"),
-        "section 3: q2 sets the first backward product; w's port keeps the forward's width "
-        "(4x4 would make fixed [16,4,4,16] 0.109x, not 0.13x)",
-    ),
-    PaperMatMul("dw", ("q3", "q1"), "section 3: q3 sets the second backward product; x is read at q1"),
+    ("q0", "q0"),  # forward: q0 sets the arithmetic density of the forward pass (section 3)
+    # dx: q2 sets the first backward product (section 3); w's port keeps the forward's width (4x4 would make fixed
+    # [16,4,4,16] 0.109x, not 0.13x)
+    ("q2", "q0"),
+    ("q3", "q1"),  # dw: q3 sets the second backward product; x is read at q1 (section 3)
 )
 
 
@@ -92,15 +70,15 @@ def dram(workload: Workload, setup: Setup) -> float:
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
-    values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in TENSORS]
-    stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in TENSORS]
+    values = [sum(_values(gemm, shape) for gemm in layers) for shape, _ in TENSORS]
+    stored = [stored_bits(getattr(setup.precision, width), setup.format) for _, width in TENSORS]
     bits = sum(count * width for count, width in zip(values, stored, strict=True))
     return bits / (sum(values) * WIDEST)
 
 
 def arithmetic(setup: Setup) -> float:
     """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
-    pairs = ([getattr(setup.precision, width) for width in matmul.widths] for matmul in MATMULS)
+    pairs = ([getattr(setup.precision, width) for width in widths] for widths in MATMULS)
     costs = sum((setup.format.law.cost(*pair) for pair in pairs), start=0.0)
     return float(costs / len(MATMULS) / FixedPoint.law.cost(WIDEST, WIDEST))
 

@@ -7,13 +7,11 @@ from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import CATEGORIES
-from costmodel.model.memory import OPTIMISERS, Memory, Method
+from costmodel.model.memory import Memory
+from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
-from costmodel.model.policies import POLICIES
-from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
-from costmodel.planning.parallel import Stages, sharded_memory, sharded_step
-from costmodel.planning.step import Step, communication_bytes, packing_is_measured
-from costmodel.workloads.asked import AskedStep
+from costmodel.planning.step import Stages, Step, communication_bytes, packing_is_measured, sharded_memory, sharded_step
+from costmodel.workloads.named import AskedStep
 from costmodel.workloads.shard import Shard
 from costmodel.workloads.workload_file import states_its_sizes
 from dsq.arguments import choice, whole_number
@@ -303,7 +301,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     step = question.step
     if question.sized and (step.sequences or 1) > 1:
         yield "--sequences 1", replace(question, step=replace(step, sequences=1))
-    if not step.chunked_loss and any(getattr(op, "kind", "").startswith("loss") for op in step.build().operations):
+    if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
         yield "--chunked-loss", replace(question, step=replace(step, chunked_loss=True))
     if question.optimiser == "adam" and step.lora is None:
         yield "--optimiser adam-8bit", replace(question, optimiser="adam-8bit")

@@ -57,16 +57,16 @@ def _part(model: Transformer, shard: Shard) -> Transformer:
 
 
 def _cut(stack: Stack, parts: int) -> Stack:
-    heads, kv_heads, experts = _divided(stack, "heads", parts), stack.kv_heads or stack.heads, stack.experts
-    if kv_heads % parts and parts % kv_heads:
-        raise ValueError(f"{stack.name}.kv_heads ({kv_heads}) cannot be cut into {parts}, nor copied to as many")
+    heads, experts = _divided(stack, "heads", parts), stack.experts
+    if stack.keys % parts and parts % stack.keys:
+        raise ValueError(f"{stack.name}.kv_heads ({stack.keys}) cannot be cut into {parts}, nor copied to as many")
     if experts:
         experts = replace(experts, width=-(-experts.width // parts))
     return replace(
         stack,
         heads=heads,
-        kv_heads=max(1, kv_heads // parts),
-        head_dim=stack.head_dim or stack.d // stack.heads,
+        kv_heads=max(1, stack.keys // parts),
+        head_dim=stack.head_width,
         ffn=_divided(stack, "ffn", parts),
         experts=experts,
         tables=tuple((name, -(-rows // parts)) for name, rows in stack.tables),

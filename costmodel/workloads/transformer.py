@@ -98,17 +98,17 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
         if norms and stack.post_norm:
             ops.append(norms.pop(0))
 
-    own = (length, f"{prefix}.self_attn.x", stack.d)
-    inside = _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own)
+    name = f"{prefix}.self_attn"
+    inside = _attention(_Attention(name, stack, model.sequences, length, length, f"{name}.x", stack.d))
     if stack.position_bias and layer == 0:
         size = (length * length, stack.heads, "attention", stack.position_bias * stack.heads)
-        inside.insert(0, Pointwise(f"{prefix}.self_attn.position_bias", "position bias", *size))
+        inside.insert(0, Pointwise(f"{name}.position_bias", "position bias", *size))
     sublayer("self_attn", inside)
     if stack.cross:
         assert model.encoder is not None
         memory = (model.source_length, ENCODER_OUT, model.encoder.d)
-        cross = replace(stack, causal=False)
-        sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+        cross = _Attention(f"{prefix}.encoder_attn", replace(stack, causal=False), model.sequences, length, *memory)
+        sublayer("encoder_attn", _attention(cross))
     source = f"{prefix}.{'self_attn' if stack.norms == 1 else 'mlp'}.x"  # behind one norm, side by side
     if stack.experts:
         sublayer("mlp", _experts(prefix, stack, stack.experts, tokens, source))
@@ -190,18 +190,6 @@ class _Attention:
     def key_tokens(self) -> int:
         return self.sequences * self.key_length
 
-    @property
-    def heads(self) -> int:
-        return self.stack.heads
-
-    @property
-    def kv_heads(self) -> int:
-        return self.stack.kv_heads or self.stack.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.stack.head_dim or self.stack.d // self.stack.heads
-
     def linear(self, name: str, tokens: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
         transposed = self.stack.transposed
         return Gemm(f"{self.prefix}.{name}", tokens, width, outputs, input=source, bias=bias, transposed=transposed)
@@ -210,30 +198,28 @@ class _Attention:
         return Pointwise(f"{self.prefix}.{name}", kind, rows, width, **fields)
 
 
-def _attention(
-    prefix: str, stack: Stack, sequences: int, query_length: int, key_length: int, key_input: str, key_width: int
-) -> list[Operation]:
+def _attention(own: _Attention) -> list[Operation]:
     """The operations of one attention, in order: projections, copies, two batched products with a materialised softmax
-    between. ``key_input`` ENCODER_OUT: of cross-attention."""
-    own = _Attention(prefix, stack, sequences, query_length, key_length, key_input, key_width)
-    width = own.heads * own.head_dim
+    between. Those of cross-attention have ENCODER_OUT as `key_input`."""
+    stack, prefix = own.stack, own.prefix
     return [
         *_projections(own),
         *_on_heads(own),
         *_products(own),
         *_head_copy(own, "context", "heads", own.query_tokens),
-        own.linear("out_proj", own.query_tokens, width, stack.d, f"{prefix}.context", stack.out_bias),
+        own.linear(
+            "out_proj", own.query_tokens, stack.heads * stack.head_width, stack.d, f"{prefix}.context", stack.out_bias
+        ),
     ]
 
 
 def _projections(own: _Attention) -> list[Operation]:
     stack, bias, x = own.stack, own.stack.qkv_bias, f"{own.prefix}.x"
     if stack.fused_qkv:
-        outputs = (own.heads + 2 * own.kv_heads) * own.head_dim
-        return [own.linear("qkv_proj", own.query_tokens, stack.d, outputs, x, bias)]
-    keys = own.key_tokens, own.key_width, own.kv_heads * own.head_dim, own.key_input, bias
+        return [own.linear("qkv_proj", own.query_tokens, stack.d, stack.qkv_width, x, bias)]
+    keys = own.key_tokens, own.key_width, stack.keys * stack.head_width, own.key_input, bias
     return [
-        own.linear("q_proj", own.query_tokens, stack.d, own.heads * own.head_dim, x, bias),
+        own.linear("q_proj", own.query_tokens, stack.d, stack.heads * stack.head_width, x, bias),
         own.linear("k_proj", *keys),
         own.linear("v_proj", *keys),
     ]
@@ -242,17 +228,18 @@ def _projections(own: _Attention) -> list[Operation]:
 def _on_heads(own: _Attention) -> list[Operation]:
     """Norms and rotary positions of queries and keys, and the copies that torch.matmul reads: keys are transposed, and
     values repeated where heads share them."""
-    stack, width = own.stack, round(own.stack.rotary * own.head_dim)
-    rows = (own.query_tokens * own.heads, own.key_tokens * own.kv_heads)
+    stack, turned = own.stack, round(own.stack.rotary * own.stack.head_width)
+    rows = (own.query_tokens * stack.heads, own.key_tokens * stack.keys)
     ops: list[Operation] = []
     if stack.qk_norm:
-        own_norms = zip(HEAD_NORMS, rows, strict=True)
-        ops += [own.pointwise(name, "rms", count, own.head_dim, parameters=own.head_dim) for name, count in own_norms]
-    if width:
-        ops += [own.pointwise(f"{name}_rotary", "rotary", count, width) for name, count in zip("qk", rows, strict=True)]
+        width = stack.head_width
+        named = zip(HEAD_NORMS, rows, strict=True)
+        ops += [own.pointwise(name, "rms", count, width, parameters=width) for name, count in named]
+    if turned:
+        named = zip(("q_rotary", "k_rotary"), rows, strict=True)
+        ops += [own.pointwise(name, "rotary", count, turned) for name, count in named]
     if stack.heads_copied and stack.fused_qkv:
-        outputs = (own.heads + 2 * own.kv_heads) * own.head_dim
-        ops.append(own.pointwise("qkv_split", "split", own.query_tokens, outputs))
+        ops.append(own.pointwise("qkv_split", "split", own.query_tokens, stack.qkv_width))
     ops += _head_copy(own, "q", "heads", own.query_tokens)
     ops += _head_copy(own, "k", "transposed", own.key_tokens)
     return ops + _head_copy(own, "v", "heads", own.key_tokens)
@@ -262,14 +249,14 @@ def _head_copy(own: _Attention, name: str, kind: str, tokens: int) -> list[Opera
     """A copy of every head, where heads are copied."""
     if not own.stack.heads_copied:
         return []
-    return [own.pointwise(f"{name}_heads", kind, tokens * own.heads, own.head_dim, cls="attention")]
+    return [own.pointwise(f"{name}_heads", kind, tokens * own.stack.heads, own.stack.head_width, cls="attention")]
 
 
 def _products(own: _Attention) -> list[Operation]:
     """Queries by keys, what happens to the scores, and those by values."""
     stack, crosses = own.stack, own.key_input == ENCODER_OUT
-    sharing = own.heads // own.kv_heads  # grouped-query attention: the heads that share keys are rows of one product
-    batch, rows = own.sequences * own.kv_heads, own.query_length * sharing
+    sharing = stack.heads // stack.keys  # grouped-query attention: the heads that share keys are rows of one product
+    batch, rows = own.sequences * stack.keys, own.query_length * sharing
     pairs = sharing * _pairs(own.query_length, own.key_length, stack.causal, stack.window)
     position_bias = bool(stack.position_bias)
 
@@ -283,14 +270,14 @@ def _products(own: _Attention) -> list[Operation]:
 
     square = own.query_length * own.key_length
     mask = own.sequences * square if stack.causal or stack.window else 0
-    bias = own.heads * square if position_bias else 0
+    bias = stack.heads * square if position_bias else 0
     weights = f"{own.prefix}.softmax" if not stack.attention_dropout else ""
     return [
-        product("scores", own.head_dim, own.key_length),
+        product("scores", stack.head_width, own.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
         on_scores("softmax", "softmax"),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
-        product("context", own.key_length, own.head_dim, weights),
+        product("context", own.key_length, stack.head_width, weights),
     ]
 
 

@@ -204,7 +204,7 @@ def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
     if torch.float64 in layer.dtypes or 0 in (*layer.x_shape, *layer.w_shape):
         return False
     given = [fmt for it in matmuls for fmt in (it.a.format, it.b.format, *([it.result] if it.result else []))]
-    return all(type(fmt) in backend.formats for fmt in given)
+    return all(fmt is not None and backend.serves(fmt) for fmt in given)
 
 
 def _keep(key: Any, plan: Plan) -> Plan:

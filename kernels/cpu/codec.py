@@ -3,13 +3,11 @@
 Arguments are as Backend has them. Inputs pass the gate (memory.py); results were just made.
 """
 
-import math
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt, check_stored
 from dsq.formats.fixed_point import BIAS
@@ -131,9 +129,6 @@ class CodecKernels:
         return out
 
     def relu(self, x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
-        if x.dtype is not torch.float32:
-            y = F.relu(x, in_place)
-            return y, self.pack_mask(y.view(-1), 0.0, math.nan, True)
         y, count = x if in_place else torch.empty_like(x), x.numel()
         bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
         made, threads = (y.data_ptr(), bits.data_ptr()), torch.get_num_threads()

@@ -1,7 +1,7 @@
 """The ways to multiply on a GPU's tensor cores, with exact products and sums in float32.
 
-Values, in bfloat16, by PyTorch: one of at most 8 significant bits is exact there; one of 9 to 16 bits is the sum of two
-such parts, which makes two products.
+Values, in bfloat16, by PyTorch: one of at most 8 significant bits is exact there; one of 9 to 16 bits in a (the
+gradient at a wide q3) is the sum of two such parts, which makes two products.
 
 Packed codes of at most 8 bits, as int8 (int8_kernels.py), with boxes along the contraction or one scale each. If the
 boxes of RUN values of the contraction fit one step after an exact shift, in every vector of a tile, one integer dot
@@ -59,14 +59,9 @@ def matmul_bf16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | Non
     return product if bias_N is None else product.add_(bias_N)
 
 
-def _in_parts_of_a(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+def _in_parts(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     high, low = split(a_MK)
     return matmul_bf16(matmul, high, b_KN, bias_N) + matmul_bf16(matmul, low, b_KN, None)
-
-
-def _in_parts_of_b(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
-    high, low = split(b_KN)
-    return matmul_bf16(matmul, a_MK, high, bias_N) + matmul_bf16(matmul, a_MK, low, None)
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,8 +172,7 @@ def _spare(fmt: Format) -> int:
 _BF16 = torch.bfloat16
 GEMMS = (
     GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel("split a", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts_of_a, b_dtype=_BF16),
-    GemmKernel("split b", _exact(_narrow, _two_parts, DTYPES[:1]), _in_parts_of_b, a_dtype=_BF16),
+    GemmKernel("split", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts, b_dtype=_BF16),
     *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )

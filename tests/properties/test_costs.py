@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import evaluate
 from costmodel.model.ledger import BACKWARD, FORWARD, UPDATE
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import evaluate
 from costmodel.model.traffic import tensors_of, transfers
 from dsq.formats import BFP
 from dsq.precision import Precision

@@ -1,18 +1,27 @@
-"""dsq-cost estimate: precisions, or a finished run, in one line each."""
+"""dsq-cost estimate: precisions, or a finished run, in one line each.
+
+A finished run is read from its record of work, as dsq.PrecisionScheduler.history() and dsq-train write it:
+
+{"format": "bfp", "box": 16, "box_axis": "contraction", "workload": "dsq_workload.json",
+ "levels": [{"precision": [2, 2, 2, 16], "updates": 120, "tokens": 98304}, ...]}
+"""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, refuse_idle, setups_of
-from costmodel.cli.run_history import RunHistory, load_history
 from costmodel.hardware.hardware import Hardware, load_hardware
-from costmodel.model.estimate import evaluate
+from costmodel.model.methods import Setup, described_setup, sizes
 from costmodel.model.operations import Workload
-from costmodel.model.quantisation import Setup
+from costmodel.model.roofline import evaluate
 from costmodel.paper.calibrated import level_costs, shares
-from costmodel.workloads.asked import asked
-from dsq.precision import parse_rise_at
+from costmodel.workloads.named import asked
+from dsq.arguments import whole_number
+from dsq.command import read_json
+from dsq.precision import Precision, parse_rise_at
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
 IGNORED_BY_PAPER = (
@@ -30,6 +39,56 @@ def run(arguments: argparse.Namespace) -> Answer:
     return _estimated(arguments, asked(**vars(arguments)).build(), setups, _shares(arguments.rise_at, len(setups)))
 
 
+@dataclass(frozen=True)
+class RunHistory:
+    """A run's record of work."""
+
+    setups: list[Setup]  #: of each level
+    shares: list[float]  #: of the work at each level
+    unit: str  #: of the work: "tokens" if every level with work counted them, else "updates"
+    recorded: dict[str, Any]  #: the options of the format that the record itself states
+    workload: str  #: workload file of the model that was trained, beside the record; empty: none
+
+
+def load_history(path: str, described: Mapping[str, Any]) -> RunHistory:
+    """The record in the file; `described` holds those options of the format that it leaves out, and the container.
+
+    Raises ValueError that names the file and the field.
+    """
+    data = read_json(Path(path))
+    try:
+        return _history(data if isinstance(data, dict) else {}, described)
+    except ValueError as error:
+        raise ValueError(f"history {path}: {error}") from None
+
+
+def _history(data: dict[str, Any], described: Mapping[str, Any]) -> RunHistory:
+    entries, workload = data.get("levels"), data.get("workload") or ""
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("field levels must be a list with at least one level")
+    if not isinstance(workload, str):
+        raise ValueError(f"field workload must be the name of a file beside the history or null, not {workload!r}")
+    fields = ("format", "box_axis", *sizes(data.get("format", described["format"])))
+    recorded = {field: data[field] for field in fields if field in data}
+    setups, work = [], []
+    for index, entry in enumerate(entries):
+        label = f"field levels[{index}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("precision"), list):
+            raise ValueError(f"{label}.precision must be a list of four widths")
+        try:
+            precision = Precision.parse(str(entry["precision"]))
+        except ValueError as error:
+            raise ValueError(f"{label}.{error}") from None
+        setups.append(described_setup({**described, **recorded}, precision))
+        work.append([whole_number(f"{label}.{unit}", entry.get(unit, 0), 0) for unit in ("tokens", "updates")])
+    counted = int(any(updates and not tokens for tokens, updates in work))
+    done = [amounts[counted] for amounts in work]
+    if not any(done):
+        raise ValueError("no level records any work (updates or tokens)")
+    unit = ("tokens", "updates")[counted]
+    return RunHistory(setups, [amount / sum(done) for amount in done], unit, recorded, workload)
+
+
 def _finished_run(arguments: argparse.Namespace, history: RunHistory) -> Answer:
     if arguments.rise_at:
         raise ValueError("rise_at goes with precisions: a history has the work at each level")
@@ -37,16 +96,12 @@ def _finished_run(arguments: argparse.Namespace, history: RunHistory) -> Answer:
         given = getattr(arguments, option)
         if given not in (arguments.parser.get_default(option), recorded):
             raise ValueError(f"--{option.replace('_', '-')} {given} does nothing: the history records {recorded}")
-    named = arguments.workload != arguments.parser.get_default("workload")
-    if history.workload and not named:
+    if history.workload and arguments.workload == arguments.parser.get_default("workload"):
         arguments.workload = str(Path(arguments.history).with_name(history.workload))
     workload = asked(**vars(arguments)).build()
     notes = [f"mean: weighed by each level's share of {history.unit}."]
     if not history.workload:
         notes.append(f"the history names no workload: costed as {workload.name}.")
-    if history.exclude and arguments.exclude is None and arguments.profile != "paper":
-        workload = workload.excluding(history.exclude)
-        notes.append(f"layers that the run's exclude {history.exclude!r} matches count as unconverted.")
     return _estimated(arguments, workload, history.setups, history.shares, notes)
 
 

@@ -7,9 +7,9 @@ from functools import partial
 from costmodel.cli.answer import Answer, Section, heading, setups_of
 from costmodel.cli.pictures.plan import draw_page, draw_picture
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.memory import Method
+from costmodel.model.methods import Method
 from costmodel.planning.plan import NF4_BITS, Question
-from costmodel.workloads.asked import asked
+from costmodel.workloads.named import asked
 from dsq.command import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, setups_of
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
-from costmodel.model.arithmetic import matmuls
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Group, Workload
-from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
-from costmodel.model.traffic import transfers
-from costmodel.workloads.asked import asked
+from costmodel.model.traffic import matmuls, transfers
+from costmodel.workloads.named import asked
 from dsq.command import write_whole
 
 _SHOWN = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}

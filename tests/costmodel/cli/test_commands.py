@@ -13,8 +13,8 @@ import pytest
 
 from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import evaluate
-from costmodel.model.quantisation import DSQ, Setup
+from costmodel.model.methods import DSQ, Setup
+from costmodel.model.roofline import evaluate
 from costmodel.workloads.named import load_workload
 from dsq.precision import Precision
 
@@ -165,28 +165,6 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
     for column in ("dram", "arithmetic"):
         expected = sum(share * float(record[column]) for share, record in zip((0.2, 0.5, 0.3), each, strict=True))
         assert float(mean[column]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "recorded, options, same_as, noted",
-    [
-        ("output_projection|fc", [], ["--exclude", "output_projection|fc"], True),
-        ("output_projection|fc", ["--exclude", "fc1"], ["--exclude", "fc1"], False),
-        ("lm_head", [], [], True),
-        ("fc", ["--profile", "paper"], ["--profile", "paper"], False),
-        (None, [], [], False),
-    ],
-)
-def test_history_is_costed_with_the_runs_exclude(recorded, options, same_as, noted, capsys, tmp_path):
-    path = tmp_path / "history.json"
-    path.write_text(json.dumps({"exclude": recorded, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}))
-    status, text, _ = run(capsys, "estimate", "--history", str(path), *options, "--json")
-    assert status == 0
-    found = json.loads(text)
-    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", *same_as, "--json")
-    (alone,) = json.loads(text)["estimates"]
-    assert found["estimates"][0] == alone | {"share": 1.0}
-    assert noted == any("layers that the run's exclude" in line for line in found["notes"])
 
 
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])

@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 
 from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FORWARD, POINTWISE, UPDATE
+from costmodel.model.methods import AUTOCAST, Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import AUTOCAST, Setup
 from costmodel.model.traffic import layout_bytes, reads, tensors_of, tile_edge, transfers, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build

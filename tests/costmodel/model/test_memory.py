@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from costmodel.model.entries import entries_of
-from costmodel.model.memory import Method, peak_memory, saved_bytes
+from costmodel.model.memory import peak_memory, saved_bytes
+from costmodel.model.methods import BF16, FP32, POLICIES, Method, Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.policies import POLICIES
-from costmodel.model.quantisation import BF16, FP32, Setup
 from costmodel.planning.plan import USUAL
 from costmodel.workloads.named import load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
@@ -102,7 +101,7 @@ def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
     model(**inputs)
     entries = entries_of(workload, FP32, POLICIES[policy.removesuffix(" uniform")])
     unseen = ("loss", "loss of fp32", "embedding", "position bias")
-    counted = sum(sum(entry.kept) for entry in entries if getattr(entry.op, "kind", "") not in unseen)
+    counted = sum(sum(entry.kept) for entry in entries if entry.op.kind not in unseen)
     assert counted == pytest.approx(controller.report().kept_bytes, rel=0.04)
 
 

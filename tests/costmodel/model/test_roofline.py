@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
-from costmodel.model.arithmetic import matmuls
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import datatypes, floors
-from costmodel.model.traffic import transfers
+from costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from costmodel.model.arithmetic import arithmetic_cost, matmuls
 from costmodel.model.ledger import POINTWISE
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.quantisation import Setup
-from costmodel.model.traffic import reads, tile_edge, total_stash_bytes, transfers
+from costmodel.model.traffic import arithmetic_cost, matmuls, reads, tile_edge, total_stash_bytes, transfers
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision

@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from costmodel.hardware.hardware import Pass, load_hardware
-from costmodel.model.memory import Method
+from costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.policies import POLICIES
-from costmodel.model.quantisation import AUTOCAST, BF16, FP32
 from costmodel.planning.step import (
     communication_bytes,
     packing_is_measured,

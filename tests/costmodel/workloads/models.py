@@ -5,7 +5,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from costmodel.model.operations import Gemm, Workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
+
+
+def dump(workload: Workload) -> dict[str, object]:
+    """The data of a workload file."""
+    operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **vars(op)} for op in workload.operations]
+    return {"costmodel": 1, "name": workload.name, "tokens": workload.tokens, "source": workload.source} | {
+        "operations": operations
+    }
 
 
 class Attention(nn.Module):

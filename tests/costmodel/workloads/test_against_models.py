@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from costmodel.model.memory import saved_bytes
+from costmodel.model.methods import DSQ, FP32, Setup
 from costmodel.model.operations import Gemm
-from costmodel.model.quantisation import DSQ, FP32, Setup
 from costmodel.model.traffic import stash_bytes, total_stash_bytes, transfers
 from costmodel.workloads import workload_file
 from costmodel.workloads.config_json import transformer_of
@@ -181,7 +181,7 @@ def test_fused_attention_runs_five_products_in_training_and_two_forward():
     one = 2 * 3 * 5 * 7 * 8
     assert [g.macs for g in workload.gemms] == [one, one]
     assert workload.macs == 7 * one  # forward 2; backward: scores again, and two for each of the two products
-    assert not [op for op in workload.operations if getattr(op, "kind", "") == "softmax"]
+    assert not [op for op in workload.operations if op.kind == "softmax"]
 
 
 def test_fusing_attention_of_a_traced_model_is_that_of_its_shapes():

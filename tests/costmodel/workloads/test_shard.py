@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from costmodel.model.entries import CATEGORIES
-from costmodel.model.memory import Method, peak_memory
+from costmodel.model.memory import peak_memory
+from costmodel.model.methods import BF16, Method
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import BF16
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.shard import Shard, stages
@@ -44,7 +44,7 @@ def a_layer(workload: Workload) -> dict[str, float]:
                 continue
             for stored in tensors_of(group, BF16):
                 op = next(op for op in workload.operations if op.name == name)
-                shared = (getattr(op, "input", "") if stored.name == "x" else "") or f"{name}.{stored.name}"
+                shared = (op.input if stored.name == "x" else "") or f"{name}.{stored.name}"
                 shared = name if stored.name == "y" else shared
                 exact = stored.width not in ("state", "cast")
                 if stored.kept and exact and shared not in seen:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.model.quantisation import FP32
+from costmodel.model.methods import FP32
 from costmodel.model.traffic import transfers
 from costmodel.workloads import config_json, named, workload_file
 from costmodel.workloads.named import load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
+from tests.costmodel.workloads.models import dump
 
 MODELS = tomllib.loads((Path(named.__file__).parent / "models.toml").read_text())
 BERT = MODELS["bert-base"]["config"]
@@ -97,7 +98,7 @@ def test_gpt2s_conv1d_is_converted_as_dsq_convert_does():
 
 def test_dropout_is_read_from_the_config():
     def dropouts(**changes):
-        return sum(getattr(op, "kind", "") == "dropout" for op in gpt2(**changes).operations)
+        return sum(op.kind == "dropout" for op in gpt2(**changes).operations)
 
     assert dropouts() == 0
     assert dropouts(resid_pdrop=0.1) == 1 + 12 * 2
@@ -123,7 +124,7 @@ def test_rotary_positions_turn_queries_and_keys(stated, width):
 
 
 def kind_of(op):
-    return getattr(op, "kind", "")
+    return op.kind
 
 
 def test_causal_and_sliding_attention_of_a_fused_kernel():
@@ -157,7 +158,7 @@ def test_frozen_layers_are_neither_updated_nor_kept_for():
     frozen = whole.freezing("encoder")
     left = sum(gemm.parameters for gemm in whole.gemms if not gemm.name.startswith("encoder"))
     assert frozen.parameters == whole.parameters
-    assert [op.rows for op in frozen.operations if getattr(op, "kind", "") == "adam"] == [left]
+    assert [op.rows for op in frozen.operations if op.kind == "adam"] == [left]
     forward = sum(gemm.macs for gemm in whole.gemms if gemm.name.startswith("encoder"))
     assert sum(g.macs * g.matmuls for g in frozen.gemms if g.name.startswith("encoder")) == forward  # nothing needs dx
 
@@ -171,7 +172,7 @@ def test_sizes_can_be_changed():
 @pytest.mark.parametrize("name", ["gpt2", "t5-small", "vit-base", "mixtral", "transformer_iwslt_de_en"])
 def test_a_workload_survives_its_file(name):
     workload = load_workload(name)
-    assert workload_file.parse(json.loads(json.dumps(workload_file.dump(workload))), "file") == workload
+    assert workload_file.parse(json.loads(json.dumps(dump(workload))), "file") == workload
 
 
 @pytest.mark.parametrize(

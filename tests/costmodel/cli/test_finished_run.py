@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from costmodel.cli.run_history import load_history
-from costmodel.model.quantisation import Setup
+from costmodel.cli.commands.estimate import load_history
+from costmodel.model.methods import Setup
 from dsq.formats import FixedPoint
 from dsq.precision import Precision
 from dsq.scheduler import PrecisionScheduler
@@ -65,8 +65,8 @@ def test_history_with_tokens_at_some_levels_weighs_updates(tmp_path):
         ({"levels": [{"precision": [2, 2, 2, 16], "tokens": 1.5}]}, r"levels\[0\].tokens must be a whole number"),
         ({"levels": [{"precision": [2, 2, 2, 16], "updates": 0}]}, "no level records any work"),
         (
-            {"exclude": 1, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]},
-            "field exclude must be text or null",
+            {"workload": 1, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]},
+            "field workload must be the name of a file",
         ),
         ({"format": "int", "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}, "format must be one of"),
     ],
