@@ -197,19 +197,6 @@ class Workload:
 
         return replace(self, operations=tuple(map(chunk, self.operations)))
 
-    def quantising_attention(self) -> "Workload":
-        """The workload with attention's two products quantised like linear layers. Fused ones come apart, as dsq's do:
-        their scores are stored, and the softmax keeps its result."""
-        operations: list[Operation] = []
-        for op in self.operations:
-            if isinstance(op, Gemm) and not op.weight:
-                if op.on_chip == "x":
-                    scores, prefix = (op.batch * op.M, op.K, "attention"), op.name.rpartition(".")[0]
-                    operations += [Pointwise(f"{prefix}.{kind}", kind, *scores) for kind in ("scale", "softmax")]
-                op = replace(op, quantised=True, on_chip="", recompute=0)
-            operations.append(op)
-        return replace(self, operations=tuple(operations))
-
     def fusing_attention(self, biased: bool = False) -> "Workload":
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
 

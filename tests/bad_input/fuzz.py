@@ -37,11 +37,6 @@ JSON: dict[str, Any] = {
     "gpt2": {**GPT2, "vocab_size": 100, "n_positions": 128},
     "llama": LLAMA,
     "workload": {"costmodel": 1, "name": "mine", "tokens": 64, "operations": [GEMM, POINTWISE]},
-    "history": {
-        "format": "bfp",
-        "exclude": "fc.*",
-        "levels": [{"precision": [4, 4, 4, 16], "updates": 3, "tokens": 9}],
-    },
 }
 HARDWARE = (ROOT / "costmodel" / "hardware" / "profiles" / "h100.toml").read_text(encoding="utf-8")
 LEDGER = "recipe,run,score,levels,format,seed\nr,fp32_seed1,80,none,,1\nr,bfp_seed1,79,[4 4 4 16],bfp,1\n"
@@ -118,8 +113,6 @@ def _command(draw: random.Random, folder: Path) -> tuple[Callable[[list[str]], i
     if kind == "hardware":
         question = draw.choice((["estimate", "[4,4,4,16]"], ["plan"], ["roofline", "[4,4,4,16]"]))
         return cost.main, [*question, "--hardware", str(path)]
-    if kind == "history":
-        return cost.main, ["estimate", "--history", str(path), "--profile", "paper"]
     question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["roofline", "[8,4,4,8]"]))
     return cost.main, [*question, "--workload", str(path), *draw.choice(([], ["--json"], ["--hardware", "h100"]))]
 

@@ -13,6 +13,7 @@ from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
+from tests.costmodel.workloads.models import quantising_attention
 
 ORDER = {BATCH: -1, BEFORE: 0, FORWARD: 0, AFTER: 1, BACKWARD: 1, UPDATE: 2}
 INFINITE = float("inf")
@@ -46,7 +47,7 @@ def random_workload(rng: random.Random) -> Workload:
     if rng.random() < 0.5:
         workload = workload.fusing_attention()
     if rng.random() < 0.3:
-        workload = workload.quantising_attention()
+        workload = quantising_attention(workload)
     return workload.excluding("fc1|up_proj") if rng.random() < 0.3 else workload
 
 

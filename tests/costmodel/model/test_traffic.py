@@ -9,6 +9,7 @@ from costmodel.model.traffic import arithmetic_cost, matmuls, reads, tile_edge, 
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
+from tests.costmodel.workloads.models import quantising_attention
 
 PRECISION = Precision(8, 4, 6, 16)
 SETUP = Setup(BFP(32), PRECISION)
@@ -107,14 +108,9 @@ def test_attention_products_quantised_or_not():
     plain = by_tensor(of(product))
     assert plain["x", "forward", "read"] == 6 * 10 * 16 * 2
     assert plain["dw", "backward", "write"] == 6 * 12 * 16 * 2
-    quantised = by_tensor(of(product).quantising_attention())
+    quantised = by_tensor(quantising_attention(of(product)))
     assert quantised["x", "forward", "read"] == 6 * 10 * 16 * 2
     assert quantised["stash of w", "forward", "write"] == 6 * (12 * 16 // 2 + 16)  # boxes along the 12 keys
-
-
-def test_quantising_attention_leaves_linear_layers_as_they_are():
-    layers = of(Gemm("excluded", 1, 1, 1, quantised=False), Gemm("scores", 1, 1, 1, weight=False, quantised=False))
-    assert [gemm.quantised for gemm in layers.quantising_attention().gemms] == [False, True]
 
 
 def test_fused_attention_keeps_scores_on_chip():
