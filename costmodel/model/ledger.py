@@ -35,7 +35,6 @@ class Read:
 
     phase: str
     name: str = ""  #: the reader's name for it; empty: the tensor's own
-    reread: str = ""  #: the output axis it lacks: a matrix product reads it once for every tile along it
     needs: str = ""  #: happens only if this field of the operation is true ("x_grad", "w_grad")
 
 
@@ -66,19 +65,19 @@ _W = Stored(
     "NK",
     "w",  # the working copy, which the optimiser writes
     UPDATE,
-    (Read(FORWARD, reread="M"), Read(BACKWARD, "w (for dx)", "M", "x_grad")),
+    (Read(FORWARD), Read(BACKWARD, "w (for dx)", "x_grad")),
 )
 _DY = Stored(
     "dy",
     "MN",
     "a",
     AFTER,
-    (Read(BACKWARD, "dy (for dx)", "K", "x_grad"), Read(BACKWARD, "dy (for dw)", "K", "w_grad")),
+    (Read(BACKWARD, "dy (for dx)", "x_grad"), Read(BACKWARD, "dy (for dw)", "w_grad")),
 )
 _Y = Stored("y", "MN", "a", FORWARD)
 _DX = Stored("dx", "MK", "a", BACKWARD, needs="x_grad")
-_X_READ, _X_AGAIN = Read(FORWARD, reread="N"), Read(BACKWARD, "x (for dw)", "N", "w_grad")
-_STASH_READ = (Read(BACKWARD, reread="N", needs="w_grad"),)
+_X_READ, _X_AGAIN = Read(FORWARD), Read(BACKWARD, "x (for dw)", "w_grad")
+_STASH_READ = (Read(BACKWARD, needs="w_grad"),)
 _DW = Stored("dw", "NK", "state", BACKWARD, needs="w_grad")
 
 #: a linear layer that keeps x itself
@@ -98,14 +97,14 @@ PRODUCT = (
 )
 CONVERTED_PRODUCT = (
     Stored("x", "MK", "a", BEFORE, (_X_READ,)),
-    Stored("w", "NK", "a", BEFORE, (Read(FORWARD, reread="M"),)),
+    Stored("w", "NK", "a", BEFORE, (Read(FORWARD),)),
     Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, boxes="rows", needs="w_grad"),
     Stored(
         "stash of w",
         "NK",
         "q1",
         FORWARD,
-        (Read(BACKWARD, reread="M", needs="x_grad"),),
+        (Read(BACKWARD, needs="x_grad"),),
         kept=True,
         boxes="rows",
         needs="x_grad",

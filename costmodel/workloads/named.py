@@ -11,8 +11,7 @@ from costmodel.model.operations import Workload
 from costmodel.names import completed
 from costmodel.workloads import config_json, workload_file
 from costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
-from costmodel.workloads.shard import Shard, stages
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import Shard, build, stages
 from dsq.arguments import whole_number
 from dsq.command import read_json
 

@@ -5,7 +5,7 @@ import pytest
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.traffic import arithmetic_cost, matmuls, reads, tile_edge, total_stash_bytes, transfers
+from costmodel.model.traffic import arithmetic_cost, matmuls, total_stash_bytes, transfers
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
@@ -14,15 +14,14 @@ from tests.costmodel.workloads.models import quantising_attention
 PRECISION = Precision(8, 4, 6, 16)
 SETUP = Setup(BFP(32), PRECISION)
 FIXED = Setup(FixedPoint(32), PRECISION)
-INFINITE = float("inf")
 
 
 def of(*operations):
     return Workload("test", operations, tokens=1)
 
 
-def by_tensor(workload, setup=SETUP, on_chip=INFINITE):
-    return {(t.tensor, t.phase, t.direction): t.total for t in transfers(workload, setup, on_chip)}
+def by_tensor(workload, setup=SETUP):
+    return {(t.tensor, t.phase, t.direction): t.total for t in transfers(workload, setup)}
 
 
 def test_every_tensor_of_a_linear_layer():
@@ -71,7 +70,7 @@ def test_layers_that_share_an_input_stash_it_once():
     shared = of(*(Gemm(name, 32, 64, 48, input="h") for name in "qkv"))
     apart = of(*(Gemm(name, 32, 64, 48, input=name) for name in "qkv"))
     write, read = ("stash", "forward", "write"), ("stash", "backward", "read")
-    owners = [t for t in transfers(shared, SETUP, INFINITE) if (t.tensor, t.direction) == ("stash", "write")]
+    owners = [t for t in transfers(shared, SETUP) if (t.tensor, t.direction) == ("stash", "write")]
     assert sum(t.group.count for t in owners) == 1
     assert by_tensor(apart)[write] == 3 * owners[0].bytes
     assert by_tensor(apart)[read] == 3 * owners[0].bytes
@@ -83,9 +82,7 @@ def test_a_frozen_layer_leaves_the_stash_to_those_that_share_its_input():
     one = total_stash_bytes(shared, SETUP)
     assert [total_stash_bytes(shared.freezing(names), SETUP) for names in ("q", "q|k", "v")] == [one] * 3
     written = sum(
-        t.total
-        for t in transfers(shared.freezing("q"), SETUP, INFINITE)
-        if t.tensor == "stash" and t.direction == "write"
+        t.total for t in transfers(shared.freezing("q"), SETUP) if t.tensor == "stash" and t.direction == "write"
     )
     assert written == one
 
@@ -116,21 +113,11 @@ def test_attention_products_quantised_or_not():
 def test_fused_attention_keeps_scores_on_chip():
     plain, fused = load_workload("opt_1.3b", fused=False), load_workload("opt_1.3b")
     scores = 32 * 2048 * 2048 * 24
-    moved = [sum(t.total for t in transfers(w, SETUP, 40e6)) for w in (plain, fused)]
+    moved = [sum(t.total for t in transfers(w, SETUP)) for w in (plain, fused)]
     assert moved[0] - moved[1] >= 2 * scores * 9
     pairs = 32 * (2048 * 2049 // 2) * 24  # what the causal mask leaves
     assert fused.macs - plain.macs == (7 * pairs - 6 * scores) * 64  # scores again, and five products as before
     assert fused.parameters == plain.parameters
-
-
-def test_tiles():
-    """Half of 8 MB holds a 1000 x 1000 tile of fp32 sums."""
-    assert tile_edge(8e6) == 1000
-    assert [reads(n, 1000) for n in (1, 1000, 1001, 2500)] == [1, 1, 2, 3]
-    small, large = (by_tensor(of(Gemm("l", 2500, 64, 1500)), on_chip=size) for size in (8e6, INFINITE))
-    assert small["x", "forward", "read"] == 2 * large["x", "forward", "read"]
-    assert small["w", "forward", "read"] == 3 * large["w", "forward", "read"]
-    assert small["y", "forward", "write"] == large["y", "forward", "write"]
 
 
 @pytest.mark.parametrize("kind, values", [("softmax", 5 + 4), ("residual", 6), ("gate", 11), ("scale", 4)])
