@@ -4,7 +4,6 @@ Nothing here needs numpy, for --help to be quick.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,16 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(arguments: argparse.Namespace) -> None:
     """Print or write what one command finds. Raises ValueError for bad input, before anything is written."""
-    pictures = {"picture": (".png", ".svg"), "html": (".html",)}
-    written = {"output": arguments.output} | {name: getattr(arguments, name, None) for name in pictures}
-    for name, path in written.items():
-        if path:
+    ends = {"output": ("",), "picture": (".png", ".svg"), "html": (".html",)}
+    for name, accepted in ends.items():
+        if path := getattr(arguments, name, None):
             check_writable(path)
-        if path and not path.endswith(pictures.get(name, "")):
-            raise ValueError(f"{name} {path} must end in {' or '.join(pictures[name])}")
-    files = [os.path.realpath(path) for path in written.values() if path]
-    if len(set(files)) < len(files):
-        raise ValueError(f"{', '.join(name for name, path in written.items() if path)} are one file: name several")
+            if not path.endswith(accepted):
+                raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
+    if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
+        raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
     report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:

@@ -47,9 +47,9 @@ class Setup:
         unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
-    def layout(self, outer: int, rows: int, columns: int, boxes: str) -> Layout:
-        """The layout of an (outer, rows, columns) tensor whose contraction axis is `boxes`: "rows" or "columns"."""
-        return Layout(outer, rows, columns, along_rows=boxes == "rows" and self.box_axis == "contraction")
+    def layout(self, outer: int, rows: int, columns: int) -> Layout:
+        """The layout of an (outer, rows, columns) stash, which a product sums over its rows."""
+        return Layout(outer, rows, columns, along_rows=self.box_axis == "contraction")
 
     def __str__(self) -> str:
         return f"{self.format.name} {self.precision}"

@@ -97,7 +97,7 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, i
     bits = widths[stored.width]
     if not stored.width.startswith("q"):
         return outer * rows * columns * bits // 8
-    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns, stored.boxes))
+    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns))
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> int:
@@ -105,7 +105,7 @@ def stash_bytes(gemm: Gemm, setup: Setup) -> int:
     itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K, "rows"))
+    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K))
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:

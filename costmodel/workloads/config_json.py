@@ -63,9 +63,7 @@ _LLAMA: dict[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm
 _GPT: dict[str, Any] = {"fused_qkv": True, "final_norm": True}
 _BERT = Family("encoder", {"embedding_norm": True, "post_norm": True}, ("words", "positions", "types"))
 _T5 = Family(
-    "both",
-    {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED,
-    activation="relu",
+    "both", {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED, activation="relu"
 )
 
 

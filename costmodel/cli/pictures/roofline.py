@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from costmodel.cli.pictures import BLACK, GREY
-from costmodel.cli.pictures.figure import COLOURS, SMALL, around, name_points, new_figure, save
+from costmodel.cli.pictures.figure import COLOURS, LABEL, SMALL, around, name_points, new_figure, save
 from costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
@@ -90,7 +90,7 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> list[Bbox]:
     taken = []
 
     def name(text: str, at: tuple[float, float], away: tuple[float, float], side: str) -> None:
-        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": SMALL}
+        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": SMALL, "bbox": LABEL["bbox"]}
         taken.append(axes.annotate(text, at, away, **style).get_window_extent())
 
     for rate, names in roofs(hardware):

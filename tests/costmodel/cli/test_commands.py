@@ -167,10 +167,7 @@ def test_pictures_are_whole_files(suffix, magic, capsys, tmp_path):
 
 #: beside the cases of tests/bad_input/cases.yaml
 BAD = {
-    "one file for both": (
-        ["plan", "--picture", "x.png", "-o", "./x.png"],
-        "output, picture are one file: name several",
-    ),
+    "one file for both": (["plan", "--picture", "x.png", "-o", "./x.png"], "output ./x.png is for text"),
     "no near hardware": (["plan", "--hardware", "xyz"], "unknown hardware 'xyz': known are a10"),
     "two meant": (["plan", "--hardware", "rtx"], "nearest is 'rtx-3090', 'rtx-4090', 'rtx-5090'"),
     "two lengths": (["plan", "gpt2", "--tokens", "8", "--target-length", "8"], "leave out the two lengths"),

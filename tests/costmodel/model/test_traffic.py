@@ -182,8 +182,8 @@ def test_every_pointwise_kind_of_the_workloads_is_known():
 
 def test_a_setup_lays_boxes_along_the_axis_that_is_summed_over():
     along, last = Setup(BFP(32), PRECISION), Setup(BFP(32), PRECISION, "last")
-    assert BFP(4).nbytes(along.layout(1, 16, 1, "rows")) == 16 + 1  # a bitstream a row, one exponent
-    assert BFP(4).nbytes(last.layout(1, 16, 1, "rows")) == 16 + 16
+    assert BFP(4).nbytes(along.layout(1, 16, 1)) == 16 + 1  # a bitstream a row, one exponent
+    assert BFP(4).nbytes(last.layout(1, 16, 1)) == 16 + 16
     with pytest.raises(ValueError, match="box_axis must be one of contraction, last, got 'columns'"):
         Setup(BFP(32), PRECISION, "columns")
 
