@@ -47,11 +47,7 @@ FITTED_ARITHMETIC = {
     "bfp [16,16,16,16]": "p bfp",
     "fixed [16,4,4,16]": "MATMULS",
 }
-FITTED_DRAM = {
-    "fixed [32,32,32,32]": "unit",
-    "bfp [32,32,32,32]": "WORD_BITS",
-    "fixed [16,4,4,16]": "TENSORS",
-}
+FITTED_DRAM = {"fixed [32,32,32,32]": "unit", "bfp [32,32,32,32]": "WORD_BITS", "fixed [16,4,4,16]": "TENSORS"}
 
 
 def stored_bits(bits: int, template: Format) -> float:

@@ -12,7 +12,7 @@ from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLIC
 from costmodel.model.operations import Workload
 from costmodel.planning.step import Stages, Step, communication_bytes, packing_is_measured, sharded_memory, sharded_step
 from costmodel.workloads.named import AskedStep
-from costmodel.workloads.shard import Shard
+from costmodel.workloads.transformer import Shard
 from costmodel.workloads.workload_file import states_its_sizes
 from dsq.arguments import choice, whole_number
 from dsq.precision import DEFAULT_LEVELS, Precision
@@ -25,6 +25,8 @@ GROWTH = 6
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
+#: options of a question that its answer repeats
+ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 #: batches that advice tries
 MOST_ADVISED = 64
 _SHORT = dict(
@@ -267,9 +269,7 @@ class Plan:
         facts |= {"trained": workload.trained, "macs": workload.macs, "source": workload.source}
         facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
         facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
-        facts |= {name: getattr(question, name) for name in ("devices", "zero", "tensor", "pipeline", "accumulate")}
-        facts |= {name: getattr(question, name) for name in ("optimiser", "offload", "in_backward")}
-        facts |= {"best": self.best.method.name}
+        facts |= {name: getattr(question, name) for name in ASKED} | {"best": self.best.method.name}
         methods = [row.record() for row in self.rows]
         return {"answer": self.answer, **facts, "methods": methods, "notes": self.notes}
 

@@ -16,8 +16,7 @@ from costmodel.planning.step import communication_bytes, sent_inside, sharded_me
 from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.named import ADAPTED, AskedStep, load_shapes, load_workload
 from costmodel.workloads.shapes import MixtureOfExperts
-from costmodel.workloads.shard import Shard, stages
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import Shard, build, stages
 
 H100 = load_hardware("h100")
 OPT = AskedStep("opt_1.3b", tokens=256)
