@@ -69,7 +69,7 @@ def _is_declined() -> bool:
 
 @cache
 def suit_a_packed_stash() -> None:
-    """Make both settings where page faults are cheap. Elsewhere a warning says what to do, or the log (INFO) why not."""
+    """Make both settings where page faults are cheap. Elsewhere a warning says what to do, or the log (INFO) why."""
     if _is_declined():
         return
     why = _missing_huge_pages()
