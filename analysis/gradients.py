@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.attach import attach
-from analysis.experiments.text import read_lines
+from analysis.translation.text import read_lines
 from dsq.command import OneLineParser, guarded, table
 from dsq.gradient_check import compare
 

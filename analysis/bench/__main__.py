@@ -22,7 +22,7 @@ RACES = {
     "gpt": "steps.gpt_steps",
 }
 #: part -> a function of the folder that its CSV goes to
-TABLES = {"stash": "stash.run", "format_errors": "kernels.format_errors"}
+TABLES = {"format_errors": "kernels.format_errors"}
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
 

@@ -82,11 +82,11 @@ def small(name: str, width: int) -> Training:
     return model, lambda model: model(**inputs).loss
 
 
-def gpt(sequences: int = 1) -> Training:
-    """GPT-2 of 124M parameters, random weights and tokens, no dropout."""
+def gpt() -> Training:
+    """GPT-2 of 124M parameters, random weights, one sequence of random tokens, no dropout."""
     torch.manual_seed(0)
     model = from_transformers("GPT2LMHeadModel", n_positions=GPT_TOKENS)
-    ids = torch.randint(model.config.vocab_size, (sequences, GPT_TOKENS))
+    ids = torch.randint(model.config.vocab_size, (1, GPT_TOKENS))
     return model, lambda model: model(input_ids=ids, labels=ids).loss
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import dsq
 from analysis import ROOT
-from analysis.stash.setups import want
 from dsq.command import OneLineParser, as_csv, count, guarded, table, write_text
 
 PROG = "python -m analysis.stash.wanted"
@@ -62,6 +61,15 @@ def rows(name: str, batch: int) -> list[dict[str, Any]]:
         row = {"model": name, "wanted": wanted, "PyTorch, MiB": plain / 2**20, "selective, MiB": kept / 2**20}
         found.append(row | {"share": kept / whole, "paper": paper})
     return found
+
+
+def want(model: nn.Module, x: Tensor, kinds: tuple[type[nn.Module], ...]) -> list[Tensor]:
+    """Set who wants a gradient: the parameters of modules of these kinds; of none, the input. Returns them."""
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(isinstance(module, kinds))
+    x.requires_grad_(not kinds)
+    return [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
 
 
 def step(model: nn.Module, x: Tensor, leaves: list[Tensor]) -> tuple[int, list[Tensor]]:
