@@ -10,6 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import dsq
 from dsq import process_memory
@@ -177,8 +178,14 @@ def test_dsq_is_to_be_imported_before_the_first_tensor():
     if "[madvise]" not in process_memory.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("huge pages are not for who asks")
     assert not _left("late")[1].strip()
-    assert "import dsq before that, or start with THP_MEM_ALLOC_ENABLE=1" in _left("too late")[1]
+    assert "import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1" in _left("too late")[1]
     assert not _left("too late", THP_MEM_ALLOC_ENABLE="1")[1].strip()
+
+
+def test_a_model_that_is_packed_too_late_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(process_memory, "_missing_huge_pages", lambda: process_memory._TOO_LATE)
+    with pytest.warns(UserWarning, match="import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1"):
+        dsq.DynamicPrecision(torch.nn.Linear(32, 32))
 
 
 @needs_glibc
