@@ -355,7 +355,7 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [launch for launch in launches() if PARTS.index(launch.part) <= PARTS.index(args.part)]
     if args.here:
         (target,) = args.target
-        chosen = (it for it in wanted if target not in WITHOUT_INT8 or not it.what.startswith("int8"))
+        chosen = (it for it in wanted if target not in WITHOUT_INT8 or "int8" not in it.what)
         for row in compiled_rows(target, chosen):
             print(json.dumps(row), flush=True)
         return 0
