@@ -76,17 +76,6 @@ def test_measured_gradients_are_those_of_the_step() -> None:
         assert torch.equal(measured, unmeasured)
 
 
-def test_two_forwards_before_their_backward() -> None:
-    model = make(Encoder)
-    true = step(model, tokens(0)) + step(model, tokens(1))
-    stash.apply(model, "gact", bits=8, adapt_interval=1)
-    for _ in range(3):
-        model.zero_grad()
-        outs = [model(tokens(0)), model(tokens(1))]
-        sum((out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum() for out in outs).backward()
-        assert error(all_gradients(model).double(), true) < 0.05
-
-
 def test_a_stash_goes_with_its_graph() -> None:
     """At once, also what an adaptation made: no cycle keeps it until a collection."""
 
