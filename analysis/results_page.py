@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import nan
 from statistics import fmean
 from typing import Any
 
@@ -128,17 +129,15 @@ def _paper(file: str, experiment: str, number: str) -> str:
             told = {"format": format_, "levels": levels, "paper": paper}
             ours = [one for one in others if (one.rows[0]["format"], one.rows[0]["levels"]) == (format_, levels)]
             rows += [told | one.told | _losses(one.above(fp32)) for one in ours] or [told | _losses([])]
-    return table(rows, dict.fromkeys(rows[0], "") | dict.fromkeys(("paper", *_LOSSES[:3]), "+.2f"), markdown=True)
-
-
-_LOSSES = ("here", "lowest", "highest", "seeds")
+    return table(
+        rows, dict.fromkeys(rows[0], "") | dict.fromkeys(("paper", "here", "lowest", "highest"), "+.2f"), markdown=True
+    )
 
 
 def _losses(differences: list[float]) -> Row:
-    if not differences:
-        return dict.fromkeys(_LOSSES)
-    values = (fmean(differences), min(differences), max(differences), len(differences))
-    return dict(zip(_LOSSES, values, strict=True))
+    known = differences or [nan]
+    lowest, highest = min(known), max(known)
+    return {"here": fmean(known), "lowest": lowest, "highest": highest, "seeds": len(differences) or None}
 
 
 def _rows(file: str) -> list[Row]:
