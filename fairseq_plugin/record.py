@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 def history(state: DSQState) -> dict[str, Any]:
     """The run so far, as data for JSON.
 
-    ``levels`` has for each level its precision, updates and tokens (by which ``dsq-cost estimate --history`` weighs its
-    mean); ``validations`` the update, level and loss of each one.
+    ``levels`` has for each level its precision, updates and tokens; ``validations`` the update, level and loss of each
+    one.
     """
     config = state.config.as_dict()
     del config["levels"]

@@ -81,10 +81,6 @@ class Operand:
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
-    def stored_transposed(self) -> "Operand":
-        """Return this operand for a matrix that is stored as the transpose of the present one."""
-        return replace(self, axis=-1 - self.axis, transposed=not self.transposed)
-
     def __str__(self) -> str:
         return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}"
 
@@ -153,16 +149,14 @@ class LinearMatMuls(NamedTuple):
         """How x is kept for the backward."""
         return self.weight_gradient.b
 
-    def of_stored_transpose(self) -> "LinearMatMuls":
-        """Return these products for a w that comes as (K, N), as other libraries keep it."""
-        return _of_stored_transpose(self)
-
 
 @lru_cache(maxsize=256)
-def _of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
-    output, input_gradient, weight_gradient = matmuls
-    output, input_gradient = (replace(it, b=it.b.stored_transposed()) for it in (output, input_gradient))
-    return LinearMatMuls(output, input_gradient, weight_gradient)
+def of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
+    """The same products for a w that comes as (K, N), as other libraries keep it."""
+    output, input_gradient = (
+        replace(it, b=replace(it.b, axis=-1 - it.b.axis, transposed=not it.b.transposed)) for it in matmuls[:2]
+    )
+    return matmuls._replace(output=output, input_gradient=input_gradient)
 
 
 class Dtypes(NamedTuple):

@@ -4,7 +4,6 @@ Nothing here needs numpy, for --help to be quick.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -28,7 +27,6 @@ EXAMPLES = {
     "estimate": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
         '"[4,3,3,8] [8,4,4,8]" --rise-at 0.8 --profile paper',
-        "--history run/dsq_history.json --profile paper",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
     "roofline": ('"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',),
@@ -51,16 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(arguments: argparse.Namespace) -> None:
     """Print or write what one command finds. Raises ValueError for bad input, before anything is written."""
-    pictures = {"picture": (".png", ".svg"), "html": (".html",)}
-    written = {"output": arguments.output} | {name: getattr(arguments, name, None) for name in pictures}
-    for name, path in written.items():
-        if path:
+    ends = {"output": ("",), "picture": (".png", ".svg"), "html": (".html",)}
+    for name, accepted in ends.items():
+        if path := getattr(arguments, name, None):
             check_writable(path)
-        if path and not path.endswith(pictures.get(name, "")):
-            raise ValueError(f"{name} {path} must end in {' or '.join(pictures[name])}")
-    files = [os.path.realpath(path) for path in written.values() if path]
-    if len(set(files)) < len(files):
-        raise ValueError(f"{', '.join(name for name, path in written.items() if path)} are one file: name several")
+            if not path.endswith(accepted):
+                raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
+    if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
+        raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
     report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:
@@ -109,9 +105,8 @@ def _plan(commands: Commands) -> None:
 
 
 def _estimate(commands: Commands) -> None:
-    command = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
-    command.add_argument("precision", nargs="*", help=PRECISION_HELP)
-    _text(command, "history", "FILE", "JSON record of work per level (dsq.PrecisionScheduler.history, dsq-train)")
+    command = _command(commands, "estimate", "cost one or more precisions, or a run that rises from one to the next")
+    command.add_argument("precision", nargs="+", help=PRECISION_HELP)
     text = "the precisions are the levels of a run, each but the first from such a fraction of it on: 0.8, or '0.2 0.8'"
     _text(command, "rise-at", "FRACTIONS", text)
     text = "what figures are relative to, e.g. float:[16,16,16,16] (default: fixed-point 32)"
@@ -225,7 +220,5 @@ def _format(command: argparse.ArgumentParser) -> None:
     text = "axis of the boxes (default: contraction)"
     group.add_argument("--box-axis", default="contraction", choices=get_args(BoxAxis), help=text)
     _text(group, "exclude", "REGEX", "layers left unconverted, e.g. output_projection")
-    _flag(group, "tied", "convert an output projection that shares its weight with a table too")
-    _flag(group, "quantise-attention", "quantise attention's two products too")
     text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
     group.add_argument("--container", type=int, choices=(16, 32), help=text)

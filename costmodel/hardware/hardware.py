@@ -12,7 +12,6 @@ and widths above 16 bits, which are kept as floats, are not split. A measured pe
 of those that hold a product the first counts.
 """
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,6 @@ class Pass:
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
-    on_chip_bytes: float  #: memory of products' tiles; infinite: each operand is read once
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
@@ -206,14 +204,13 @@ def _hardware(data: dict[str, Any]) -> Hardware:
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
     _field(data, "bandwidth", dict)
-    optional = [part for part in ("on_chip", "memory", "link", "host", "network") if part in data]
+    optional = [part for part in ("memory", "link", "host", "network") if part in data]
     rates = dict.fromkeys(("bandwidth", "link", "host", "network"), 0.0)  # bytes a second; 0: not stated
     for part in (name for name in rates if name in data):
         rates[part] = 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part)
     return Hardware(
         name=_field(data, "name", str),
         **rates,
-        on_chip_bytes=1e6 * _number(data, "on_chip.mb") if "on_chip" in data else math.inf,
         vector_flops=1e12 * _number(data, "vector.tflops"),
         peaks=tuple(_peak(entry, f"peak[{index}]", bool(measured)) for index, entry in enumerate(peaks)),
         sources={part: _source(data, part) for part in ("bandwidth", "vector", *optional)},

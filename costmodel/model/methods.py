@@ -47,9 +47,9 @@ class Setup:
         unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
-    def layout(self, outer: int, rows: int, columns: int, boxes: str) -> Layout:
-        """The layout of an (outer, rows, columns) tensor whose contraction axis is `boxes`: "rows" or "columns"."""
-        return Layout(outer, rows, columns, along_rows=boxes == "rows" and self.box_axis == "contraction")
+    def layout(self, outer: int, rows: int, columns: int) -> Layout:
+        """The layout of an (outer, rows, columns) stash, which a product sums over its rows."""
+        return Layout(outer, rows, columns, along_rows=self.box_axis == "contraction")
 
     def __str__(self) -> str:
         return f"{self.format.name} {self.precision}"
@@ -87,18 +87,13 @@ def template(name: str, described: Mapping[str, Any]) -> Format:
     return chosen(WIDEST, **given)
 
 
-def described_setup(described: Mapping[str, Any], precision: Precision) -> Setup:
-    """The precision in the format, sizes, axis of boxes and container that `described` has, by the options' names."""
-    fmt = template(described["format"], described)
-    return Setup(fmt, precision, described["box_axis"], described.get("container") or 0)
-
-
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
-    """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]". Raises ValueError."""
+    """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes,
+    axis of boxes and container that `described` has, by the options' names. Raises ValueError."""
     name, colon, widths = text.rpartition(":")
     levels = parse_levels(widths) if widths.count("[") > 1 else [Precision.parse(widths)]
-    described = {**described, "format": name.strip().lower()} if colon else described
-    return [described_setup(described, level) for level in levels]
+    fmt = template(name.strip().lower() if colon else described["format"], described)
+    return [Setup(fmt, level, described["box_axis"], described.get("container") or 0) for level in levels]
 
 
 # ---- policies of dsq.stash

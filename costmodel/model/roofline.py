@@ -204,7 +204,7 @@ class Estimate:
 
 def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
     """Cost of one training step. Raises ValueError if the hardware lacks a datatype."""
-    moved = transfers(workload, setup, hardware.on_chip_bytes)
+    moved = transfers(workload, setup)
     multiplied = matmuls(workload, setup)
     return Estimate(
         dram_bytes=sum(transfer.total for transfer in moved),

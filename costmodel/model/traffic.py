@@ -1,22 +1,16 @@
 """What a training step moves and multiplies.
 
-Bytes that move between DRAM and the chip: the ledger's tensors, each written once and read by each of its readers as
-often as the tile model says.
+Bytes that move between DRAM and the chip: the ledger's tensors, each written once and read once by each of its readers.
 
 The container width `a` is 16 bits when all of q0..q3 fit, else 32; master weights, their gradients and Adam's moments
 have 32, and the working copy of the weights that products read has `a`. Elementwise passes are not fused with their
 neighbours.
-
-Cache reuse is a stated model, output-stationary square tiles. Half the on-chip memory S (bytes) holds a t x t tile of
-fp32 sums, the other half streams the operands, so t = floor(sqrt(S / 8)). Each row of tiles streams the second operand
-once, each column of tiles the first. Widths play no part: sums are fp32 in every precision.
 
 A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w)) and q3 x q1
 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix products no
 quantiser touches multiply containers of width a as floating point.
 """
 
-import math
 from dataclasses import dataclass
 from math import prod
 
@@ -36,19 +30,8 @@ from costmodel.model.methods import Setup, at_width
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 
-ACCUMULATOR_BYTES = 4
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
-
-
-def tile_edge(on_chip_bytes: float) -> int:
-    """t = floor(sqrt(S / 2 / 4)), at least 1. An infinite S reads each operand once."""
-    return 2**62 if math.isinf(on_chip_bytes) else max(1, math.isqrt(int(on_chip_bytes) // (2 * ACCUMULATOR_BYTES)))
-
-
-def reads(other_dimension: int, edge: int) -> int:
-    """How often an operand is read: once for every tile along the output dimension it does not have."""
-    return -(-other_dimension // edge)
 
 
 @dataclass(frozen=True)
@@ -60,9 +43,8 @@ class Transfer:
     phase: str
     direction: str  #: "read" or "write"
     bits: int
-    times: int  #: how often it moves
-    bytes: int  #: of all its times
-    elements: int  #: of the tensor
+    bytes: int
+    elements: int
 
     @property
     def total(self) -> int:
@@ -72,16 +54,16 @@ class Transfer:
     @property
     def values(self) -> int:
         """Values moved by the whole group."""
-        return self.times * self.elements * self.group.count
+        return self.elements * self.group.count
 
 
-def transfers(workload: Workload, setup: Setup, on_chip_bytes: float) -> list[Transfer]:
+def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
     """Every tensor moved in one training step."""
-    edge, widths = tile_edge(on_chip_bytes), widths_of(setup)
+    widths = widths_of(setup)
     listed: list[Transfer] = []
     for group in workload.groups:
         for stored in tensors_of(group, setup):
-            listed += _moves(group, stored, setup, widths, edge)
+            listed += _moves(group, stored, setup, widths)
     return listed
 
 
@@ -115,7 +97,7 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, i
     bits = widths[stored.width]
     if not stored.width.startswith("q"):
         return outer * rows * columns * bits // 8
-    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns, stored.boxes))
+    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns))
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> int:
@@ -123,7 +105,7 @@ def stash_bytes(gemm: Gemm, setup: Setup) -> int:
     itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K, "rows"))
+    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K))
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:
@@ -153,14 +135,11 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
     return (1, op.rows, op.width) if stored.shape == "values" else (1, getattr(op, stored.shape), 1)
 
 
-def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], edge: int) -> list[Transfer]:
+def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> list[Transfer]:
     op = group.operation
-    size, bits, elements = layout_bytes(group, stored, setup, widths), widths[stored.width], prod(_shape(group, stored))
+    size = stored.times * layout_bytes(group, stored, setup, widths)
+    bits, elements = widths[stored.width], stored.times * prod(_shape(group, stored))
     moved = []
-
-    def move(name: str, phase: str, direction: str, times: int) -> None:
-        moved.append(Transfer(group, name, phase, direction, bits, times, size * times, elements))
-
     if stored.own and not (stored.written == UPDATE and isinstance(op, Gemm)) and not _parameter(stored, op):
         there = True
         if stored.width.startswith("q"):  # above 16 bits dsq keeps x itself, and a shared input is stashed once
@@ -168,14 +147,10 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], e
         elif stored.width == "w":  # where the container has 32 bits, the master weights serve
             there = bits < WIDEST
         if there:
-            move(stored.name, stored.written, "write", stored.times)
+            moved.append(Transfer(group, stored.name, stored.written, "write", bits, size, elements))
     for read in stored.reads:
-        if read.needs and not getattr(op, read.needs):
-            continue
-        times = stored.times
-        if read.reread and isinstance(op, Gemm):
-            times *= reads({"M": -(-op.M // op.weights), "K": op.K, "N": op.N}[read.reread], edge)
-        move(read.name or stored.name, read.phase, "read", times)
+        if not read.needs or getattr(op, read.needs):
+            moved.append(Transfer(group, read.name or stored.name, read.phase, "read", bits, size, elements))
     return moved
 
 

@@ -47,11 +47,7 @@ FITTED_ARITHMETIC = {
     "bfp [16,16,16,16]": "p bfp",
     "fixed [16,4,4,16]": "MATMULS",
 }
-FITTED_DRAM = {
-    "fixed [32,32,32,32]": "unit",
-    "bfp [32,32,32,32]": "WORD_BITS",
-    "fixed [16,4,4,16]": "TENSORS",
-}
+FITTED_DRAM = {"fixed [32,32,32,32]": "unit", "bfp [32,32,32,32]": "WORD_BITS", "fixed [16,4,4,16]": "TENSORS"}
 
 
 def stored_bits(bits: int, template: Format) -> float:
@@ -103,9 +99,8 @@ def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[Cost]:
 
 def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
     """The mean of the levels' costs by their shares of the work."""
-    whole = sum(shares)
     pairs = list(zip(costs, shares, strict=True))
-    return Cost(*(sum(getattr(c, name) * share for c, share in pairs) / whole for name in ("arithmetic", "dram")))
+    return Cost(sum(it.arithmetic * share for it, share in pairs), sum(it.dram * share for it, share in pairs))
 
 
 def shares(rises: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLIC
 from costmodel.model.operations import Workload
 from costmodel.planning.step import Stages, Step, communication_bytes, packing_is_measured, sharded_memory, sharded_step
 from costmodel.workloads.named import AskedStep
-from costmodel.workloads.shard import Shard
+from costmodel.workloads.transformer import Shard
 from costmodel.workloads.workload_file import states_its_sizes
 from dsq.arguments import choice, whole_number
 from dsq.precision import DEFAULT_LEVELS, Precision
@@ -25,6 +25,8 @@ GROWTH = 6
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
+#: options of a question that its answer repeats
+ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 #: batches that advice tries
 MOST_ADVISED = 64
 _SHORT = dict(
@@ -267,9 +269,7 @@ class Plan:
         facts |= {"trained": workload.trained, "macs": workload.macs, "source": workload.source}
         facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
         facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
-        facts |= {name: getattr(question, name) for name in ("devices", "zero", "tensor", "pipeline", "accumulate")}
-        facts |= {name: getattr(question, name) for name in ("optimiser", "offload", "in_backward")}
-        facts |= {"best": self.best.method.name}
+        facts |= {name: getattr(question, name) for name in ASKED} | {"best": self.best.method.name}
         methods = [row.record() for row in self.rows]
         return {"answer": self.answer, **facts, "methods": methods, "notes": self.notes}
 
@@ -279,6 +279,8 @@ class Plan:
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
         if question.sized and (lacking := question.step.positions_lacking()):
             notes.append(lacking)
+        if question.step.stores_scores():
+            notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
@@ -299,6 +301,8 @@ class Plan:
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     """Changes that need less memory, the least change first, each with its option."""
     step = question.step
+    if step.stores_scores():
+        yield "--fused-attention", replace(question, step=replace(step, fused_attention=True))
     if question.sized and (step.sequences or 1) > 1:
         yield "--sequences 1", replace(question, step=replace(step, sequences=1))
     if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
@@ -308,12 +312,15 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
         yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
         if question.hardware.host and not question.offload:
             yield "--offload", replace(question, offload=True)
+            if question.zero < 2 and question.accumulate * question.pipeline == 1:  # torchtune's, on one device
+                changed = replace(question, optimiser="adam-8bit-16bit", offload=True, in_backward=True)
+                yield "--optimiser adam-8bit-16bit --offload --in-backward", changed
+    if question.sized and step.lora is None and not question.methods:
+        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.hardware.link and question.shard.devices == 1:
         for devices in (2, 4, 8):
             if devices > question.devices:
                 yield f"--devices {devices} --zero 3", replace(question, devices=devices, zero=3)
-    if question.sized and step.lora is None and not question.methods:
-        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.sized and not question.base_bits and not question.methods:
         lora = replace(step, lora=step.lora or 16, freeze=None)
         yield f"--qlora {lora.lora}", replace(question, step=lora, base_bits=NF4_BITS)

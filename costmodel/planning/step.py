@@ -13,7 +13,7 @@ from costmodel.model.methods import BF16, OPTIMISERS, Method
 from costmodel.model.operations import Gemm, Operation, Workload
 from costmodel.model.roofline import step_floor
 from costmodel.model.traffic import matmuls, transfers
-from costmodel.workloads.shard import Shard
+from costmodel.workloads.transformer import Shard
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     """Time of a step of so many batches on each device. Raises ValueError where several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method = replace(method, setup=setup)
-    moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
+    moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
     update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimiser].traffic)
@@ -131,7 +131,7 @@ def _forward_again(
     again = replace(
         workload, operations=tuple(op for op in workload.operations if chosen(op) and op.name not in results)
     )
-    moved = [t for t in transfers(again, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
+    moved = [t for t in transfers(again, method.setup) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 

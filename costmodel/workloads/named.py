@@ -11,8 +11,7 @@ from costmodel.model.operations import Workload
 from costmodel.names import completed
 from costmodel.workloads import config_json, workload_file
 from costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
-from costmodel.workloads.shard import Shard, stages
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import Shard, build, stages
 from dsq.arguments import whole_number
 from dsq.command import read_json
 
@@ -124,8 +123,6 @@ class AskedStep:
     target_length: int | None = None  #: tokens that the decoder reads, of a sequence
     fused_attention: bool = False  #: also where the model does not run it so
     eager_attention: bool = False  #: attention's scores are stored
-    quantise_attention: bool = False
-    tied: bool = False  #: an output projection that shares its weight with a table is converted too
     exclude: str | None = None  #: regex of layers that are not converted
     freeze: str | None = None  #: regex of layers whose parameters are not trained
     lora: int | None = None  #: rank of adapters, which alone are trained
@@ -156,9 +153,14 @@ class AskedStep:
                 return f"{model.name} has {known:,} positions: it takes no {length:,} tokens as it is."
         return ""
 
+    def stores_scores(self) -> bool:
+        """Whether a fused kernel would take the attention of the step, which runs without one unasked."""
+        fused = replace(self, fused_attention=True)
+        return not self.eager_attention and fused.build().macs != self.build().macs
+
     @property
     def _fused(self) -> bool | None:
-        return False if self.eager_attention or self.quantise_attention else self.fused_attention or None
+        return False if self.eager_attention else self.fused_attention or None
 
     def _sizes(self) -> dict[str, int]:
         names = ("sequences", "source_length", "target_length")
@@ -172,10 +174,6 @@ class AskedStep:
         return given
 
     def _changed(self, workload: Workload, copies: bool) -> Workload:
-        if self.quantise_attention:
-            workload = _unless_idle(workload, workload.quantising_attention(), "--quantise-attention")
-        if self.tied:
-            workload = _unless_idle(workload, workload.converting_tied(), "--tied")
         if self.exclude:
             whole, workload = workload, workload.excluding(self.exclude)
             if workload == whole:

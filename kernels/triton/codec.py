@@ -14,7 +14,7 @@ from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
-from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid, Target
 
 GRIDS: dict[type[Format], Grid] = {
     BFP: POWER,
@@ -130,16 +130,15 @@ def _encode(x: Tensor, wanted: Sequence[Wanted], largest: Tensor | None) -> list
     if others and not first.layout.along_rows:
         return _encode(x, wanted[::-1], largest)[::-1]
     launch = launch_for(first.fmt, first.layout, counted=first.seed is not None)
-    made, given, options = _prepared(x, first, launch.row_bits)
-    found, given_2, options_2 = [made], [None, None, None, 0, None, 0], dict.fromkeys((*options, "BOX"))
-    if others:
-        made_2, given_2, options_2 = _prepared(x, others[0], 8 * others[0].layout.code_shape(others[0].fmt.bits)[1])
-        found.append(made_2)
-        options_2["BOX"] = others[0].fmt.box
+    made, given, target = _prepared(x, first, launch.row_bits)
+    found, given_2, target_2, box_2 = [made], [None, None, None, 0, None, 0], None, None
+    for other in others:
+        made_2, given_2, target_2 = _prepared(x, other, 8 * other.layout.code_shape(other.fmt.bits)[1])
+        found, box_2 = [made, made_2], other.fmt.box
     with torch.cuda.device_of(x):
         kernels.encode[launch.programs](
-            integers_for_bfloat16(x), largest, *launch.sizes, first.layout.columns, *given, *given_2, **options,
-            **{f"{name}_2": value for name, value in options_2.items()}, **launch.options,
+            integers_for_bfloat16(x), largest, *launch.sizes, first.layout.columns, *given, *given_2,
+            TO=target, TO_2=target_2, BOX_2=box_2, **launch.options,
             STOCHASTIC=first.seed is not None, PARTS=0 if largest is None else largest.numel(),
         )  # fmt: skip
     return found
@@ -152,7 +151,7 @@ def _go_together(a: Wanted, b: Wanted) -> bool:
     return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.box, b.fmt.box)
 
 
-def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], dict[str, Any]]:
+def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], Target]:
     """Memory for what is wanted of ``x``, and the kernel's arguments for it, at run time and at compile time."""
     fmt, layout, seed, dtype = wanted
     made: Any
@@ -166,16 +165,8 @@ def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any],
         out = integers_for_bfloat16(made)
     of_tensor = None if scales is None else scales.view(-1)[-1:]
     low, high = _exponents(wanted) or (-1, -1)
-    options = {
-        "GRID": GRIDS[type(fmt)],
-        "LOW": low,
-        "HIGH": high,
-        "BITS": fmt.bits,
-        "SMALLEST": fmt.smallest_code,
-        "PACK": dtype is None,
-        "WORD": word,
-    }
-    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], options
+    target = Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, dtype is None, word)
+    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], target
 
 
 def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:

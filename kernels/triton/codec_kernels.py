@@ -6,10 +6,9 @@ A program works on a tile of T rows by C columns, in one of three ways:
     boxes along columns       T stretches of C columns, numbered through all the rows
     boxes along rows          the T rows of one box (of one block of rows) by C columns
 
-A tile holds whole boxes, so each value is read once. GRID is the format's (tiles.py), SMALLEST its smallest code. BOX 0
-is one box for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor, between LOW
-and HIGH (LOW -1: it has none), is given the tensor's largest value, which ``largest`` finds before: two readings of the
-tensor, as the code of a value depends on all others.
+A tile holds whole boxes, so each value is read once. GRID is the format's, TO what is made (tiles.py). BOX 0 is one box
+for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor is given the tensor's
+largest value, which ``largest`` finds before: two readings of the tensor, as the code of a value depends on all others.
 
 Masks have one bit a value, as kernels/reference/stash.py defines them.
 
@@ -121,12 +120,9 @@ def encode(
     x_pointer, largest_pointer, lines, rows, columns, width,
     out_pointer, scales_pointer, tensor_pointer, seed: tl.int64, seed_pointer, row_words,
     out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2: tl.int64, seed_pointer_2, row_words_2,
-    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr,
-    PACK: tl.constexpr, WORD: tl.constexpr,
-    GRID_2: tl.constexpr, LOW_2: tl.constexpr, HIGH_2: tl.constexpr, BITS_2: tl.constexpr, SMALLEST_2: tl.constexpr,
-    PACK_2: tl.constexpr, WORD_2: tl.constexpr, BOX_2: tl.constexpr,
-    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
-    STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
+    TO: tl.constexpr, TO_2: tl.constexpr, BOX_2: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
+    FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Round a tile of ``x``; if ``out_pointer_2`` is given, of boxes along rows, round it with boxes along columns too:
     the tile is read once."""
@@ -137,13 +133,12 @@ def encode(
     tile = x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer
     _round_tile(
         *tile, out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
-        GRID, LOW, HIGH, BITS, SMALLEST, PACK, WORD, BOX, ALONG_ROWS, FLAT, STOCHASTIC, PARTS, T, C,
+        TO, BOX, ALONG_ROWS, FLAT, STOCHASTIC, PARTS, T, C,
     )  # fmt: skip
     if out_pointer_2 is not None:
         _round_tile(
             *tile, out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2, seed_pointer_2, row_words_2,
-            GRID_2, LOW_2, HIGH_2, BITS_2, SMALLEST_2, PACK_2, WORD_2,
-            BOX_2, False, False, STOCHASTIC, PARTS, T, C,
+            TO_2, BOX_2, False, False, STOCHASTIC, PARTS, T, C,
         )  # fmt: skip
 
 
@@ -151,29 +146,27 @@ def encode(
 def _round_tile(
     x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer,
     out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
-    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr,
-    PACK: tl.constexpr, WORD: tl.constexpr,
-    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    TO: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Round a tile to values ``out``, or (PACK) to codes ``out``, the tensor's exponent and scales. A seed on the
+    """Round a tile to values ``out``, or (pack) to codes ``out``, the tensor's exponent and scales. A seed on the
     device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
-    tensor = _made_exponent(largest_pointer, LOW, HIGH, PARTS)
-    if LOW >= 0 and PACK:
+    tensor = _made_exponent(largest_pointer, TO.low, TO.high, PARTS)
+    if TO.low >= 0 and TO.pack:
         tl.store(tensor_pointer, tensor.to(tl.uint8), tl.program_id(0) == 0)
     if BOX == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tensor
     elif ALONG_ROWS:
-        scale_C = GRID.scale(tl.max(GRID.key(x_TC, BITS), axis=0), tensor, BITS)
+        scale_C = TO.grid.scale(tl.max(TO.grid.key(x_TC, TO.bits), axis=0), tensor, TO.bits)
         scale_TC = scale_C[None, :]
-        if PACK:
+        if TO.pack:
             col_C = col0 + tl.arange(0, C)
             tl.store(scales_pointer + box * columns + col_C, scale_C.to(tl.uint8), col_C < columns)
     else:
-        key_TBX = tl.reshape(GRID.key(x_TC, BITS), (T, C // BOX, BOX))
-        scale_TB = GRID.scale(tl.max(key_TBX, axis=2), tensor, BITS)
+        key_TBX = tl.reshape(TO.grid.key(x_TC, TO.bits), (T, C // BOX, BOX))
+        scale_TB = TO.grid.scale(tl.max(key_TBX, axis=2), tensor, TO.bits)
         scale_TC = _spread(scale_TB, BOX)
-        if PACK:
+        if TO.pack:
             boxes = (columns + BOX - 1) // BOX
             at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
             mask_TB = valid_T[:, None] & (at_TB < boxes)
@@ -181,13 +174,13 @@ def _round_tile(
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     u_TC = uniform(seed, row_T, col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
-    magic_TC = round_to_code(GRID.divide(x_TC, scale_TC, tensor, BITS), u_TC, BITS, SMALLEST, STOCHASTIC)
-    if PACK:
-        kept_TC = tl.where(GRID.is_nan(scale_TC, tensor, BITS), 0, (1 << BITS) - 1)
+    magic_TC = round_to_code(TO.grid.divide(x_TC, scale_TC, tensor, TO.bits), u_TC, TO.bits, TO.smallest, STOCHASTIC)
+    if TO.pack:
+        kept_TC = tl.where(TO.grid.is_nan(scale_TC, tensor, TO.bits), 0, (1 << TO.bits) - 1)
         code_TC = magic_TC.to(tl.int32, bitcast=True) & kept_TC
-        store_codes(out_pointer, code_TC, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
+        store_codes(out_pointer, code_TC, row_T, col0_T, valid_T, row_words, TO.bits, TO.word, T, C)
     else:
-        y_TC = GRID.multiply(magic_TC - MAGIC, scale_TC, tensor, BITS)
+        y_TC = TO.grid.multiply(magic_TC - MAGIC, scale_TC, tensor, TO.bits)
         store_float(out_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 

@@ -13,7 +13,6 @@ Shape suffixes: M rows, N columns, K the contraction.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -82,20 +81,8 @@ VECTORS = 128
 EXPAND = {False: {"V": 32, "num_warps": 4}, True: {"V": 128, "num_warps": 8}}
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The part of the product that a program of ``multiply`` computes, and how."""
-
-    rows: int
-    columns: int
-    num_warps: int
-    num_stages: int = 3
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}"
-
-
-TILES = (Tile(128, 128, num_warps=8), Tile(128, 64, num_warps=4), Tile(64, 64, num_warps=4))
+#: rows and columns of the product that a program of ``multiply`` computes, and its warps
+TILES = ((128, 128, 8), (128, 64, 4), (64, 64, 4))
 
 
 class _Vectors(NamedTuple):
@@ -114,9 +101,9 @@ def _fits_int8(matmul: MatMul, dtype: torch.dtype) -> bool:
     return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match() and _has_int8()
 
 
-def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
+def _run(tile: tuple[int, int, int], matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` in float32. Raises ValueError for codes and scales of other shapes or dtypes."""
-    rows, columns, depth = matmul.sizes(a.shape, b.shape)
+    (rows, columns, depth), (tile_rows, tile_columns, warps) = matmul.sizes(a.shape, b.shape), tile
     c = torch.empty(rows, columns, dtype=torch.float32, device=a.codes.device)
     if 0 in (rows, columns, depth):
         return c.zero_() if bias_N is None else c.copy_(bias_N.expand_as(c))
@@ -127,10 +114,10 @@ def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) 
     a_axis, b_axis = matmul.contracted()
     left, right = _expanded(a, matmul.a, a_axis, sharing), _expanded(b, matmul.b, b_axis, sharing)
     with torch.cuda.device_of(c):
-        kernels.multiply[(-(-rows // tile.rows) * -(-columns // tile.columns),)](
+        kernels.multiply[(-(-rows // tile_rows) * -(-columns // tile_columns),)](
             *left, *right, bias_N, c, rows, columns, left.codes.shape[0], right.codes.shape[0], left.codes.shape[1],
-            BOX=box, RUN=RUN, SHARING=sharing, M=tile.rows, N=tile.columns, GROUP=8,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            BOX=box, RUN=RUN, SHARING=sharing, M=tile_rows, N=tile_columns, GROUP=8,
+            num_warps=warps, num_stages=3,
         )  # fmt: skip
     return c
 
@@ -173,6 +160,6 @@ _BF16 = torch.bfloat16
 GEMMS = (
     GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
     GemmKernel("split", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts, b_dtype=_BF16),
-    *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
+    *(GemmKernel(f"int8 {tile[0]}x{tile[1]}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )

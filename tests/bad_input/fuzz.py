@@ -35,11 +35,6 @@ JSON: dict[str, Any] = {
     "gpt2": {**GPT2, "vocab_size": 100, "n_positions": 128},
     "llama": LLAMA,
     "workload": {"costmodel": 1, "name": "mine", "tokens": 64, "operations": [GEMM, POINTWISE]},
-    "history": {
-        "format": "bfp",
-        "exclude": "fc.*",
-        "levels": [{"precision": [4, 4, 4, 16], "updates": 3, "tokens": 9}],
-    },
 }
 HARDWARE = (ROOT / "costmodel" / "hardware" / "profiles" / "h100.toml").read_text(encoding="utf-8")
 LONG = "x" * 100_000
@@ -113,8 +108,6 @@ def _command(draw: random.Random, folder: Path) -> list[str]:
     if kind == "hardware":
         question = draw.choice((["estimate", "[4,4,4,16]"], ["plan"], ["roofline", "[4,4,4,16]"]))
         return [*question, "--hardware", str(path)]
-    if kind == "history":
-        return ["estimate", "--history", str(path), "--profile", "paper"]
     question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["roofline", "[8,4,4,8]"]))
     return [*question, "--workload", str(path), *draw.choice(([], ["--json"], ["--hardware", "h100"]))]
 

@@ -14,8 +14,7 @@ from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_ma
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
-BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in library().instruction_sets()}
-EACH = pytest.mark.usefixtures("backend")
+BACKENDS = [cpu.backend(isa) for isa in library().instruction_sets()]
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
 NAN, INF = float("nan"), float("inf")
@@ -28,20 +27,13 @@ def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
     return few[torch.randint(len(few), (count,), generator=torch.Generator().manual_seed(count))]
 
 
-@pytest.fixture(autouse=True)
-def _two_threads():
-    with threads(2):
+@pytest.fixture(autouse=True, params=[REFERENCE, *BACKENDS], ids=lambda backend: backend.name)
+def _each_backend(request):
+    """Each in turn serves the CPU, by two threads."""
+    with threads(2), use_backend(request.param):
         yield
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    """Each in turn, as the one that serves the CPU."""
-    with use_backend(BACKENDS[request.param]):
-        yield
-
-
-@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_open_values_lie_between_the_limits(dtype):
     limits = [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)]
@@ -54,7 +46,6 @@ def test_open_values_lie_between_the_limits(dtype):
         assert found.tolist() == np.packbits(open_, bitorder="little").tolist()
 
 
-@EACH
 def test_a_bool_is_its_own_mask():
     for count in LENGTHS:
         flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) > 0.5
@@ -62,7 +53,6 @@ def test_a_bool_is_its_own_mask():
         assert bits.tolist() == np.packbits(flags.numpy(), bitorder="little").tolist()
 
 
-@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bits_become_0_and_1_and_let_values_through(dtype):
     for count in LENGTHS:
@@ -72,23 +62,19 @@ def test_bits_become_0_and_1_and_let_values_through(dtype):
         assert same_bits(apply_mask(bits, x), torch.where(flags, x, torch.zeros_like(x)))
 
 
-@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_relu_is_pytorchs_with_the_mask_of_its_result(dtype):
-    for count in LENGTHS:
+    for count, in_place in itertools.product(LENGTHS, (False, True)):
         x = edges(count, dtype)
-        expected = torch.relu(x)
-        bits = REFERENCE.pack_mask(expected, 0.0, NAN, True)
-        for in_place in (False, True):
-            version = x._version
-            y, found = relu(x, in_place)
-            assert (y is x) == in_place == (x._version > version)
-            assert y.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
-            assert torch.equal(found, bits)
+        expected, version = torch.relu(x), x._version
+        y, found = relu(x, in_place)
+        assert (y is x) == in_place == (x._version > version)
+        assert same_bits(y, expected)
+        assert torch.equal(found, REFERENCE.pack_mask(expected, 0.0, NAN, True))
 
 
 def test_masks_of_tensors_whose_memory_is_not_their_values():
-    limits = (0.0, float("nan"), True)
+    limits = (0.0, NAN, True)
     for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
         bits = pack_mask(x, *limits)
         values = torch.empty(8, 32).copy_(x)

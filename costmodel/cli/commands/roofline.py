@@ -44,7 +44,7 @@ def _classes(
 ) -> tuple[list[Record], str]:
     """A record for each class of operations, and one for all; and a note of what bounds the step."""
     listed = matmuls(workload, setup)
-    classes = floors(transfers(workload, setup, hardware.on_chip_bytes), listed, hardware, setup.container_bits, key)
+    classes = floors(transfers(workload, setup), listed, hardware, setup.container_bits, key)
     total = sum(classes.values(), start=ZERO)
     records: list[Record] = []
     for name, floor in {**classes, "total": total}.items():

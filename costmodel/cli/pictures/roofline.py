@@ -1,6 +1,7 @@
 """The roofline: roofs by datatype, a dot for each class of operations, its size its share of the step's time."""
 
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from costmodel.cli.pictures import BLACK, GREY
-from costmodel.cli.pictures.figure import COLOURS, SMALL, around, name_points, new_figure, save
+from costmodel.cli.pictures.figure import COLOURS, LABEL, SMALL, around, name_points, new_figure, save
 from costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
@@ -23,6 +24,7 @@ NAMED_SHARE = 0.02
 NAMES = 3
 #: roofs nearer than this factor share a label
 SAME_ROOF = 1.3
+DATASHEET: dict[str, Any] = {"color": GREY, "linestyle": "--"}
 
 
 Record = dict[str, Any]  #: of a class of operations under one setup, as `dsq-cost roofline --json` has it
@@ -42,12 +44,12 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     intensities, attained = zip(*map(place, records), strict=True)
     right = max(*intensities, top / bandwidth) * 200
     axes.set(xscale="log", yscale="log", xlim=(min(intensities) / 3, right), ylim=(min(attained) / 3, 4 * top))
-    handles = [Line2D([], [], marker="o", linestyle="", color=colours[setup], label=setup) for setup in setups]
+    axes.set_xlabel("operational intensity (operations a DRAM byte)")
+    axes.set_ylabel("rate (TFLOP/s)")
+    axes.set_title(f"{workload}, one training step on {hardware.name}", fontsize=11)
     reached = "measured" if hardware.measured else "programs reach"
-    handles += [
-        Line2D([], [], color=BLACK, label=reached),
-        Line2D([], [], color=GREY, linestyle="--", label="datasheet"),
-    ]
+    handles = [Line2D([], [], marker="o", linestyle="", color=colours[setup], label=setup) for setup in setups]
+    handles += [Line2D([], [], color=BLACK, label=reached), Line2D([], [], **DATASHEET, label="datasheet")]
     legend = axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=SMALL)
     taken = [legend.get_window_extent(), *_draw_roofs(axes, hardware)]
     for record in records:
@@ -58,12 +60,9 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     named = []
     for alike in coinciding(records):
         if max(_shares(alike).values()) >= NAMED_SHARE:
-            several = len({record["setup"] for record in alike}) > 1
-            named.append((_text(alike), place(alike[0]), BLACK if several else colours[alike[0]["setup"]]))
+            colour = BLACK if len(_shares(alike)) > 1 else colours[alike[0]["setup"]]
+            named.append((_text(alike), place(alike[0]), colour))
     name_points(axes, named, taken)
-    axes.set_xlabel("operational intensity (operations a DRAM byte)")
-    axes.set_ylabel("rate (TFLOP/s)")
-    axes.set_title(f"{workload}, one training step on {hardware.name}", fontsize=11)
     save(figure, path)
 
 
@@ -84,20 +83,22 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> list[Bbox]:
     (left, right), bandwidth = axes.get_xlim(), hardware.bandwidth / TERA
     slope, rates = hardware.stated_bandwidth / TERA, [peak.flops / TERA for peak in hardware.peaks]
     for stated in {peak.stated / TERA for peak in hardware.peaks if peak.stated and slope}:
-        axes.plot([stated / slope, right], [stated, stated], "--", color=GREY, linewidth=1)
-        axes.plot([left, stated / slope], [left * slope, stated], "--", color=GREY, linewidth=1)
+        axes.plot([left, stated / slope, right], [left * slope, stated, stated], **DATASHEET, linewidth=1)
     axes.plot([left, max(rates) / bandwidth], [left * bandwidth, max(rates)], color=BLACK, linewidth=1.6)
     for rate in [*rates, hardware.vector_flops / TERA]:
         axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.6)
-    style = {"textcoords": "offset points", "ha": "right", "fontsize": SMALL}
     taken = []
+
+    def name(text: str, at: tuple[float, float], away: tuple[float, float], side: str) -> None:
+        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": SMALL, "bbox": LABEL["bbox"]}
+        taken.append(axes.annotate(text, at, away, **style).get_window_extent())
+
     for rate, names in roofs(hardware):
-        said = f"{', '.join(names[:NAMES])}{' ...' if len(names) > NAMES else ''}  {rate:,.4g} TFLOP/s"
-        taken.append(axes.annotate(said, (right, rate), (-4, 2), **style).get_window_extent())  # type: ignore[arg-type]
+        several = " ..." if len(names) > NAMES else ""
+        name(f"{', '.join(names[:NAMES])}{several}  {rate:,.4g} TFLOP/s", (right, rate), (-4, 2), "right")
     start = max(left, axes.get_ylim()[0] / bandwidth) * 1.3
-    said = f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s"
-    name = axes.annotate(said, (start, start * bandwidth), (8, -4), **style | {"ha": "left"})  # type: ignore[arg-type]
-    return [*taken, name.get_window_extent()]
+    name(f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s", (start, start * bandwidth), (8, -4), "left")
+    return taken
 
 
 def coinciding(records: list[Record]) -> list[list[Record]]:
@@ -115,10 +116,10 @@ def coinciding(records: list[Record]) -> list[list[Record]]:
 
 def _shares(alike: list[Record]) -> dict[str, float]:
     """Setup -> share of its step's time that these dots are."""
-    return {
-        setup: sum(record["of_time"] for record in alike if record["setup"] == setup)
-        for setup in {record["setup"] for record in alike}
-    }
+    shares: dict[str, float] = defaultdict(float)
+    for record in alike:
+        shares[record["setup"]] += record["of_time"]
+    return shares
 
 
 def _text(alike: list[Record]) -> str:

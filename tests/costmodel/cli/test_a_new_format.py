@@ -72,14 +72,3 @@ def test_its_law(ask):
 def test_hardware_multiplies_it_where_it_holds_the_significands_of_boxes(ask):
     runs_in = [ask("roofline", f"boxed4:[{m},{m},{m},{m}]")["runs_in"] for m in (8, 10, 11, 13, 14)]
     assert runs_in == ["bf16", "bf16", "tf32", "tf32", "4 x bf16"]  # a bit more than BFP's 9 and 12
-
-
-def test_histories(ask, tmp_path):
-    path = tmp_path / "history.json"
-    run = {"format": "boxed4", "box": 16, "levels": [{"precision": [8, 8, 8, 16], "updates": 1}]}
-    path.write_text(json.dumps(run))
-    alone = ask("estimate", "boxed4:[8,8,8,16]", "--box", "16")
-    recorded = ask("estimate", "--history", str(path))
-    assert recorded["dram_MB"] == alone["dram_MB"]
-    assert recorded["format"] == "boxed4"
-    assert main(["estimate", "--history", str(path), "--box", "8"]) == 2

@@ -12,9 +12,6 @@ name = "mine"
 [bandwidth]
 gb_per_s = 100
 source = "measured"
-[on_chip]
-mb = 8
-source = "measured"
 [vector]
 tflops = 0.1
 source = "measured"
@@ -118,9 +115,6 @@ measured = "today"
 [bandwidth]
 gb_per_s = 10
 source = "measured"
-[on_chip]
-mb = 8
-source = "measured"
 [vector]
 tflops = 0.01
 source = "measured"
@@ -186,7 +180,7 @@ def test_a_split_is_exact(bits):
         ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a positive number"),
         ("gb_per_s = 100", "gb_per_s = nan", "is not TOML: numbers must be finite, got nan"),
         ("gb_per_s = 100", "gb_per_s = 1e300", r"field bandwidth\.gb_per_s must be a positive number up to 1e\+100"),
-        ("mb = 8", "mb = true", r"field on_chip\.mb must be a positive number"),
+        ("tflops = 0.1", "tflops = true", r"field vector\.tflops must be a positive number"),
         ("[vector]\ntflops = 0.1", "[vector]", r"field vector\.tflops is missing"),
         ('datatype = "narrow"', "", r"field peak\[1\]\.datatype is missing"),
         ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),

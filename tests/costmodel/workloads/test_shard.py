@@ -10,8 +10,7 @@ from costmodel.model.methods import BF16, Method
 from costmodel.model.operations import Gemm, Workload
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.shard import Shard, stages
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import Shard, build, stages
 
 S, B, H, A, LAYERS = 60, 2, 96, 6, 4
 GPT = Transformer(
