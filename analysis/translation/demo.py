@@ -14,12 +14,10 @@ import matplotlib.pyplot as plt
 
 from analysis.figures import BLUE, GREY, look, save
 from analysis.translation.text import read_pairs
-from analysis.translation.training import Text, Trained, prepare, train
+from analysis.translation.training import SPLITS, Text, Trained, prepare, train
 from dsq.command import OneLineParser, as_csv, guarded, make_folder, table, write_text
 
-PROG = "python -m analysis.translation.demo"
 TATOEBA = Path(__file__).with_name("tatoeba")
-SPLITS = ("train", "valid", "test")
 VOCAB, BEAM = 2000, 2
 #: of both trainings: small batches, so that a run of minutes has many updates
 FLAGS = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
@@ -121,10 +119,10 @@ def draw(found: dict[str, Trained], kept_mib: dict[str, float], path: Path) -> N
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; ``arguments``: default, those of the process."""
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.translation.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
     given = parser.parse_args(arguments)
-    return guarded(PROG, lambda: demo(given.out))
+    return guarded(parser.prog, lambda: demo(given.out))
 
 
 if __name__ == "__main__":
