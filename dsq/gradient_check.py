@@ -35,8 +35,9 @@ class Limits:
 
 
 # From a transformer on Multi30k (docs/coverage.md), where bf16 autocast has error .01 to .04 and cosines from .998:
-#: [8,4,4,8] (error to .29, of the stash .05, cosine .80) trains as bf16 autocast does; stashes at .075 cost BLEU
-FINE = Limits(error=0.45, of_stash=0.06, cosine=0.6, ratio=3.0)
+#: [8,4,4,8] (error to .29, of the stash .05, cosine .80) trains as bf16 autocast does; stashes at .075 cost BLEU.
+#: A Llama whose output projection is its own lost .07 nats at [8,4,4,8], with cosines of .63 to .74
+FINE = Limits(error=0.35, of_stash=0.06, cosine=0.8, ratio=3.0)
 #: [4,3,3,8] (error to .60, cosine .45) trains and loses a little; [2,2,2,2] (2.3, 0, ratio 8) does not
 USABLE = Limits(error=0.8, of_stash=0.8, cosine=0.3, ratio=10.0)
 #: share of the gradient under which a parameter is not judged: rounding noise, as in the bias of attention's keys

@@ -99,9 +99,8 @@ def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[Cost]:
 
 def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
     """The mean of the levels' costs by their shares of the work."""
-    whole = sum(shares)
     pairs = list(zip(costs, shares, strict=True))
-    return Cost(*(sum(getattr(c, name) * share for c, share in pairs) / whole for name in ("arithmetic", "dram")))
+    return Cost(sum(it.arithmetic * share for it, share in pairs), sum(it.dram * share for it, share in pairs))
 
 
 def shares(rises: Sequence[float]) -> list[float]:

@@ -279,6 +279,8 @@ class Plan:
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
         if question.sized and (lacking := question.step.positions_lacking()):
             notes.append(lacking)
+        if question.step.stores_scores():
+            notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
@@ -299,6 +301,8 @@ class Plan:
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     """Changes that need less memory, the least change first, each with its option."""
     step = question.step
+    if step.stores_scores():
+        yield "--fused-attention", replace(question, step=replace(step, fused_attention=True))
     if question.sized and (step.sequences or 1) > 1:
         yield "--sequences 1", replace(question, step=replace(step, sequences=1))
     if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
@@ -308,12 +312,15 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
         yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
         if question.hardware.host and not question.offload:
             yield "--offload", replace(question, offload=True)
+            if question.zero < 2 and question.accumulate * question.pipeline == 1:  # torchtune's, on one device
+                changed = replace(question, optimiser="adam-8bit-16bit", offload=True, in_backward=True)
+                yield "--optimiser adam-8bit-16bit --offload --in-backward", changed
+    if question.sized and step.lora is None and not question.methods:
+        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.hardware.link and question.shard.devices == 1:
         for devices in (2, 4, 8):
             if devices > question.devices:
                 yield f"--devices {devices} --zero 3", replace(question, devices=devices, zero=3)
-    if question.sized and step.lora is None and not question.methods:
-        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.sized and not question.base_bits and not question.methods:
         lora = replace(step, lora=step.lora or 16, freeze=None)
         yield f"--qlora {lora.lora}", replace(question, step=lora, base_bits=NF4_BITS)

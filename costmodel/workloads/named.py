@@ -153,6 +153,11 @@ class AskedStep:
                 return f"{model.name} has {known:,} positions: it takes no {length:,} tokens as it is."
         return ""
 
+    def stores_scores(self) -> bool:
+        """Whether a fused kernel would take the attention of the step, which runs without one unasked."""
+        fused = replace(self, fused_attention=True)
+        return not self.eager_attention and fused.build().macs != self.build().macs
+
     @property
     def _fused(self) -> bool | None:
         return False if self.eager_attention else self.fused_attention or None

@@ -64,6 +64,17 @@ def test_what_does_not_fit_is_told_the_least_change():
     assert costmodel.plan("llama-3-8b", "rtx-3090", tokens=512, devices=2, zero=3, fit=13e9, lora=8).best.fits
 
 
+def test_what_changes_nothing_but_where_things_lie_is_told_before_adapters_and_more_devices():
+    assert "helps: --optimiser adam-8bit-16bit --offload --in-backward" in costmodel.plan("mistral-7b", "l4").advice
+    assert "helps: --lora 16" in costmodel.plan("llama-3-8b", "rtx-4090", optimiser="adafactor").advice
+
+
+def test_stored_scores_are_pointed_out():
+    stored = [costmodel.plan("transformer_iwslt_de_en", fused_attention=fused).notes for fused in (False, True)]
+    assert ["--fused-attention" in " ".join(notes) for notes in stored] == [True, False]
+    assert "--fused-attention" not in " ".join(costmodel.plan("gpt2").notes)
+
+
 @pytest.mark.parametrize("setup", [FP32, BF16, AUTOCAST], ids=["fp32", "bf16", "autocast"])
 def test_the_largest_batch_fits_and_one_more_does_not(setup):
     step = AskedStep("roberta_base_mnli")
