@@ -37,7 +37,7 @@ _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the l
 #: the levels of the paper's schedule that end it, and ours
 LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
 #: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
-TRUSTED = {"dsq [8,4,4,8]": "[8,4,4,8]", "bfp 4": "[8,4,4,8] all"}
+TRUSTED = {"dsq [8,4,8,8]": "[8,4,8,8]", "bfp 4": "[8,4,8,8] all"}
 USUAL = (
     Method("fp32", FP32),
     Method("bf16 autocast", AUTOCAST),
