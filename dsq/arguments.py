@@ -57,8 +57,8 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
 
 
 def as_called(
-    forward: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    forward: Callable[..., Any], inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what ``forward`` is called with: a batch whose keys are names of its parameters, as Hugging Face's are,
     gives keywords; all else stays as it is."""
     if len(inputs) != 1 or keywords or not isinstance(batch := inputs[0], Mapping) or not batch:
