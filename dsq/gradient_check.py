@@ -106,8 +106,8 @@ class GradientCheck:
         if infinite := [p for p in self.parameters if math.isnan(p.error)]:
             also = " without quantisation either" if any(math.isnan(p.share) for p in infinite) else ""
             return [f"the gradient of {infinite[0].name} is not finite{also}"]
-        found = [] if self.error <= limits.error else [f"error over {limits.error:g}"]
-        found += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}"]
+        found = [] if self.error <= limits.error else [f"error over {limits.error:g}: raise q0 and q2"]
+        found += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}: raise q1"]
         return found + [str(p) for p in self.parameters if p.beyond(limits)][:1]
 
 
