@@ -85,7 +85,7 @@ def test_the_error_of_the_stash_is_that_of_the_layers_and_of_policies():
     linears = compare(net, loss_of(net, X))
     dsq.stash.apply(net, "bfp", bits=8)
     both = compare(net, loss_of(net, X))
-    assert 0.01 < linears.of_stash < 0.5 * linears.error
+    assert 0.01 < linears.of_stash < 0.9 * linears.error
     assert both.of_stash < 1.1 * linears.of_stash
 
 
