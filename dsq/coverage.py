@@ -168,7 +168,7 @@ def _counted(
 def _loses_features(layer: Linear, x: Tensor) -> bool:
     """Return whether Q0 puts noise of a quarter of its variance on most of the features of ``x`` (..., K)."""
     fmt = layer.quantizers.q0
-    if not fmt.packs or x.numel() == 0:
+    if not fmt.packs or type(x) is not Tensor or x.numel() == 0:
         return False
     x_TK = matrix(x).float()
     variance = x_TK.var(0, correction=0)
